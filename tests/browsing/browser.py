@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ _REFUSED = "Failed to load resource"
 class Browser:
     """One window. What does not become true within LIMIT_S, or as long as is said, fails the test."""
 
-    def __init__(self, program: str, driver: str) -> None:
+    def __init__(self, program: str, driver: str, *, keeps: bool = True) -> None:
+        """`keeps`: whether pages may store anything."""
         options = webdriver.ChromeOptions()
         options.binary_location = program
         for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
             options.add_argument(f"--{flag}")
+        if not keeps:
+            options.add_experimental_option("prefs", {"profile.default_content_setting_values.cookies": 2})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options, webdriver.ChromeService(driver))
         self.driver.set_page_load_timeout(LIMIT_S)
@@ -60,6 +64,31 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._tell("Emulation.setEmulatedMedia", features=[scheme])
 
+    @contextmanager
+    def second_tab(self, url: str, path: str = "/") -> Iterator[Callable[[], None]]:
+        """Open beside the first one, with the page in it: what is given changes to the other tab of the two."""
+        tabs = [self.driver.current_window_handle]
+        self.driver.switch_to.new_window("tab")
+        tabs.append(self.driver.current_window_handle)
+
+        def change() -> None:
+            (other,) = {*tabs} - {self.driver.current_window_handle}
+            self.driver.switch_to.window(other)
+
+        try:
+            self.shape(1200, 800)
+            self.open(url, path)
+            yield change
+        finally:
+            self.driver.switch_to.window(tabs[1])
+            self.driver.close()
+            self.driver.switch_to.window(tabs[0])
+
+    def cut_off(self, *paths: str) -> None:
+        """Addresses with one of these in them are not reached from now on."""
+        self._tell("Network.enable")
+        self._tell("Network.setBlockedURLs", urls=[f"*{path}*" for path in paths])
+
     def forget(self) -> None:
         """Leaves the page, and all that it has stored."""
         self.driver.get("about:blank")
@@ -76,6 +105,12 @@ class Browser:
 
     def run(self, script: str, *values: object) -> Any:
         return self.driver.execute_script(script, *values)
+
+    def draw(self) -> None:
+        """Until what changes now is drawn, and what follows from that."""
+        self.driver.execute_async_script(
+            "const [done] = arguments; requestAnimationFrame(() => requestAnimationFrame(() => done()))"
+        )
 
     def wait(self, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
         """What `condition` returns as soon as that is true."""
@@ -117,8 +152,21 @@ class Browser:
         """What is called so, as a screen reader says it: the last one."""
         self._patiently(lambda: self._called(name, within).click())
 
+    def focus(self, name: str, within: str = "body") -> None:
+        """As Tab does, pressed as often as it takes."""
+        self._patiently(lambda: self.run("arguments[0].focus()", self._called(name, within, seen=False)))
+
     def type(self, selector: str, text: str) -> None:
         self._patiently(lambda: self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(text))
+
+    def tick(self, name: str) -> None:
+        """The box that is called so."""
+
+        def box() -> Any:
+            found = self.driver.find_elements(By.CSS_SELECTOR, "input[type=checkbox]")
+            return next(one for one in found if one.accessible_name == name)
+
+        self._patiently(lambda: box().click())
 
     def press(self, *keys: str) -> None:
         """To whatever has the focus."""
@@ -149,11 +197,11 @@ class Browser:
         )
         return [json.dumps(flaw)[:1500] for flaw in found if flaw.get("impact") not in ("minor", "moderate")]
 
-    def _called(self, name: str, within: str) -> Any:
+    def _called(self, name: str, within: str, *, seen: bool = True) -> Any:
         found: Sequence[Any] = self.driver.find_element(By.CSS_SELECTOR, within).find_elements(
             By.CSS_SELECTOR, "button, a, summary"
         )
-        return [one for one in found if one.is_displayed() and one.accessible_name == name][-1]
+        return [one for one in found if one.accessible_name == name and (one.is_displayed() or not seen)][-1]
 
     def _patiently(self, act: Callable[[], object]) -> None:
         """The page renders while it is used: what was found may be gone a moment later."""
@@ -161,7 +209,7 @@ class Browser:
         def tried() -> bool:
             try:
                 act()
-            except (WebDriverException, IndexError):
+            except (WebDriverException, LookupError, StopIteration):
                 return False
             return True
 

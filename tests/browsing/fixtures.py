@@ -15,8 +15,7 @@ _PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
 _DRIVER = shutil.which("chromedriver")
 
 
-@pytest.fixture(scope="module")
-def _browser() -> Iterator["Browser"]:
+def _opened(*, keeps: bool) -> Iterator["Browser"]:
     """Its processes come and go: the module checks for what is left behind as a whole."""
     if _PROGRAM is None or _DRIVER is None:
         pytest.skip(
@@ -24,9 +23,23 @@ def _browser() -> Iterator["Browser"]:
         )
     from tests.browsing.browser import Browser  # hundreds of milliseconds
 
-    browser = Browser(_PROGRAM, _DRIVER)
+    browser = Browser(_PROGRAM, _DRIVER, keeps=keeps)
     yield browser
     browser.close()
+
+
+@pytest.fixture(scope="module")
+def _browser() -> Iterator["Browser"]:
+    yield from _opened(keeps=True)
+
+
+@pytest.fixture
+def forgetful_browser() -> Iterator["Browser"]:
+    """It lets pages store nothing."""
+    for browser in _opened(keeps=False):
+        browser.shape(1200, 800)
+        yield browser
+        assert browser.complaints() == []
 
 
 @pytest.fixture

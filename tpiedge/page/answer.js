@@ -1,5 +1,6 @@
 // One streamed answer, over as many connections as it takes. Where the server records its answers, the connection is
-// made anew when it breaks, and the rest is asked for after the last event that came; elsewhere a break is the end.
+// made anew when it breaks, and the rest is asked for after the last event that came; elsewhere a break is the end. A
+// connection over which nothing comes is a broken one: a server that lives says so every ten seconds.
 
 import { refusal, Refusal, request } from "./api.js";
 import { EventParser } from "./sse.js";
@@ -8,6 +9,10 @@ import { texts } from "./texts.js";
 export const PATH = "v1/chat/completions";
 const GIVE_UP_MS = 120_000;
 const AGAIN_MS = 500;
+// More than three of the server's pings.
+const SILENT_MS = 35_000;
+// A computer that wakes finds that time over: what has come meanwhile is read first.
+const WAKING_MS = 1000;
 const BUSY = 429;
 const GONE = 404;
 const ENDING = 503;
@@ -17,10 +22,11 @@ const ERROR = 500;
 // pauses ("" when it goes on), {usage}, {finish}, and {resume: {id, last}} with each event of an answer that can be
 // resumed. `resume` continues such an answer in place of asking with `body`. Throws Refusal, AbortError.
 export async function readAnswer(hear, { body, resume, signal }) {
-  const state = { id: resume?.id ?? "", last: resume?.last ?? 0, brokenSince: null };
+  const state = { id: resume?.id ?? "", last: resume?.last ?? 0, brokenSince: null, reached: false };
   let answer = state.id ? await again(state, hear, signal) : await ask(body, signal);
   if (!state.id && answer.headers.has("x-resumable")) state.id = answer.headers.get("x-request-id") ?? "";
   for (;;) {
+    state.reached = true;
     hear({ opened: true });
     if (state.id) hear({ resume: { id: state.id, last: state.last } });
     try {
@@ -44,7 +50,7 @@ export async function endAnswer(id) {
 class Broken extends Error {}
 
 async function ask(body, signal) {
-  const answer = await request(PATH, { method: "POST", body, signal });
+  const answer = await request(PATH, { method: "POST", body, signal, silentMs: SILENT_MS });
   if (!answer.ok) throw await refusal(answer);
   return answer;
 }
@@ -54,7 +60,7 @@ async function again(state, hear, signal) {
   for (;;) {
     try {
       const headers = { "Last-Event-ID": String(state.last) };
-      const answer = await request(`${PATH}/${encodeURIComponent(state.id)}`, { headers, signal });
+      const answer = await request(`${PATH}/${encodeURIComponent(state.id)}`, { headers, signal, silentMs: SILENT_MS });
       if (answer.ok) return answer;
       const refused = await refusal(answer);
       if (refused.status === GONE) throw new Refusal(texts.errors.gone, GONE);
@@ -72,7 +78,7 @@ async function again(state, hear, signal) {
 function broke(state, hear, error) {
   state.brokenSince ??= performance.now();
   if (performance.now() - state.brokenSince > GIVE_UP_MS) throw error ?? new Refusal(texts.errors.broken, 0);
-  hear({ note: texts.chat.reconnecting });
+  hear({ note: state.reached ? texts.chat.reconnecting : texts.chat.reaching });
 }
 
 async function read(answer, state, hear, signal) {
@@ -92,11 +98,17 @@ async function read(answer, state, hear, signal) {
 }
 
 async function piece(reader, signal) {
+  let timer;
+  const silence = new Promise((resolve) => {
+    timer = setTimeout(() => (timer = setTimeout(resolve, WAKING_MS, { done: true })), SILENT_MS);
+  });
   try {
-    const { done, value } = await reader.read();
+    const { done, value } = await Promise.race([reader.read(), silence]);
     if (!done) return value;
   } catch {
     signal?.throwIfAborted();
+  } finally {
+    clearTimeout(timer);
   }
   throw new Broken();
 }
@@ -135,7 +147,7 @@ function parsed(data) {
   try {
     return JSON.parse(data);
   } catch {
-    throw new Refusal(texts.errors.noEvent, 0);
+    throw new Refusal(texts.errors.noEvent, ERROR);
   }
 }
 

@@ -13,31 +13,37 @@ export class Refusal extends Error {
 }
 
 // The Response to `path` ("v1/models"), whatever its status but 401. `body` is sent as JSON; `kind` names the key
-// that is asked for ("api", "admin"); `lateMs`: after how long there is no answer any more. Throws Refusal, and
-// AbortError where `signal` says so.
+// that is asked for ("api", "admin"). After `lateMs` there is no answer any more, after `silentMs` the beginning of one
+// must have come. Throws Refusal, and AbortError where `signal` says so.
 export async function request(path, options = {}) {
-  const { method = "GET", body, headers = {}, signal, kind = "api", keepalive, lateMs } = options;
+  const { method = "GET", body, headers = {}, signal, kind = "api", keepalive, lateMs, silentMs } = options;
   for (;;) {
     const used = key(kind);
     const sent = { ...headers };
     if (used) sent.Authorization = `Bearer ${used}`;
     if (body !== undefined) sent["Content-Type"] = "application/json";
     const content = body === undefined ? undefined : JSON.stringify(body);
-    const late = lateMs && AbortSignal.timeout(lateMs);
-    const until = signal && late ? AbortSignal.any([signal, late]) : (signal ?? late);
-    const answer = await reach(path, { method, body: content, headers: sent, signal: until, keepalive });
+    const limits = { signal, lateMs, silentMs };
+    const answer = await reach(path, { method, body: content, headers: sent, keepalive }, limits);
     if (answer.status !== 401) return answer;
     if (!(await askForKey(kind, used))) throw new Refusal(texts.errors.keyMissing, 401, "invalid_api_key");
     signal?.throwIfAborted();
   }
 }
 
-async function reach(path, options) {
+async function reach(path, options, { signal, lateMs, silentMs }) {
+  const silence = new AbortController();
+  const timer = silentMs && setTimeout(() => silence.abort(new DOMException("", "TimeoutError")), silentMs);
+  const signals = [signal, lateMs && AbortSignal.timeout(lateMs), silentMs && silence.signal].filter(Boolean);
+  const until = signals.length > 1 ? AbortSignal.any(signals) : signals[0];
+  const always = { cache: "no-store", credentials: "omit", signal: until };
   try {
-    return await fetch(new URL(path, document.baseURI), { cache: "no-store", credentials: "omit", ...options });
+    return await fetch(new URL(path, document.baseURI), { ...always, ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Refusal(texts.errors.unreachable, 0);
+  } finally {
+    clearTimeout(timer);
   }
 }
 

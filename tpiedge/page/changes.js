@@ -13,6 +13,7 @@ export function useChanges(target) {
       refresh((count) => count + 1);
     };
     target.addEventListener("change", changed);
+    changed(); // since it was rendered first, before anybody listened
     return () => {
       target.removeEventListener("change", changed);
       cancelAnimationFrame(frame);

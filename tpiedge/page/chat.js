@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { useChanges } from "./changes.js";
 import { chats } from "./chats.js";
-import { Composer } from "./composer.js";
+import { Composer, focusMessage } from "./composer.js";
 import { ConversationList } from "./conversations.js";
 import { Icon } from "./icons.js";
 import { Message } from "./message.js";
@@ -29,29 +29,43 @@ export function Chat() {
   const [id, follow] = useState(named);
   const [listed, list] = useState(false);
   const [adjusting, adjust] = useState(false);
-  const [usual, setUsual] = useState(() => chats.usualSettings());
+  const [begun, begin] = useState(null); // the settings of the new chat, where they are not the usual ones
+  const opener = useRef(null);
   useEffect(() => {
     const moved = () => follow(named());
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
   }, []);
   const conversation = chats.conversations.get(id);
-  const settings = conversation?.settings ?? usual;
+  const settings = conversation?.settings ?? begun ?? chats.usualSettings();
   const chosen = (next) => {
     go(next);
     list(false);
+    focusMessage();
   };
-  const send = (text) => go(chats.send(conversation?.id, text, settings));
-  const set = (values) => {
-    setUsual(values);
-    chats.set(conversation?.id, values);
+  const closeList = () => {
+    list(false);
+    opener.current.focus();
+  };
+  const send = (text) => {
+    go(chats.send(conversation?.id, text, settings));
+    if (!conversation) begin(null);
+  };
+  const set = (values) => (conversation ? chats.set(conversation.id, values) : begin(values));
+  const adjusted = (usual) => {
+    if (usual) chats.setUsual(settings);
+    adjust(false);
+  };
+  const ask = () => {
+    chats.findModel();
+    focusMessage(); // the button goes
   };
   return html`<div class="chat">
-    <${ConversationList} chosen=${conversation?.id} open=${listed} choose=${chosen} close=${() => list(false)} />
+    <${ConversationList} chosen=${conversation?.id} open=${listed} choose=${chosen} close=${closeList} />
     <section class="talk" aria-label=${texts.chat.conversation}>
       <div class="talk-head">
-        <button type="button" class="quiet only-narrow" aria-label=${texts.chat.open} aria-expanded=${listed}
-          onClick=${() => list(true)}><${Icon} name="list" /></button>
+        <button type="button" class="quiet only-narrow" ref=${opener} aria-label=${texts.chat.open}
+          aria-expanded=${listed} onClick=${() => list(true)}><${Icon} name="list" /></button>
         <h1>${conversation?.title || texts.chat.add}</h1>
         ${chats.model && html`<span class="model" title=${chats.model.id}>${chats.model.id}</span>`}
         <button type="button" class="quiet" onClick=${() => adjust(true)}>
@@ -59,12 +73,13 @@ export function Chat() {
         </button>
       </div>
       ${chats.problem && html`<p class="problem" role="alert">${chats.problem}
-        <button type="button" onClick=${() => chats.findModel()}>${texts.chat.again}</button></p>`}
+        <button type="button" onClick=${ask}>${texts.chat.again}</button></p>`}
+      ${chats.notice && html`<p class="notice" role="status">${chats.notice}</p>`}
       <${Messages} key=${conversation?.id ?? "new"} conversation=${conversation} />
       <${Composer} key=${`say-${conversation?.id}`} conversation=${conversation?.id ?? ""}
         answering=${chats.answering(id)} send=${send} />
     </section>
-    ${adjusting && html`<${Settings} values=${settings} set=${set} close=${() => adjust(false)} />`}
+    ${adjusting && html`<${Settings} values=${settings} set=${set} close=${adjusted} />`}
   </div>`;
 }
 
@@ -90,7 +105,7 @@ function Messages({ conversation }) {
       ${nodes.length === 0 && html`<div class="welcome">
         <h2>${texts.chat.welcome}</h2><p class="muted">${texts.chat.welcomeWhy(chats.model?.id)}</p>
       </div>`}
-      ${nodes.map((node) => html`<${Message} key=${node.id} conversation=${conversation} node=${node}
+      ${nodes.map((node) => html`<${Message} key=${node.parent} conversation=${conversation} node=${node}
         last=${node === last} live=${chats.running.get(node.id)} />`)}
     </div>
     ${!atEnd && html`<button type="button" class="to-end" onClick=${toEnd}><${Icon} name="down" />
@@ -114,6 +129,7 @@ function Announcer({ node }) {
 
 function outcome(node) {
   if (node.state === "failed") return texts.chat.failed(node.error);
+  if (node.state === "unread") return texts.chat.unread(node.error);
   const { text } = node;
   return texts.chat.answered(text.length > ANNOUNCED ? `${text.slice(0, ANNOUNCED)} …` : text);
 }

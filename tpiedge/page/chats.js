@@ -1,8 +1,10 @@
 // The conversations of this browser, and the answers that are being made: they go on whatever view is shown.
 
 import { endAnswer, readAnswer } from "./answer.js";
-import { json } from "./api.js";
-import { ConversationStore } from "./store.js";
+import { Refusal } from "./api.js";
+import { ofBrowser, ofTab } from "./kept.js";
+import { Library } from "./library.js";
+import { Served } from "./served.js";
 import { texts } from "./texts.js";
 import { add, change, choose, messagesTo, newConversation, path, siblings, titleOf } from "./tree.js";
 
@@ -10,41 +12,53 @@ const SAVE_MS = 1000;
 // Tokens that come in less are counted, but not as so many a second.
 const MEASURED_MS = 200;
 const SETTINGS = "tpiedge.settings";
-// This tab: another one does not take an unfinished answer for its own.
-const TAB = (sessionStorage["tpiedge.tab"] ??= newId());
+const TAB = "tpiedge.tab";
+const NO_ANSWER = 0;
+const NO_KEY = 401;
 
 // `running` has what is shown beside an answer while it is being made, by the id of its node: `phase` ("sent",
 // "opened", "answering"), `note` why it pauses, `tokens` so far, of which `early` came with the first, and when, by
 // performance.now(): `since` its request, `first` and `last` tokens. `stop` ends it; `resume` names it where it can be
 // resumed.
 class Chats extends EventTarget {
-  conversations = new Map();
   running = new Map();
-  model = null;
-  // What is wrong with this browser or the server, for the user to read.
-  problem = "";
   loaded = false;
-  #store = new ConversationStore(
-    () => this.#set(() => (this.problem = texts.chat.notKept)),
-    (id) => this.#reload(id),
-  );
-  #unsaved = new Map();
+  #library = new Library(() => this.#changed(), (conversation) => this.#stopAll(conversation));
+  #served = new Served(() => this.#answered());
+  // This tab: another one does not take an unfinished answer for its own.
+  #tab = "";
 
   async load() {
-    for (const found of await this.#store.all()) this.conversations.set(found.id, found);
-    this.#set(() => (this.loaded = true));
-    document.addEventListener("visibilitychange", () => this.#saveAll()); // on a phone nothing else may follow
-    for (const conversation of this.conversations.values()) this.#takeUp(conversation);
+    this.#tab = ofTab.get(TAB) || newId();
+    ofTab.set(TAB, this.#tab);
+    await this.#library.load();
+    this.loaded = true;
+    document.addEventListener("visibilitychange", () => document.hidden || this.findModel()); // it may be another now
+    this.#takeUp();
     await this.findModel();
   }
 
+  get conversations() {
+    return this.#library.conversations;
+  }
+
+  // The model as the server describes it; null before it is known.
+  get model() {
+    return this.#served.model;
+  }
+
+  // What is wrong with the server, for the user to read.
+  get problem() {
+    return this.#served.problem;
+  }
+
+  // That this browser does not keep what is said, for the user to read.
+  get notice() {
+    return this.#library.notice || (ofBrowser.refused || ofTab.refused ? texts.chat.keepsNothing : "");
+  }
+
   async findModel() {
-    try {
-      const [model] = (await json("v1/models")).data;
-      this.#set(() => ((this.model = model), (this.problem = "")));
-    } catch (error) {
-      this.#set(() => (this.problem = error.message));
-    }
+    await this.#served.find();
   }
 
   // The latest first.
@@ -55,10 +69,15 @@ class Chats extends EventTarget {
   // The settings that a new conversation begins with.
   usualSettings() {
     try {
-      return JSON.parse(localStorage[SETTINGS] ?? "{}");
+      return JSON.parse(ofBrowser.get(SETTINGS) || "{}");
     } catch {
-      return {};
+      return {}; // of another version of the page
     }
+  }
+
+  setUsual(settings) {
+    ofBrowser.set(SETTINGS, JSON.stringify(settings));
+    this.#changed();
   }
 
   // Says `text` after what the conversation shows, or in a new one. Returns the conversation's id.
@@ -85,7 +104,7 @@ class Chats extends EventTarget {
   }
 
   show(id, node) {
-    this.#keep(choose(this.conversations.get(id), node));
+    this.#library.put(choose(this.conversations.get(id), node));
   }
 
   // The ids of all that stands in the place of `node`.
@@ -97,6 +116,23 @@ class Chats extends EventTarget {
     this.running.get(node)?.stop.abort();
   }
 
+  // Whether the server may have more of an answer that nobody here reads.
+  canGoOn(node) {
+    return Boolean(node.resume) && !this.running.has(node.id);
+  }
+
+  // Reads on where the answer `node` was left, though another tab began it.
+  goOn(id, node) {
+    const conversation = change(this.conversations.get(id), node, { tab: this.#tab });
+    this.#library.put(conversation);
+    this.#run(id, node, { resume: conversation.nodes[node].resume });
+  }
+
+  // Whether this tab had the answer made.
+  isOurs(node) {
+    return node.tab === this.#tab;
+  }
+
   // The node of the answer that is being made in what the conversation shows; undefined where none is.
   answering(id) {
     const last = path(this.conversations.get(id) ?? newConversation("", 0)).at(-1);
@@ -104,25 +140,17 @@ class Chats extends EventTarget {
   }
 
   rename(id, title) {
-    this.#keep({ ...this.conversations.get(id), title });
+    this.#library.put({ ...this.conversations.get(id), title });
   }
 
+  // For the answers of this conversation from now on.
   set(id, settings) {
-    try {
-      localStorage[SETTINGS] = JSON.stringify(settings);
-    } catch {
-      this.problem = texts.chat.notKept;
-    }
-    const conversation = this.conversations.get(id);
-    if (conversation) this.#keep({ ...conversation, settings });
-    else this.#set(() => {});
+    this.#library.put({ ...this.conversations.get(id), settings });
   }
 
   remove(id) {
-    for (const node of Object.keys(this.conversations.get(id).nodes)) this.stop(node);
-    this.#set(() => this.conversations.delete(id));
-    this.#unsaved.delete(id);
-    this.#store.remove(id);
+    this.#stopAll(this.conversations.get(id));
+    this.#library.remove(id);
   }
 
   #say(conversation, parent, text) {
@@ -131,16 +159,15 @@ class Chats extends EventTarget {
   }
 
   #answer(conversation, parent) {
-    const node = { id: newId(), parent, role: "assistant", text: "", state: "running", tab: TAB };
+    const node = { id: newId(), parent, role: "assistant", text: "", state: "running", tab: this.#tab };
     const next = add(conversation, node, Date.now());
-    this.#keep(next);
+    this.#library.put(next);
     this.#run(next.id, node.id, { body: this.#body(next, parent) });
   }
 
   #body(conversation, parent) {
     const { temperature, top_p, max_tokens, seed } = conversation.settings;
     return {
-      model: this.model?.id ?? "",
       messages: messagesTo(conversation, parent),
       ...given({ temperature, top_p, max_tokens, seed }),
       stream: true,
@@ -149,46 +176,64 @@ class Chats extends EventTarget {
     };
   }
 
-  // Answers that were under way when the page was closed: those that can be go on.
-  #takeUp(conversation) {
-    for (const node of Object.values(conversation.nodes)) {
-      if (node.state !== "running" || node.tab !== TAB || this.running.has(node.id)) continue;
-      if (node.resume) this.#run(conversation.id, node.id, { resume: node.resume });
-      else this.#keep(change(this.conversations.get(conversation.id), node.id, { state: "interrupted" }));
+  // Answers of this tab whose end is missing: those that can be go on. Those that were under way when the page was
+  // closed and cannot be are interrupted.
+  #takeUp() {
+    for (const { id, nodes } of [...this.conversations.values()]) {
+      for (const node of Object.values(nodes)) {
+        if (!["running", "unread"].includes(node.state) || !this.isOurs(node) || this.running.has(node.id)) continue;
+        if (node.resume) this.#run(id, node.id, { resume: node.resume });
+        else this.#change(id, node.id, { state: "interrupted" });
+      }
     }
   }
 
   async #run(id, node, how) {
     const stop = new AbortController();
     const live = { phase: "sent", since: performance.now(), note: "", tokens: 0, first: null, last: null, stop };
-    this.#set(() => this.running.set(node, live));
+    live.resume = how.resume;
+    this.running.set(node, live);
+    this.#changed();
     let end;
+    let silent = false;
     try {
-      if (!this.model) await this.#needModel(how);
-      await readAnswer((what) => this.#hear(id, node, live, what), { ...how, signal: stop.signal });
-      end = { state: "done" };
+      const hear = (what) => this.#hear(id, node, live, what);
+      if (how.resume) await readAnswer(hear, { resume: how.resume, signal: stop.signal });
+      else await this.#ask(id, node, how.body, (body) => readAnswer(hear, { body, signal: stop.signal }));
+      end = { state: "done", resume: null };
     } catch (error) {
-      end = stop.signal.aborted ? { state: "stopped" } : { state: "failed", error: error.message };
+      silent = error instanceof Refusal && error.status === NO_ANSWER;
+      end = endOf(error, live, silent);
     }
     this.running.delete(node);
     // Where nobody hears of it, it ends by itself, later.
     if (live.resume && end.state === "stopped") endAnswer(live.resume.id).catch(() => {});
-    const conversation = this.conversations.get(id);
-    if (conversation) this.#keep(change(conversation, node, { ...end, ...speed(live), resume: null }));
+    this.#change(id, node, { ...end, ...speed(live) });
+    if (silent) this.findModel(); // which goes on until the server is back
   }
 
-  async #needModel(how) {
-    await this.findModel();
-    if (!this.model) throw new Error(this.problem);
-    if (how.body) how.body.model = this.model.id;
+  // Has `read` read the answer of the model that the server has: it may have another one than it was asked for last.
+  async #ask(id, node, body, read) {
+    for (;;) {
+      const model = await this.#served.name();
+      this.#change(id, node, { model }, SAVE_MS);
+      try {
+        await read({ ...body, model });
+        return;
+      } catch (error) {
+        if (error.code !== "model_not_found") throw error;
+        await this.findModel();
+        if (this.model.id === model) throw error;
+      }
+    }
   }
 
   #hear(id, node, live, what) {
     if (what.resume) live.resume = what.resume;
-    const conversation = this.conversations.get(id);
-    if (!conversation) return;
     if (what.opened) Object.assign(live, { phase: live.first === null ? "opened" : "answering", note: "" });
     if (what.note !== undefined) live.note = what.note;
+    const conversation = this.conversations.get(id);
+    if (!conversation) return;
     const values = {};
     if (what.text !== undefined) {
       const { text, thought = "" } = conversation.nodes[node];
@@ -200,39 +245,34 @@ class Chats extends EventTarget {
     }
     for (const name of ["usage", "finish", "resume"]) if (what[name] !== undefined) values[name] = what[name];
     // That it can be resumed is known first, and must be known after a reload.
-    this.#keep(change(conversation, node, values), what.resume?.last === 0 ? 0 : SAVE_MS);
+    this.#change(id, node, values, what.resume?.last === 0 ? 0 : SAVE_MS);
   }
 
-  // Shows the conversation, and saves it within `later` ms.
-  #keep(conversation, later = 0) {
-    this.#set(() => this.conversations.set(conversation.id, conversation));
-    const { id } = conversation;
-    if (later === 0) this.#save(id);
-    else if (!this.#unsaved.has(id)) this.#unsaved.set(id, setTimeout(() => this.#save(id), later));
+  #change(id, node, values, later = 0) {
+    const conversation = this.conversations.get(id);
+    if (conversation) this.#library.put(change(conversation, node, values), later);
   }
 
-  #save(id) {
-    clearTimeout(this.#unsaved.get(id));
-    this.#unsaved.delete(id);
-    this.#store.put(this.conversations.get(id));
+  #stopAll(conversation) {
+    for (const node of Object.keys(conversation.nodes)) this.stop(node);
   }
 
-  #saveAll() {
-    for (const id of this.#unsaved.keys()) this.#save(id);
+  // The server said which model it has, or did not.
+  #answered() {
+    if (!this.problem) this.#takeUp();
+    this.#changed();
   }
 
-  // Another tab changed it.
-  async #reload(id) {
-    const here = this.conversations.get(id);
-    if (here && Object.keys(here.nodes).some((node) => this.running.has(node))) return;
-    const found = await this.#store.get(id);
-    this.#set(() => (found ? this.conversations.set(id, found) : this.conversations.delete(id)));
-  }
-
-  #set(act) {
-    act();
+  #changed() {
     this.dispatchEvent(new Event("change"));
   }
+}
+
+// The fields of a node whose answer ended so. Of one that the server may have still it is kept which one it is.
+function endOf(error, live, silent) {
+  if (live.stop.signal.aborted) return { state: "stopped", resume: null };
+  if (live.resume && (silent || error.status === NO_KEY)) return { state: "unread", error: error.message };
+  return { state: "failed", error: error.message, resume: null };
 }
 
 // What is known of how fast the answer came: seconds to its first token, tokens per second after it.

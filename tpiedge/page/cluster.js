@@ -3,6 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { Sparkline } from "./bars.js";
 import { useChanges } from "./changes.js";
+import { Dialog } from "./dialog.js";
 import { Machine, titleOf } from "./machine.js";
 import { texts } from "./texts.js";
 import { cluster } from "./watch.js";
@@ -174,18 +175,15 @@ function Events({ events }) {
       : html`<ol class="events">
           ${events.slice(0, EVENTS).map((event) => html`<li key=${`${event.at} ${event.kind} ${event.machine}`}
             class="event-${event.kind.replace(" ", "-")}">
-            <time datetime=${new Date(event.at * 1000).toISOString()}>${words.clock(event.at)}</time>
+            <time datetime=${new Date(event.at * 1000).toISOString()}>${words.when(event.at)}</time>
             <span>${words.event(event)}</span></li>`)}
         </ol>`}
   </section>`;
 }
 
 function Confirmation({ asked, confirm, cancel }) {
-  const dialog = useRef(null);
-  useEffect(() => dialog.current.showModal(), []);
   const said = words.ask[asked.kind](asked.machine ? titleOf(asked.machine) : asked.id);
-  return html`<dialog ref=${dialog} aria-labelledby="ask-title" aria-describedby="ask-why"
-    onCancel=${(event) => { event.preventDefault(); cancel(); }}>
+  return html`<${Dialog} name="ask-title" why="ask-why" cancel=${cancel}>
     <h2 id="ask-title">${said.title}</h2>
     <p id="ask-why">${said.why}</p>
     <div class="actions">
@@ -193,5 +191,5 @@ function Confirmation({ asked, confirm, cancel }) {
       <button type="button" class=${asked.kind === "drain" ? "primary" : "danger"} onClick=${confirm}>
         ${said.go}</button>
     </div>
-  </dialog>`;
+  <//>`;
 }

@@ -8,6 +8,11 @@ import { texts } from "./texts.js";
 // Where there is no keyboard but one on the screen, Enter is a new line.
 const touched = matchMedia("(hover: none) and (pointer: coarse)");
 
+// Has the next keys go to the message. Where that would bring up a keyboard over the answer, to what was said.
+export function focusMessage() {
+  document.querySelector(touched.matches ? ".messages" : "#message")?.focus();
+}
+
 // What was typed and not sent, by the conversation.
 const drafts = new Map();
 
@@ -32,7 +37,7 @@ export function Composer({ conversation, answering, send }) {
   };
   const stop = () => {
     chats.stop(answering);
-    if (!touched.matches) field.current.focus(); // the button goes
+    focusMessage(); // the button goes
   };
   const pressed = (event) => {
     if (event.isComposing) return;

@@ -2,6 +2,7 @@
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { chats } from "./chats.js";
+import { Dialog } from "./dialog.js";
 import { Icon } from "./icons.js";
 import { texts } from "./texts.js";
 
@@ -18,7 +19,7 @@ export function ConversationList({ chosen, open, choose, close }) {
     chats.remove(removing);
     remove("");
     if (removing === chosen) choose("");
-    first.current.focus();
+    else requestAnimationFrame(() => first.current?.focus()); // its button is gone
   };
   const renamed = (byKey) => {
     rename("");
@@ -91,15 +92,12 @@ function Renamer({ one, close }) {
 }
 
 function Removal({ title, remove, cancel }) {
-  const dialog = useRef(null);
-  useLayoutEffect(() => dialog.current.showModal(), []);
-  return html`<dialog ref=${dialog} aria-labelledby="remove-title" aria-describedby="remove-why"
-    onCancel=${(event) => { event.preventDefault(); cancel(); }}>
+  return html`<${Dialog} name="remove-title" why="remove-why" cancel=${cancel}>
     <h2 id="remove-title">${texts.chat.removeAsk}</h2>
     <p id="remove-why">${texts.chat.removeWhy(title)}</p>
     <div class="actions">
       <button type="button" onClick=${cancel}>${texts.chat.cancel}</button>
       <button type="button" class="danger" onClick=${remove}>${texts.chat.removeDo}</button>
     </div>
-  </dialog>`;
+  <//>`;
 }

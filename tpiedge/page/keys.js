@@ -1,6 +1,8 @@
 // The keys that the user typed, for as long as the tab lives, and the dialog that asks for one.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { Dialog } from "./dialog.js";
+import { ofTab } from "./kept.js";
 import { texts } from "./texts.js";
 
 const STORED = "tpiedge.key.";
@@ -12,7 +14,7 @@ const SENDABLE = /^[\x21-\x7e]+$/;
 
 // The key of that kind ("api" or "admin"); empty where none was typed.
 export function key(kind) {
-  return sessionStorage.getItem(STORED + kind) ?? "";
+  return ofTab.get(STORED + kind);
 }
 
 // Has the user type a key in place of `refused`, once for all who ask at a time. Resolves to whether there is another.
@@ -28,7 +30,7 @@ export function askForKey(kind, refused) {
 }
 
 function answer(kind, typed) {
-  if (typed) sessionStorage.setItem(STORED + kind, typed);
+  if (typed) ofTab.set(STORED + kind, typed);
   const { settle } = waiting.get(kind);
   waiting.delete(kind);
   settle(Boolean(typed));
@@ -36,19 +38,14 @@ function answer(kind, typed) {
 
 export function KeyDialog() {
   const [, refresh] = useState(0);
-  const dialog = useRef(null);
   const field = useRef(null);
   const kind = [...waiting.keys()][0];
   useLayoutEffect(() => {
     show = () => refresh((count) => count + 1);
     return () => (show = null);
   }, []);
-  useLayoutEffect(() => {
-    if (kind && !dialog.current.open) dialog.current.showModal();
-  }, [kind]);
   if (!kind) return null;
   const finish = (typed) => {
-    dialog.current.close();
     answer(kind, typed);
     show();
   };
@@ -61,8 +58,7 @@ export function KeyDialog() {
     show();
   };
   return html`
-    <dialog key=${kind} ref=${dialog} class="key-dialog" aria-labelledby="key-title" aria-describedby="key-why"
-      onCancel=${(event) => { event.preventDefault(); finish(""); }}>
+    <${Dialog} key=${kind} class="key-dialog" name="key-title" why="key-why" cancel=${() => finish("")}>
       <form onSubmit=${submit}>
         <h2 id="key-title">${texts.keys[kind]}</h2>
         <p id="key-why">${texts.keys[`${kind}Why`]}</p>
@@ -74,5 +70,5 @@ export function KeyDialog() {
           <button type="submit" class="primary">${texts.keys.use}</button>
         </div>
       </form>
-    </dialog>`;
+    <//>`;
 }

@@ -3,7 +3,7 @@
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { useTicks } from "./changes.js";
 import { chats, rateOf } from "./chats.js";
-import { fit } from "./composer.js";
+import { fit, focusMessage } from "./composer.js";
 import { copy } from "./copy.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
@@ -25,8 +25,10 @@ function Question({ conversation, node }) {
     requestAnimationFrame(() => opener.current?.focus());
   };
   const sent = (text) => {
+    if (text === node.text) return closed();
     edit(false);
-    if (text !== node.text) chats.edit(conversation.id, node.id, text);
+    chats.edit(conversation.id, node.id, text);
+    focusMessage();
   };
   return html`<article class="message question" aria-label=${texts.chat.you}>
     <h2 class="visually-hidden">${texts.chat.you}</h2>
@@ -68,7 +70,13 @@ function Editor({ text, send, cancel }) {
 }
 
 function Answer({ conversation, node, live, last }) {
-  const name = chats.model?.id ?? texts.shell.name;
+  const name = node.model ?? chats.model?.id ?? texts.shell.name;
+  const goOn = chats.canGoOn(node);
+  const anew = () => {
+    if (goOn) chats.goOn(conversation.id, node.id);
+    else chats.regenerate(conversation.id, node.id);
+    focusMessage(); // the button goes
+  };
   return html`<article class="message answer" aria-label=${name} aria-busy=${Boolean(live)}>
     <h2 class="visually-hidden">${name}</h2>
     ${node.thought && html`<${Thought} node=${node} live=${live} />`}
@@ -77,11 +85,16 @@ function Answer({ conversation, node, live, last }) {
     ${!live && html`<div class="tools">
       <${Versions} conversation=${conversation} node=${node} />
       ${node.text && html`<${Copy} text=${node.text} />`}
-      ${last && html`<button type="button" class="quiet" onClick=${() => chats.regenerate(conversation.id, node.id)}>
-        <${Icon} name="again" /><span>${node.state === "failed" ? texts.chat.again : texts.chat.regenerate}</span>
+      ${(last || goOn) && html`<button type="button" class="quiet" onClick=${anew}>
+        <${Icon} name="again" /><span>${words(node, goOn)}</span>
       </button>`}
     </div>`}
   </article>`;
+}
+
+function words(node, goOn) {
+  if (goOn) return texts.chat.goOn;
+  return node.state === "failed" ? texts.chat.again : texts.chat.regenerate;
 }
 
 function Thought({ node, live }) {
@@ -113,13 +126,15 @@ function Outcome({ node }) {
   return html`
     ${state === "failed" && html`<p class="error">${text ? texts.chat.brokeOff(error) : texts.chat.failed(error)}</p>`}
     ${state === "stopped" && html`<p class="muted">${texts.chat.stopped}</p>`}
-    ${(state === "interrupted" || state === "running") && html`<p class="muted">${texts.chat.interrupted}</p>`}
+    ${state === "unread" && html`<p class="error">${texts.chat.unread(error)}</p>`}
+    ${state === "running" && html`<p class="muted">${texts.chat.elsewhere}</p>`}
+    ${state === "interrupted" && html`<p class="muted">${texts.chat.interrupted}</p>`}
     ${finish === "length" && html`<p class="muted">${texts.chat.cut}</p>`}
     ${facts.length > 0 && html`<p class="facts">${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}</p>`}`;
 }
 
-function factsOf({ usage, tokens, rate, first_s }) {
-  const facts = [];
+function factsOf({ model, usage, tokens, rate, first_s }) {
+  const facts = model && chats.model && model !== chats.model.id ? [model] : [];
   const count = usage?.completion_tokens ?? tokens;
   if (count) facts.push(texts.chat.count(count));
   if (rate) facts.push(texts.chat.rate(rate));
@@ -132,17 +147,17 @@ function factsOf({ usage, tokens, rate, first_s }) {
   return facts;
 }
 
-// Which of several stands here, where a message was edited or answered anew.
+// Which of several stands here, where a message was edited or answered anew. At an end the button keeps the focus.
 function Versions({ conversation, node }) {
   const ids = chats.versions(conversation.id, node.id);
   if (ids.length < 2) return null;
   const index = ids.indexOf(node.id);
-  const step = (by) => chats.show(conversation.id, ids[index + by]);
+  const step = (by) => ids[index + by] && chats.show(conversation.id, ids[index + by]);
   return html`<span class="versions">
-    <button type="button" class="quiet" aria-label=${texts.chat.previous} disabled=${index === 0}
+    <button type="button" class="quiet" aria-label=${texts.chat.previous} aria-disabled=${index === 0}
       onClick=${() => step(-1)}><${Icon} name="left" /></button>
     <span>${texts.chat.version(index + 1, ids.length)}</span>
-    <button type="button" class="quiet" aria-label=${texts.chat.next} disabled=${index === ids.length - 1}
+    <button type="button" class="quiet" aria-label=${texts.chat.next} aria-disabled=${index === ids.length - 1}
       onClick=${() => step(1)}><${Icon} name="right" /></button>
   </span>`;
 }

@@ -1,6 +1,7 @@
 // How answers are sampled, and what the model is told first.
 
-import { html, useLayoutEffect, useRef } from "./vendor/htm/standalone.module.js";
+import { html, useState } from "./vendor/htm/standalone.module.js";
+import { Dialog } from "./dialog.js";
 import { texts } from "./texts.js";
 
 const NUMBERS = [
@@ -10,10 +11,10 @@ const NUMBERS = [
   { name: "seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },
 ];
 
-// `set` gets all values whenever one of them is right; what is empty is not among them.
+// `set` gets all values whenever one of them is right; what is empty is not among them. `close` gets whether new chats
+// are to begin with the values, too.
 export function Settings({ values, set, close }) {
-  const dialog = useRef(null);
-  useLayoutEffect(() => dialog.current.showModal(), []);
+  const [usual, makeUsual] = useState(false);
   const change = (name, value) => {
     const { [name]: _before, ...others } = values;
     set(value === "" ? others : { ...others, [name]: value });
@@ -21,9 +22,8 @@ export function Settings({ values, set, close }) {
   const number = ({ target }, name) => {
     if (target.checkValidity()) change(name, target.value === "" ? "" : target.valueAsNumber);
   };
-  return html`<dialog ref=${dialog} class="settings" aria-labelledby="settings-title" aria-describedby="settings-why"
-    onCancel=${(event) => { event.preventDefault(); close(); }}>
-    <form onSubmit=${(event) => { event.preventDefault(); close(); }}>
+  return html`<${Dialog} class="settings" name="settings-title" why="settings-why" cancel=${() => close(usual)}>
+    <form onSubmit=${(event) => { event.preventDefault(); close(usual); }}>
       <h2 id="settings-title">${texts.chat.settings}</h2>
       <p id="settings-why" class="muted">${texts.chat.settingsWhy}</p>
       <label for="set-system">${texts.chat.system}</label>
@@ -37,7 +37,9 @@ export function Settings({ values, set, close }) {
           <p id="why-${name}" class="muted">${texts.chat[`${name}Why`]}</p>
         </div>`)}
       </div>
+      <label class="check"><input type="checkbox" checked=${usual}
+        onChange=${(event) => makeUsual(event.target.checked)} /> ${texts.chat.makeUsual}</label>
       <div class="actions"><button type="submit" class="primary">${texts.chat.done}</button></div>
     </form>
-  </dialog>`;
+  <//>`;
 }

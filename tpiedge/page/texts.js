@@ -2,6 +2,7 @@
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const exact = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
+const dates = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 const seconds = (s) => (s < 10 ? `${s.toFixed(1)} s` : `${whole.format(s)} s`);
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 const bytes = (count) => {
@@ -44,6 +45,7 @@ export const texts = {
   },
   errors: {
     unreachable: "The server cannot be reached.",
+    unreachableNow: "The server cannot be reached; it is tried again and again.",
     noJson: (status) => `The server answered with status ${status}.`,
     noEvent: "The server sent what is no part of an answer.",
     keyMissing: "Without the key there is no answer.",
@@ -66,6 +68,7 @@ export const texts = {
     removeDo: "Delete",
     cancel: "Cancel",
     notKept: "This browser keeps no more conversations: delete some, or allow this page to store data.",
+    keepsNothing: "This browser lets the page keep nothing: what is said here is gone when the tab is closed.",
 
     welcome: "What would you like to know?",
     welcomeWhy: (model) => (model ? `${model} answers, on your own machines.` : "Your own machines answer."),
@@ -96,10 +99,14 @@ export const texts = {
     opened: (s) => (s < 1 ? "Reading the prompt …" : `Reading the prompt … ${whole.format(s)} s`),
     pauses: (why) => `The answer pauses: ${why}`,
     reconnecting: "the connection broke; trying again",
+    reaching: "the server cannot be reached; trying again",
     live: (count, rate) => (rate ? `${tokens(count)} · ${rate.toFixed(1)} tokens/s` : tokens(count)),
     answered: (text) => `Answer: ${text}`,
     stopped: "Stopped.",
     interrupted: "Interrupted when the page was closed.",
+    elsewhere: "Another tab reads this answer, or was closed before its end.",
+    unread: (why) => `The rest of this answer is still to come: ${why}`,
+    goOn: "Go on",
     failed: (why) => `No answer: ${why}`,
     brokeOff: (why) => `The answer broke off: ${why}`,
     cut: "Cut at the most tokens an answer may have.",
@@ -112,7 +119,8 @@ export const texts = {
     paused: (s) => `paused for ${seconds(s)}`,
 
     settings: "Settings",
-    settingsWhy: "For this conversation, from the next answer on. An empty field leaves it to the model.",
+    settingsWhy: "For this conversation alone, from the next answer on. An empty field leaves it to the model.",
+    makeUsual: "New chats begin with these settings, too",
     system: "What the model is told first",
     temperature: "Temperature",
     temperatureWhy: "0 is the likeliest answer; above 1 it gets wild.",
@@ -226,7 +234,11 @@ export const texts = {
 
     events: "Events",
     noEvents: "Nothing has happened yet.",
-    clock: (at) => new Date(at * 1000).toLocaleTimeString("en-GB"),
+    when: (at_s) => {
+      const at = new Date(at_s * 1000);
+      const time = at.toLocaleTimeString("en-GB");
+      return at.toDateString() === new Date().toDateString() ? time : `${dates.format(at)}, ${time}`;
+    },
     event: ({ kind, machine, detail }) => {
       const said = eventWords[kind]?.(machine) ?? `${machine} ${kind}`.trim();
       return detail ? `${said}: ${detail}` : said;

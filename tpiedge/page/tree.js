@@ -46,6 +46,30 @@ export function choose(conversation, id) {
   return { ...conversation, chosen: { ...conversation.chosen, [parent ?? ROOT]: id } };
 }
 
+// What two tabs made of `base` (undefined: of nothing), together: what `mine` changed since is mine, all else `stored`.
+// What is shown stays what this tab shows.
+export function merge(base, mine, stored) {
+  const both = (name) => overlaid(base?.[name] ?? {}, mine[name], stored[name]);
+  return {
+    ...overlaid(base ?? {}, mine, stored),
+    updated: Math.max(mine.updated, stored.updated),
+    settings: both("settings"),
+    nodes: both("nodes"),
+    chosen: { ...stored.chosen, ...mine.chosen },
+  };
+}
+
+// `stored` with those fields of `mine` that are others than in `base`.
+function overlaid(base, mine, stored) {
+  const result = { ...stored };
+  for (const name of Object.keys({ ...base, ...mine })) {
+    if (mine[name] === base[name]) continue;
+    if (name in mine) result[name] = mine[name];
+    else delete result[name];
+  }
+  return result;
+}
+
 // The messages for an answer to `id`, as the API wants them.
 export function messagesTo(conversation, id) {
   const found = [];

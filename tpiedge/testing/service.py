@@ -170,10 +170,11 @@ class FakeService:
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
         self._lock = threading.Lock()
+        self.called = "babbler"
         self.also_called: tuple[str, ...] = ()
 
     def model(self) -> ModelInfo:
-        return ModelInfo("babbler", self.max_sequence, int(time.time()), self.also_called, WIDTH)
+        return ModelInfo(self.called, self.max_sequence, int(time.time()), self.also_called, WIDTH)
 
     def status(self) -> ClusterStatus:
         ready, running = not (self.unavailable or self.failed), len(self._running)

@@ -3,26 +3,12 @@
 import json
 
 import httpx
-import pytest
 
 from tests.browsing.browser import Keys
 from tests.http.conftest import answers
-from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
 from tpiedge.errors import PeerLost
 
 LIMIT_S = 30.0
-
-
-@pytest.fixture
-def url(serve):
-    return serve(limits=Limits(ping_s=0.2)).url
-
-
-@pytest.fixture
-def words(service):
-    """The tokens of a text."""
-    return lambda text: service.tokenizer.encode(text, add_special=False)
 
 
 def prompt_of(service):
@@ -84,10 +70,37 @@ def test_what_was_said_is_told_again_and_the_settings_are_sent(browser, service,
     browser.say("And 3?")
     browser.wait_for_answers("Four.", "Four.")
     assert prompt_of(service) == "<system>Be terse<user>2+2?<assistant>Four.<user>And 3?"
+
+
+def test_settings_are_of_one_conversation_unless_new_chats_are_to_have_them(browser, service, url):
+    def seed():
+        browser.click("Settings")
+        value = browser.run("return document.querySelector('#set-seed').value")
+        browser.click("Done")
+        return value
+
+    answers(service, "Hm.")
+    browser.open(url)
+    browser.click("Settings")
+    assert "For this conversation alone" in browser.text("dialog")
+    browser.type("#set-seed", "4")
+    browser.click("Done")
+    browser.say("About foxes")
+    browser.wait_for_answers("Hm.")
+    assert seed() == "4"
     browser.click("New chat")
     browser.wait(lambda: not browser.answers())
+    assert seed() == ""
+    browser.click("About foxes")
+    browser.wait_for_answers("Hm.")
     browser.click("Settings")
-    assert browser.run("return document.querySelector('#set-seed').value") == "4"
+    browser.tick("New chats begin with these settings, too")
+    browser.click("Done")
+    browser.click("New chat")
+    browser.wait(lambda: not browser.answers())
+    assert seed() == "4"
+    browser.reload()
+    assert seed() == "4"
 
 
 def test_a_wrong_setting_is_not_taken(browser, url):
@@ -264,17 +277,6 @@ def test_what_a_model_thought_is_folded_away(browser, url):
     assert browser.text(".thought .said") == "It is <b>easy</b>."
 
 
-def test_a_browser_that_has_no_room(browser, service, url):
-    answers(service, "Yes.")
-    browser.open(url)
-    browser.run(
-        "IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); }"
-    )
-    browser.say("Well?")
-    browser.wait_for_answers("Yes.")
-    browser.wait_for_text(".problem", "This browser keeps no more conversations")
-
-
 def test_a_server_that_is_gone(browser, service, serve):
     server = serve()
     answers(service, "Here.")
@@ -284,42 +286,6 @@ def test_a_server_that_is_gone(browser, service, serve):
     server.close()
     browser.say("Still there?")
     browser.wait_for_text(".answer:last-of-type", "No answer: The server cannot be reached.")
-
-
-@pytest.mark.parametrize("reload", [False, True], ids=["", "and the page is loaded anew"])
-def test_a_recorded_answer_goes_on_after_the_server_ended(browser, service, serve, words, tmp_path, reload):
-    def start(port):
-        return serve(port=port, records=RecordFolder(tmp_path / "answers", "pack-1"))
-
-    server = start(0)
-    browser.open(server.url)
-    browser.say("Go")
-    generation = service.generations.get(timeout=LIMIT_S)
-    generation.say(*words("one two"))
-    browser.wait_for_text(".answer", "one two")
-    server.close()
-    browser.wait_for_text(".progress", "the connection broke; trying again")
-
-    def script(generation):
-        generation.say(*words(" three"))
-        generation.finish("stop")
-
-    service.script = script
-    again = start(server.address[1])
-    assert again.recovered == 1
-    if reload:
-        browser.reload()
-    browser.wait_for_answers("one two three")
-
-
-def test_a_recorded_answer_is_stopped_for_good(browser, service, serve, words, tmp_path):
-    browser.open(serve(records=RecordFolder(tmp_path / "answers", "pack-1")).url)
-    browser.say("Go")
-    generation = service.generations.get(timeout=LIMIT_S)
-    generation.say(*words("one"))
-    browser.wait_for_text(".answer", "one")
-    browser.click("Stop")
-    assert generation.cancelled.wait(LIMIT_S)  # with records, a connection that ends has an answer go on
 
 
 def test_an_answer_that_was_under_way_when_the_page_was_closed(browser, service, url, words):
@@ -399,27 +365,6 @@ def test_a_phone(browser, service, url):
     browser.click("Show the conversations")
     browser.click("Something wide")
     browser.wait(lambda: not browser.see(".conversations"))
-
-
-def test_a_second_window_shows_what_is_said_in_the_first(browser, service, url):
-    answers(service, "Hm.")
-    browser.open(url)
-    first = browser.driver.current_window_handle
-    browser.driver.switch_to.new_window("tab")
-    second = browser.driver.current_window_handle
-    try:
-        browser.shape(1200, 800)
-        browser.open(url)
-        browser.driver.switch_to.window(first)
-        browser.say("Hello")
-        browser.wait_for_answers("Hm.")
-        browser.driver.switch_to.window(second)
-        browser.wait_for_text(".conversations li", "Hello")
-        browser.click("Hello")
-        browser.wait_for_answers("Hm.")
-    finally:
-        browser.driver.close()
-        browser.driver.switch_to.window(first)
 
 
 def test_the_page_is_there_without_a_network_of_its_own(browser, service, url):

@@ -1,5 +1,7 @@
 """The page's view of the cluster, before a cluster that does what it is told."""
 
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -53,6 +55,14 @@ def test_the_machines(view):
     view.wait_for_text(".facts-of", "1.00 ms, 30.0 MB/s")
     view.wait_for_text(".events li", "cellar was lost: silent for 1.6 s")
     assert view.flaws() == []
+
+
+def test_when_something_happened(view, service):
+    service.told = (replace(LOST, at=time.time()), LOST)
+    view.wait(lambda: len(view.texts(".events time")) == 2)
+    today, before = view.texts(".events time")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", today)
+    assert re.fullmatch(r"1[45] Nov 2023, \d\d:\d\d:20", before)
 
 
 @pytest.mark.parametrize("touch", [False, True], ids=["desktop", "phone"])

@@ -108,6 +108,27 @@ test("a recorded one is taken up where it was left", async () => {
   assert.deepEqual(told.at(-1), { resume: { id: "chatcmpl-1", last: 8 } });
 });
 
+// Of which nothing comes after `pieces`, nor its end.
+function silent(pieces, headers) {
+  const encoder = new TextEncoder();
+  const start = (control) => pieces.forEach((piece) => control.enqueue(encoder.encode(piece)));
+  return new Response(new ReadableStream({ start }), { headers });
+}
+
+test("a silent connection is a broken one", async (context) => {
+  const later = globalThis.setTimeout;
+  context.mock.method(globalThis, "setTimeout", (act, ms, ...values) => later(act, ms / 100, ...values));
+  const { error, text, asked } = await heard([
+    silent([numbered(1, chunk({ content: "a" }))], RESUMABLE),
+    answer([numbered(2, chunk({ content: "b" })), numbered(3, DONE)]),
+  ]);
+  assert.equal(error, null);
+  assert.equal(text, "ab");
+  assert.deepEqual(asked.at(-1), ["GET", "/v1/chat/completions/chatcmpl-1", "1"]);
+  const unrecorded = await heard([silent([chunk({ content: "half" })], {})]);
+  assert.match(unrecorded.error.message, /broke before the answer's end/);
+});
+
 test("what is gone, what fails and what is no answer are said", async () => {
   const how = { resume: { id: "chatcmpl-1", last: 7 } };
   const cases = [

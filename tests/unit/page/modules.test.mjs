@@ -80,3 +80,18 @@ test("a title is one short line", () => {
   assert.equal(tree.titleOf("  Hello\nthere"), "Hello");
   assert.equal(tree.titleOf("x".repeat(100)).length, 60);
 });
+
+test("what two tabs made of a conversation stays, all of it", () => {
+  const base = { ...talk(), title: "before", settings: { seed: 1, top_p: 0.5 } };
+  const mine = tree.change(said(base, "q1", "mine", "assistant"), "a1", { text: "changed" });
+  const theirs = { ...said(base, "q1", "theirs", "assistant"), title: "renamed", settings: { seed: 2 } };
+  const both = tree.merge(base, mine, theirs);
+  assert.deepEqual(Object.keys(both.nodes).sort(), [...Object.keys(base.nodes), "mine", "theirs"].sort());
+  assert.equal(both.nodes.a1.text, "changed");
+  assert.equal(both.title, "renamed");
+  assert.deepEqual(both.settings, { seed: 2 });
+  assert.equal(both.chosen.q1, "mine");
+  assert.deepEqual(tree.merge(base, theirs, mine).nodes, both.nodes);
+  assert.deepEqual(tree.merge(base, { ...base, settings: { seed: 1 } }, theirs).settings, { seed: 2 });
+  assert.deepEqual(tree.merge(undefined, base, base), base);
+});

@@ -1,0 +1,155 @@
+"""A server that ends, goes silent, cannot be reached for a while, or comes back with another model."""
+
+import pytest
+
+from tests.http.conftest import answers
+from tpiedge.api.limits import Limits
+from tpiedge.api.record_folder import RecordFolder
+
+LIMIT_S = 30.0
+#: The page waits for a minute as for half a second.
+HURRY = """
+const later = window.setTimeout;
+window.setTimeout = (act, ms, ...values) => later(act, ms >= 30_000 ? ms / 120 : ms, ...values);
+"""
+#: The page's clock, by which it gives up.
+AHEAD = "const now = performance.now.bind(performance); performance.now = () => 1000 * now();"
+NEVER = Limits(ping_s=1000.0)
+
+
+@pytest.fixture
+def recording(serve, tmp_path):
+    """A server that records its answers; the next one goes on with those of the last one."""
+    return lambda port=0, **options: serve(
+        port=port, records=RecordFolder(tmp_path / "answers", "pack-1"), **options
+    )
+
+
+@pytest.fixture
+def begun(browser, service, words):
+    """An answer of which two words are shown; `first` runs in the page."""
+
+    def begin(url, first=""):
+        browser.open(url)
+        browser.run(first)
+        browser.say("Go")
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(*words("one two"))
+        browser.wait_for_text(".answer", "one two")
+        return generation
+
+    return begin
+
+
+@pytest.fixture
+def goes_on(service, words):
+    """Whatever answer is begun or gone on with ends with a third word."""
+
+    def script(generation):
+        generation.say(*words(" three"))
+        generation.finish("stop")
+
+    def told():
+        service.script = script
+
+    return told
+
+
+@pytest.mark.parametrize("reload", [False, True], ids=["", "and the page is loaded anew"])
+def test_a_recorded_answer_goes_on_after_the_server_ended(browser, recording, begun, goes_on, reload):
+    server = recording()
+    begun(server.url)
+    server.close()
+    browser.wait_for_text(".progress", "the connection broke; trying again")
+    goes_on()
+    assert recording(server.address[1]).recovered == 1
+    if reload:
+        browser.reload()
+    browser.wait_for_answers("one two three")
+
+
+def test_a_recorded_answer_is_stopped_for_good(browser, recording, begun):
+    generation = begun(recording().url)
+    browser.click("Stop")
+    assert generation.cancelled.wait(LIMIT_S)  # with records, a connection that ends has an answer go on
+
+
+def test_a_page_that_is_loaded_while_the_server_cannot_be_reached_goes_on_later(
+    browser, recording, begun, words
+):
+    generation = begun(recording().url)
+    browser.cut_off("/v1/")
+    browser.reload()
+    browser.wait_for_text(".problem", "The server cannot be reached; it is tried again and again.")
+    browser.wait_for_text(".progress", "the server cannot be reached; trying again")
+    assert browser.answers() == ["one two"]
+    browser.cut_off()
+    generation.say(*words(" three"))
+    generation.finish("stop")
+    browser.wait_for_answers("one two three")
+    browser.wait(lambda: not browser.see(".problem"))
+    assert browser.text(".model") == "babbler"
+
+
+def test_a_recorded_answer_waits_for_a_server_that_is_long_gone(browser, recording, begun, goes_on):
+    server = recording()
+    begun(server.url)
+    browser.run(AHEAD)
+    server.close()
+    browser.wait_for_text(
+        ".answer", "The rest of this answer is still to come: The server cannot be reached."
+    )
+    browser.wait_for_text(".problem", "The server cannot be reached")
+    goes_on()
+    recording(server.address[1])
+    browser.wait_for_answers("one two three")
+    browser.wait(lambda: not browser.see(".answer .error"))
+
+
+def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, begun, words):
+    url = recording().url
+    generation = begun(url)
+    shown = browser.run("return '/' + location.hash")
+    with browser.second_tab(url, shown) as change:
+        browser.wait_for_text(".answer", "Another tab reads this answer, or was closed before its end.")
+        change()
+        browser.driver.get("about:blank")
+        change()
+        browser.click("Go on")
+        browser.wait(lambda: browser.see(".progress"))
+        generation.say(*words(" three"))
+        generation.finish("stop")
+        browser.wait_for_answers("one two three")
+
+
+def test_a_connection_that_is_silent_is_made_anew(browser, recording, begun, words):
+    """As where the master's computer slept, or a router forgot the connection."""
+    generation = begun(recording(limits=NEVER).url, HURRY)
+    asked_again = (
+        "return performance.getEntriesByType('resource').filter(e => e.name.includes('completions/')).length"
+    )
+    browser.wait(lambda: browser.run(asked_again) > 0)
+    generation.say(*words(" three"))
+    generation.finish("stop")
+    browser.wait_for_answers("one two three")
+
+
+def test_a_silent_connection_to_a_server_without_records_is_the_answers_end(browser, service, serve, words):
+    browser.open(serve(limits=NEVER).url)
+    browser.run(HURRY)
+    browser.say("Go")
+    service.generations.get(timeout=LIMIT_S).say(*words("one"))
+    browser.wait_for_text(".answer", "The answer broke off: The connection broke before the answer's end.")
+    assert browser.answers() == ["one"]
+
+
+def test_a_server_that_has_another_model_by_now(browser, service, url):
+    answers(service, "Here.")
+    browser.open(url)
+    browser.say("Hello?")
+    browser.wait_for_answers("Here.")
+    service.called = "chatterbox"
+    browser.say("And now?")
+    browser.wait_for_answers("Here.", "Here.")
+    assert browser.text(".model") == "chatterbox"
+    assert ["babbler" in facts for facts in browser.texts(".facts")] == [True, False]

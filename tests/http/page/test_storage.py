@@ -1,0 +1,39 @@
+"""A browser that lets the page store nothing, or no more."""
+
+from tests.http.conftest import answers
+
+
+def test_a_browser_that_keeps_nothing(forgetful_browser, service, serve):
+    browser = forgetful_browser
+    answers(service, "Yes.")
+    browser.open(serve(keys=["sk-right"]).url)
+    assert (
+        browser.run("try { return localStorage.length } catch (error) { return error.name }")
+        == "SecurityError"
+    )
+    browser.wait(lambda: browser.see("dialog[open]"))
+    browser.press("sk-right\n")
+    browser.wait_for_text(".notice", "This browser lets the page keep nothing: what is said here is gone")
+    browser.say("Well?")
+    browser.wait_for_answers("Yes.")
+    browser.click("Settings")
+    browser.type("#set-seed", "4")
+    browser.click("Done")
+    browser.say("And now?")
+    browser.wait_for_answers("Yes.", "Yes.")
+    assert browser.texts(".conversations li a") == ["Well?"]
+    assert browser.texts(".notice") == browser.texts(".notice, .problem")
+    browser.reload()
+    browser.wait(lambda: browser.see("dialog[open]"))
+    assert not browser.texts(".conversations li a")
+
+
+def test_a_browser_that_has_no_room(browser, service, url):
+    answers(service, "Yes.")
+    browser.open(url)
+    browser.run(
+        "IDBObjectStore.prototype.put = function () { this.transaction.abort(); return {}; }"  # as where it is full
+    )
+    browser.say("Well?")
+    browser.wait_for_answers("Yes.")
+    browser.wait_for_text(".notice", "This browser keeps no more conversations")

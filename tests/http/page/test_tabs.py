@@ -1,0 +1,108 @@
+"""Two tabs of one browser: each shows what the other does, and neither undoes it."""
+
+import pytest
+
+from tests.http.conftest import answers
+
+LIMIT_S = 30.0
+LISTED = ".conversations li a"
+#: So that each tab changes the conversation as it was before the other did.
+DEAF = "BroadcastChannel.prototype.postMessage = () => {};"
+
+
+@pytest.fixture
+def here(browser):
+    """The part of the address that names what is shown."""
+    return lambda: browser.run("return '/' + location.hash")
+
+
+def rename(browser, before, after):
+    browser.click(f"Rename “{before}”")
+    browser.wait(lambda: browser.focused() == "New name")
+    browser.press(after, "\n")
+    browser.wait(lambda: browser.texts(LISTED) == [after])
+
+
+def test_a_second_window_shows_what_is_said_in_the_first(browser, service, url):
+    answers(service, "Hm.")
+    browser.open(url)
+    with browser.second_tab(url) as change:
+        change()
+        browser.say("Hello")
+        browser.wait_for_answers("Hm.")
+        change()
+        browser.wait_for_text(".conversations li", "Hello")
+        browser.click("Hello")
+        browser.wait_for_answers("Hm.")
+
+
+def test_nothing_is_lost_of_what_is_said_in_one_tab_while_the_other_answers(
+    browser, service, url, words, here
+):
+    browser.open(url)
+    browser.say("First")
+    generation = service.generations.get(timeout=LIMIT_S)
+    generation.say(*words("one"))
+    browser.wait_for_text(".answer", "one")
+    answers(service, "Two.")
+    with browser.second_tab(url, here()) as change:
+        browser.wait_for_text(".answer", "Another tab reads this answer, or was closed before its end.")
+        browser.say("Second")
+        browser.wait(lambda: browser.answers()[1:] == ["Two."])
+        rename(browser, "First", "Both")
+        change()
+        browser.wait(lambda: browser.texts(LISTED) == ["Both"])
+        browser.wait(lambda: browser.answers() == ["one", "Two."])
+        generation.say(*words(" and a half"))
+        generation.finish("stop")
+        browser.wait_for_answers("one and a half", "Two.")
+        change()
+        browser.wait_for_answers("one and a half", "Two.")
+    browser.reload()
+    browser.wait_for_answers("one and a half", "Two.")
+    assert browser.texts(".question .said") == ["First", "Second"]
+    assert browser.texts(LISTED) == ["Both"]
+
+
+def test_nothing_is_lost_of_tabs_that_do_not_hear_of_each_other(browser, service, url, here):
+    answers(service, "Hm.")
+    browser.open(url)
+    browser.say("Begin")
+    browser.wait_for_answers("Hm.")
+    browser.run(DEAF)
+    with browser.second_tab(url, here()) as change:
+        browser.wait_for_answers("Hm.")
+        browser.run(DEAF)
+        rename(browser, "Begin", "Named")
+        browser.say("There")
+        browser.wait_for_answers("Hm.", "Hm.")
+        change()
+        answers(service, "Ah.")
+        browser.say("Here")
+        browser.wait_for_answers("Hm.", "Ah.")
+        browser.wait(lambda: browser.texts(LISTED) == ["Named"])
+    browser.reload()
+    browser.wait_for_answers("Hm.", "Ah.")
+    assert browser.texts(LISTED) == ["Named"]
+    browser.wait_for_text(".question .versions", "2 of 2")
+    browser.click("Earlier version", ".question:nth-of-type(3)")
+    browser.wait_for_answers("Hm.", "Hm.")
+    assert browser.texts(".question .said") == ["Begin", "There"]
+
+
+def test_a_conversation_that_another_tab_deletes_is_gone_for_good(browser, service, url, words, here):
+    browser.open(url)
+    browser.say("Secret")
+    generation = service.generations.get(timeout=LIMIT_S)
+    generation.say(*words("one"))
+    browser.wait_for_text(".answer", "one")
+    with browser.second_tab(url, here()) as change:
+        browser.wait_for_text(".question", "Secret")
+        browser.click("Delete “Secret”")
+        browser.click("Delete", "dialog")
+        browser.wait(lambda: not browser.texts(LISTED))
+        change()
+        browser.wait(lambda: not browser.texts(LISTED))
+        assert generation.cancelled.wait(LIMIT_S)
+    browser.reload()
+    assert not browser.texts(LISTED)
