@@ -5,6 +5,11 @@ of the cluster while an answer runs, as docs/page/cluster.png, with three machin
     python -m tools.photograph_page http://127.0.0.1:8080 docs/page/chat.png
     tpiedge nodes key | python -m tools.photograph_page http://127.0.0.1:8080 docs/page/cluster.png --cluster
 
+Or, with --looks, the pictures with which tests/http/page/test_looks.py compares how the page looks: look at them before
+they are committed.
+
+    python -m tools.photograph_page --looks
+
 It needs chromium and its chromedriver.
 """
 
@@ -14,6 +19,13 @@ import sys
 from collections.abc import Sequence
 
 from tests.browsing.browser import Browser
+from tests.browsing.looks import LOOKS, PICTURES, fonts
+from tests.http.conftest import DEMO, InstantTemplate
+from tpiedge.api.keys import ApiKeys
+from tpiedge.api.limits import Limits
+from tpiedge.api.server import ApiServer
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
 
 SIZE, PHONE, OF_CLUSTER = (1000, 640), (390, 720), (1180, 800)
 #: As a script of the page: so it may be asked without a key where none is needed.
@@ -30,19 +42,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("url", help="of the master")
-    parser.add_argument("file", help="the PNG")
+    parser.add_argument("url", help="of the master", nargs="?")
+    parser.add_argument("file", help="the PNG", nargs="?")
+    parser.add_argument("--looks", action="store_true", help="the pictures of the tests; no master is needed")
     parser.add_argument("--say", action="append", help="a message, repeatable", metavar="TEXT")
     parser.add_argument("--cluster", action="store_true", help="of the cluster; the key is read from a pipe")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--phone", action="store_true", help="of a phone's size")
     options = parser.parse_args()
+    if not options.looks and options.file is None:
+        parser.error("the address of a master and the name of a file are needed, or --looks")
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if program is None or driver is None:
         print("there is no chromium with its chromedriver: apt install chromium-driver", file=sys.stderr)
         return 1
     browser = Browser(program, driver)
     try:
+        if options.looks:
+            _looks(browser)
+            return 0
         size = PHONE if options.phone else OF_CLUSTER if options.cluster else SIZE
         browser.shape(*size, dark=options.dark, touch=options.phone)
         browser.open(options.url)
@@ -54,6 +72,21 @@ def main() -> int:
     finally:
         browser.close()
     return 0
+
+
+def _looks(browser: Browser) -> None:
+    """Of a server whose cluster answers by script."""
+    service = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=2048)
+    server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), "the-admin-secret", limits=Limits())
+    server.start()
+    try:
+        PICTURES.mkdir(exist_ok=True)
+        for look in LOOKS:
+            look.file.write_bytes(look.picture(browser, service, server.url))
+            (PICTURES / "fonts.txt").write_text(fonts(browser) + "\n", encoding="utf-8")
+            browser.forget()
+    finally:
+        server.close()
 
 
 def _chat(browser: Browser, said: Sequence[str]) -> None:

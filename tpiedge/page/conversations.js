@@ -6,6 +6,9 @@ import { Dialog } from "./dialog.js";
 import { Icon } from "./icons.js";
 import { texts } from "./texts.js";
 
+// From so many on, one is looked for rather than seen.
+const MANY = 8;
+
 // `choose` gets the id of a conversation, or "" for a new one.
 export function ConversationList({ chosen, open, choose, close }) {
   const [renaming, rename] = useState("");
@@ -14,7 +17,9 @@ export function ConversationList({ chosen, open, choose, close }) {
   useLayoutEffect(() => {
     if (open) first.current.focus();
   }, [open]);
-  const list = chats.list();
+  const all = chats.list();
+  const [wanted, find] = useState("");
+  const list = all.length < MANY ? all : all.filter((one) => has(one, wanted.trim().toLowerCase()));
   const removed = () => {
     chats.remove(removing);
     remove("");
@@ -40,7 +45,10 @@ export function ConversationList({ chosen, open, choose, close }) {
           <${Icon} name="close" />
         </button>
       </div>
-      ${chats.loaded && list.length === 0 && html`<p class="muted none">${texts.chat.none}</p>`}
+      ${all.length >= MANY && html`<input type="search" class="find" aria-label=${texts.chat.find}
+        placeholder=${texts.chat.find} value=${wanted} onInput=${(event) => find(event.target.value)} />`}
+      ${chats.loaded && list.length === 0 && html`<p class="muted none">
+        ${all.length === 0 ? texts.chat.none : texts.chat.notFound}</p>`}
       <ul>
         ${list.map((one) => html`<li key=${one.id} class=${one.id === chosen ? "chosen" : ""}>
           ${renaming === one.id
@@ -52,6 +60,11 @@ export function ConversationList({ chosen, open, choose, close }) {
     </nav>
     ${chats.conversations.has(removing) && html`<${Removal} title=${chats.conversations.get(removing).title}
       remove=${removed} cancel=${() => remove("")} />`}`;
+}
+
+// Whether its title or something that was said in it has the words.
+function has({ title, nodes }, words) {
+  return [title, ...Object.values(nodes).map((node) => node.text)].some((text) => text.toLowerCase().includes(words));
 }
 
 function Entry({ one, chosen, choose, rename, remove }) {

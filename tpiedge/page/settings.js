@@ -33,6 +33,7 @@ export function Settings({ values, set, close }) {
         ${NUMBERS.map(({ name, ...range }) => html`<div key=${name}>
           <label for="set-${name}">${texts.chat[name]}</label>
           <input id="set-${name}" type="number" inputmode="decimal" ...${range} defaultValue=${values[name] ?? ""}
+            placeholder=${texts.chat.unset[name]}
             aria-describedby="why-${name}" onChange=${(event) => number(event, name)} />
           <p id="why-${name}" class="muted">${texts.chat[`${name}Why`]}</p>
         </div>`)}

@@ -173,6 +173,21 @@ def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
     browser.wait(lambda: browser.texts(listed) == ["About bears"])
 
 
+def test_an_old_conversation_is_found_by_what_was_said_in_it(browser, service, url):
+    answers(service, "Hm.")
+    browser.open(url)
+    for number in range(8):
+        browser.click("New chat")
+        browser.wait(lambda: not browser.answers())
+        browser.say("About foxes, and Bears" if number == 2 else f"Number {number}")
+        browser.wait_for_answers("Hm.")
+    browser.type("[type=search]", "bears")
+    browser.wait(lambda: browser.texts(".conversations li a") == ["About foxes, and Bears"])
+    assert browser.flaws() == []
+    browser.type("[type=search]", "?")
+    browser.wait_for_text(".conversations", "No conversation has that.")
+
+
 def test_an_answer_goes_on_while_another_conversation_is_shown(browser, service, url, words):
     browser.open(url)
     browser.say("Long")

@@ -1,0 +1,152 @@
+"""How the page looks in a few states that are always the same, and how far two pictures of one are from each other."""
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tests.browsing.browser import Browser
+from tpiedge.testing.service import FakeGeneration, FakeService
+
+__all__ = ["LOOKS", "PICTURES", "Look", "differing", "fonts"]
+
+#: Where the pictures are that others are compared with.
+PICTURES: Final = Path(__file__).with_name("looks")
+
+_ANSWER: Final = """Three machines share the work:
+
+1. **ann** has half of every layer,
+2. `bob` and the master share the rest.
+
+```python
+def share(layer: int) -> str:  # who computes it
+    return "everybody"
+```
+
+| machine | part |
+|---|--:|
+| ann | 50 % |
+"""
+#: What blinks, moves or counts is not drawn.
+_STILL: Final = """
+const sheet = new CSSStyleSheet();
+sheet.replaceSync(arguments[0] + "* { caret-color: transparent !important; animation: none !important; } "
+  + ".facts, .events time { visibility: hidden; } .messages { scrollbar-width: none; }");
+document.adoptedStyleSheets = [sheet];
+"""
+#: The share of squares of 8 pixels whose mean colour differs by more than `limit` of 255 in red, green or blue.
+_COMPARE: Final = """
+const [one, other, limit, done] = arguments;
+const SIDE = 8;
+async function means(source) {
+  const bitmap = await createImageBitmap(await (await fetch(source)).blob());
+  const [columns, rows] = [Math.ceil(bitmap.width / SIDE), Math.ceil(bitmap.height / SIDE)];
+  const canvas = new OffscreenCanvas(columns * SIDE, rows * SIDE).getContext("2d");
+  canvas.drawImage(bitmap, 0, 0);
+  const { data, width } = canvas.getImageData(0, 0, columns * SIDE, rows * SIDE);
+  const sums = new Float64Array(columns * rows * 3);
+  for (let at = 0; at < data.length / 4; at++) {
+    const square = Math.floor(at / width / SIDE) * columns + Math.floor((at % width) / SIDE);
+    for (let part = 0; part < 3; part++) sums[3 * square + part] += data[4 * at + part] / SIDE ** 2;
+  }
+  return { size: `${bitmap.width}x${bitmap.height}`, sums };
+}
+Promise.all([means(one), means(other)]).then(([a, b]) => {
+  if (a.size !== b.size) return done(1);
+  let count = 0;
+  for (let at = 0; at < a.sums.length; at += 3) {
+    count += [0, 1, 2].some((part) => Math.abs(a.sums[at + part] - b.sums[at + part]) > limit);
+  }
+  return done((3 * count) / a.sums.length);
+}, (error) => done(String(error)));
+"""
+#: How wide a text is by each of the page's fonts: they are the system's.
+_FONTS: Final = """
+const widths = ["--sans", "--mono"].map((name) => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+  canvas.font = "100px " + getComputedStyle(document.documentElement).getPropertyValue(name);
+  return Math.round(canvas.measureText("Three machines share the work").width);
+});
+return widths.join(" ");
+"""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One picture: what is done before it (`act`), in a window of that size."""
+
+    name: str
+    act: Callable[[Browser, FakeService], None]
+    width: int = 1000
+    height: int = 640
+    dark: bool = False
+    touch: bool = False
+
+    def picture(self, browser: Browser, service: FakeService, url: str, more_css: str = "") -> bytes:
+        """As PNG."""
+        browser.shape(self.width, self.height, dark=self.dark, touch=self.touch)
+        browser.open(url)
+        browser.run(_STILL, more_css)
+        self.act(browser, service)
+        browser.draw()
+        return browser.driver.get_screenshot_as_png()
+
+    @property
+    def file(self) -> Path:
+        return PICTURES / f"{self.name}.png"
+
+
+def fonts(browser: Browser) -> str:
+    """Equal where the page, which is shown, has the same fonts."""
+    return str(browser.run(_FONTS))
+
+
+def differing(browser: Browser, one: bytes, other: bytes, limit: int) -> float:
+    """The share of small squares that differ by more than `limit` of 255: 0 to 1. Leaves the page."""
+    browser.driver.get("data:text/html,")
+    sources = ["data:image/png;base64," + base64.b64encode(png).decode() for png in (one, other)]
+    found = browser.driver.execute_async_script(_COMPARE, *sources, limit)
+    assert isinstance(found, int | float), found
+    return float(found)
+
+
+def _new(_browser: Browser, _service: FakeService) -> None:
+    """A page that was just opened."""
+
+
+def _answered(browser: Browser, service: FakeService) -> None:
+    def script(generation: FakeGeneration) -> None:
+        assert service.tokenizer is not None
+        generation.say(*service.tokenizer.encode(_ANSWER, add_special=False))
+        generation.finish("stop")
+
+    service.script = script
+    browser.say("Who does what?")
+    browser.wait(lambda: browser.see(".facts") and browser.see(".hljs-keyword"))
+
+
+def _settings(browser: Browser, _service: FakeService) -> None:
+    browser.click("Settings")
+    browser.wait(lambda: browser.see("dialog"))
+
+
+def _locked(browser: Browser, _service: FakeService) -> None:
+    browser.click("Cluster")
+    browser.wait(lambda: browser.see(".locked"))
+
+
+_DESKTOP: Final = (
+    Look("new", _new),
+    Look("answer", _answered),
+    Look("settings", _settings),
+    Look("locked", _locked),
+)
+_PHONE: Final = tuple(
+    replace(look, name=f"{look.name}-phone", width=390, height=720, touch=True) for look in _DESKTOP
+)
+LOOKS: Final = tuple(
+    look
+    for light in (*_DESKTOP, *_PHONE)
+    for look in (light, replace(light, name=f"{light.name}-dark", dark=True))
+)
