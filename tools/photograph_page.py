@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from tests.browsing.browser import Browser
-from tests.browsing.looks import LOOKS, PICTURES, fonts
+from tests.browsing.looks import LOOKS, PICTURES, letters
 from tests.http.conftest import DEMO, InstantTemplate
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
@@ -83,7 +83,7 @@ def _looks(browser: Browser) -> None:
         PICTURES.mkdir(exist_ok=True)
         for look in LOOKS:
             look.file.write_bytes(look.picture(browser, service, server.url))
-            (PICTURES / "fonts.txt").write_text(fonts(browser) + "\n", encoding="utf-8")
+            (PICTURES / "letters.txt").write_text(letters(browser) + "\n", encoding="utf-8")
             browser.forget()
     finally:
         server.close()

@@ -9,7 +9,7 @@ from typing import Final
 from tests.browsing.browser import Browser
 from tpiedge.testing.service import FakeGeneration, FakeService
 
-__all__ = ["LOOKS", "PICTURES", "Look", "differing", "fonts"]
+__all__ = ["LOOKS", "PICTURES", "Look", "differing", "letters"]
 
 #: Where the pictures are that others are compared with.
 PICTURES: Final = Path(__file__).with_name("looks")
@@ -61,14 +61,15 @@ Promise.all([means(one), means(other)]).then(([a, b]) => {
   return done((3 * count) / a.sums.length);
 }, (error) => done(String(error)));
 """
-#: How wide a text is by each of the page's fonts: they are the system's.
-_FONTS: Final = """
-const widths = ["--sans", "--mono"].map((name) => {
-  const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-  canvas.font = "100px " + getComputedStyle(document.documentElement).getPropertyValue(name);
-  return Math.round(canvas.measureText("Three machines share the work").width);
-});
-return widths.join(" ");
+#: A number of a text's pixels in each of the page's fonts: they are the system's, and so is how letters are drawn.
+_LETTERS: Final = """
+return ["--sans", "--mono"].map((name) => {
+  const canvas = new OffscreenCanvas(400, 24).getContext("2d");
+  canvas.font = "16px " + getComputedStyle(document.documentElement).getPropertyValue(name);
+  canvas.fillText("Three machines share the work", 0, 18);
+  const { data } = canvas.getImageData(0, 0, 400, 24);
+  return data.reduce((sum, value) => (31 * sum + value) % 1_000_000_007, 1);
+}).join(" ");
 """
 
 
@@ -97,9 +98,9 @@ class Look:
         return PICTURES / f"{self.name}.png"
 
 
-def fonts(browser: Browser) -> str:
-    """Equal where the page, which is shown, has the same fonts."""
-    return str(browser.run(_FONTS))
+def letters(browser: Browser) -> str:
+    """Equal where the page, which is shown, has the same letters, pixel by pixel."""
+    return str(browser.run(_LETTERS))
 
 
 def differing(browser: Browser, one: bytes, other: bytes, limit: int) -> float:
