@@ -1,8 +1,8 @@
 """The page looks as it did, in states that are always the same: light and dark, on a desktop and a phone.
 
 A change that is meant to be seen is followed by `python -m tools.photograph_page --looks`, and by a look at the
-pictures. Compared are the mean colours of squares of 8 pixels: what Chromium draws a little differently each time changes
-none of them by more than LIMIT, and the least of the faults below changes 0.4 % of them. Letters that are drawn
+pictures. Compared are the mean colours of squares of 8 pixels: what Chromium draws a little differently now and then
+changes none of them by more than LIMIT, and the least of the faults below changes 0.4 % of them. Letters that are drawn
 otherwise change up to 3 % though nothing is wrong: there nothing is compared.
 """
 
