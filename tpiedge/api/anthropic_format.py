@@ -8,9 +8,10 @@ from tpiedge.api.error_shapes import anthropic_error
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, Json, comment, named_event
-from tpiedge.api.spoken import SpokenChoice, call_id
+from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id
 from tpiedge.api.transcript import TextPiece, Transcript
-from tpiedge.model.speech import Said, SpokenText, ToolCall
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
+from tpiedge.model.speech import Said, SpokenText
 
 __all__ = ["AnthropicFormat"]
 
@@ -63,7 +64,7 @@ class AnthropicFormat:
         (parts,), (only,) = pieces, transcripts
         blocks: list[Json] = []
         for piece in parts:
-            for said in self._spoken.take(piece):
+            for said in self._spoken.take_objects(piece):
                 self._add(blocks, said)
         ending = self._spoken.ending(parts[-1]) or ""
         return self._message(blocks or [_text("")], _end(ending, only), self._usage(only))
@@ -75,14 +76,18 @@ class AnthropicFormat:
 
     def _parts(self, said: Said) -> list[bytes]:
         match said:
-            case ToolCall():
-                block = {**self._use(said), "input": {}}
-                delta = {"type": "input_json_delta", "partial_json": said.arguments}
-                return [*self._begun("tool_use", block), self._delta(delta), *self._closed()]
-            case SpokenText(thought=True):
+            case CallBegun(index=index, name=name):
+                return self._begun("tool_use", self._use(index, name, {}))
+            case CallArguments(text=text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case CallEnded():
+                return self._closed()
+            case SpokenText(text=text, thought=True):
                 begun = self._begun("thinking", _thoughts(""))
-                return [*begun, self._delta({"type": "thinking_delta", "thinking": said.text})]
-        return [*self._begun("text", _text("")), self._delta({"type": "text_delta", "text": said.text})]
+                return [*begun, self._delta({"type": "thinking_delta", "thinking": text})]
+            case SpokenText(text=text):
+                begun = self._begun("text", _text(""))
+                return [*begun, self._delta({"type": "text_delta", "text": text})]
 
     def _begun(self, kind: str, block: Json) -> list[bytes]:
         """What begins the block, unless one of this kind is written."""
@@ -99,9 +104,9 @@ class AnthropicFormat:
         kind, self._open = self._open, ""
         return [_event("content_block_stop", index=self._index)] if kind else []
 
-    def _add(self, blocks: list[Json], said: Said) -> None:
+    def _add(self, blocks: list[Json], said: SpokenText | ToolCall) -> None:
         if isinstance(said, ToolCall):
-            blocks.append({**self._use(said), "input": json.loads(said.arguments)})
+            blocks.append(self._use(said.index, said.name, json.loads(said.arguments)))
             return
         block = _thoughts(said.text) if said.thought else _text(said.text)
         last, key = blocks[-1] if blocks else {}, "thinking" if said.thought else "text"
@@ -110,8 +115,8 @@ class AnthropicFormat:
         else:
             blocks.append(block)
 
-    def _use(self, call: ToolCall) -> Json:
-        return {"type": "tool_use", "id": call_id(self._head.id, 0, call.index), "name": call.name}
+    def _use(self, index: int, name: str, arguments: object) -> Json:
+        return {"type": "tool_use", "id": call_id(self._head.id, 0, index), "name": name, "input": arguments}
 
     # --- the rest
 

@@ -11,7 +11,9 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
-from tpiedge.model.speech import CallForm, SpeechForm, Thinking
+from tpiedge.model.call_forms import CallForm
+from tpiedge.model.call_reader import ReadTool
+from tpiedge.model.speech import SpeechForm, Thinking
 from tpiedge.wire.fields import MaxItems, MaxLength, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
@@ -19,6 +21,8 @@ from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 __all__ = [
     "ANSWER_TOKENS",
     "MAX_CHOICES",
+    "MAX_TEXTS",
+    "MAX_TEXT_NAME",
     "MAX_TOKENS",
     "MAX_TOOLS",
     "MAX_TOOL_NAME",
@@ -43,6 +47,9 @@ MAX_CHOICES = 128
 """That one request may have: as many as OpenAI's."""
 MAX_TOOLS = 128
 MAX_TOOL_NAME = 64
+MAX_TEXTS = 128
+MAX_TEXT_NAME = 64
+"""Of the parameters that are known to be texts; of others the answer itself shows what they are."""
 
 _LATEST = ":latest"  # which Ollama's clients write after a name
 _MAX_STOPS = 16
@@ -78,8 +85,9 @@ FormatName = Literal[
 class Reply:
     """How the answer is to be given.
 
-    `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `tools`, `several` and
-    `thinking` are those of its SpeechForm.
+    `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several` and `thinking` are
+    those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts, where the form
+    needs that.
     """
 
     format: FormatName
@@ -90,13 +98,22 @@ class Reply:
     token_ids: bool
     calls: CallForm = ""
     tools: Annotated[tuple[Annotated[str, MaxLength(MAX_TOOL_NAME)], ...], MaxItems(MAX_TOOLS)] = ()
+    texts: Annotated[
+        tuple[
+            Annotated[tuple[Annotated[str, MaxLength(MAX_TEXT_NAME)], ...], MaxItems(MAX_TEXTS)],
+            ...,
+        ],
+        MaxItems(MAX_TOOLS),
+    ] = ()
     several: bool = True
     thinking: Thinking = ""
 
     @property
     def speech(self) -> SpeechForm:
         """What is looked for in the text."""
-        return SpeechForm(self.calls, self.tools, self.several, self.thinking)
+        texts = self.texts or [()] * len(self.tools)
+        tools = [ReadTool(*both) for both in zip(self.tools, texts, strict=True)]
+        return SpeechForm(self.calls, tools, self.several, self.thinking)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ from tpiedge.api.asked import (
     request_of,
     rest_of,
 )
+from tpiedge.api.call_grammars import begun_call_grammar, required_call_grammar
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import message_characters, read_messages
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
-from tpiedge.api.tools import read_tools, tool_form, tool_grammar
+from tpiedge.api.tools import read_tools, text_parameters, tool_form
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
 from tpiedge.model.speech import NO_THOUGHTS, Thinking, thinking_after
@@ -55,11 +56,20 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     goes_on = _goes_on(fields, messages)
     ignore_eos = rest_of(fields)
     calls = tool_form(tools, service)
-    grammar = _one_grammar(grammar, tool_grammar(tools, calls, service))
+    grammar = _one_grammar(grammar, required_call_grammar(tools, calls, service))
     ids, thinking = _prompt(
         messages, variables, service, tools.shown, goes_on=goes_on, formed=grammar is not None
     )
-    reply = replace(reply, calls=calls, tools=tools.names, several=tools.several, thinking=thinking)
+    if grammar is None and not ignore_eos:
+        grammar = begun_call_grammar(tools, calls, thinking, service)
+    reply = replace(
+        reply,
+        calls=calls,
+        tools=tools.names,
+        texts=text_parameters(tools) if calls == "qwen-xml" else (),
+        several=tools.several,
+        thinking=thinking,
+    )
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
     return Asked(named_choices([Choice(request)], count, name), reply, fields.ignored)

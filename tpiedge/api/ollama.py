@@ -15,7 +15,8 @@ from tpiedge.api.frames import Json
 from tpiedge.api.intake import Intake
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import Service
-from tpiedge.model.speech import call_form, thinking_after
+from tpiedge.model.call_forms import call_form
+from tpiedge.model.speech import thinking_after
 
 __all__ = ["ollama_routes"]
 

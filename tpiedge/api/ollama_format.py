@@ -9,9 +9,9 @@ from tpiedge.api.error_shapes import ollama_error
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import JSON_LINES, Json, json_bytes, json_line
-from tpiedge.api.spoken import SpokenChoice, call_id
+from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id
 from tpiedge.api.transcript import TextPiece, Transcript
-from tpiedge.model.speech import Said, SpokenText, ToolCall
+from tpiedge.model.speech import SpokenText
 
 __all__ = ["OllamaEmbedFormat", "OllamaFormat", "moment"]
 
@@ -33,7 +33,7 @@ class OllamaFormat:
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         self._last = piece.last or ""
-        return [json_line(self._shown([said]) | {"done": False}) for said in self._spoken.take(piece)]
+        return [json_line(self._shown([said]) | {"done": False}) for said in self._spoken.take_objects(piece)]
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
         return (json_line(self._shown([]) | self._end(self._last, transcripts[0])),)
@@ -47,13 +47,13 @@ class OllamaFormat:
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         (parts,), (only,) = pieces, transcripts
-        said = [one for piece in parts for one in self._spoken.take(piece)]
+        said = [one for piece in parts for one in self._spoken.take_objects(piece)]
         return self._shown(said) | self._end(parts[-1].last or "", only)
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
         return ollama_error(error)
 
-    def _shown(self, said: Sequence[Said]) -> Json:
+    def _shown(self, said: Sequence[SpokenText | ToolCall]) -> Json:
         texts = [one for one in said if isinstance(one, SpokenText)]
         text = "".join(one.text for one in texts if not one.thought)
         thoughts = "".join(one.text for one in texts if one.thought)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, Json, comment, event
-from tpiedge.api.spoken import SpokenChoice, call_id
+from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id
 from tpiedge.api.transcript import TextPiece, Transcript
-from tpiedge.model.speech import Said, SpokenText, ToolCall
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
+from tpiedge.model.speech import SpokenText
 from tpiedge.wire.control import Token
 
 __all__ = ["OpenAIFormat"]
@@ -40,7 +41,8 @@ class OpenAIFormat:
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
         if not self._chat:
             return [event(self._chunk([self._choice(choice, {"text": piece.text}, piece)]))]
-        deltas = [self._delta(choice, said) for said in self._speech[choice].take(piece)]
+        said = self._speech[choice].take(piece)
+        deltas = [self._delta(choice, one) for one in said if not isinstance(one, CallEnded)]
         told = self._reply.logprobs is not None or self._reply.token_ids
         if not deltas and piece.last is None and not told:
             return ()
@@ -81,20 +83,22 @@ class OpenAIFormat:
         piece = TextPiece(text, all_tokens, offsets, pieces[-1].last)
         if not self._chat:
             return self._choice(number, {"text": text}, piece)
-        message = self._message(number, self._speech[number].take(piece))
+        message = self._message(number, list(self._speech[number].take_whole(piece)))
         return self._choice(
             number, {"message": message}, replace(piece, last=self._speech[number].ending(piece))
         )
 
-    def _delta(self, choice: int, said: Said) -> Json:
+    def _delta(self, choice: int, said: SpokenText | CallBegun | CallArguments) -> Json:
         match said:
-            case ToolCall():
-                return {"tool_calls": [{"index": said.index} | self._call(choice, said)]}
-            case SpokenText(thought=True):
-                return {"reasoning_content": said.text}
-        return {"content": said.text}
+            case CallBegun(index=index, name=name):
+                call = self._call(choice, ToolCall(index, name, ""))
+                return {"tool_calls": [{"index": index} | call]}
+            case CallArguments(index=index, text=text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            case SpokenText(text=text, thought=thought):
+                return {"reasoning_content" if thought else "content": text}
 
-    def _message(self, choice: int, said: Sequence[Said]) -> Json:
+    def _message(self, choice: int, said: Sequence[SpokenText | ToolCall]) -> Json:
         calls = [self._call(choice, one) for one in said if isinstance(one, ToolCall)]
         texts = [one for one in said if isinstance(one, SpokenText)]
         content = "".join(one.text for one in texts if not one.thought)

@@ -7,7 +7,8 @@ from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, Json, comment, named_event
 from tpiedge.api.spoken import SpokenChoice, call_id
 from tpiedge.api.transcript import TextPiece, Transcript
-from tpiedge.model.speech import Said, SpokenText, ToolCall
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
+from tpiedge.model.speech import Said, SpokenText
 
 __all__ = ["ResponsesFormat"]
 
@@ -25,6 +26,8 @@ class ResponsesFormat:
         self._items: list[Json] = []
         #: The text of the item that is written, the last one, where one is.
         self._written: str | None = None
+        #: Of the call that is written, if one is.
+        self._arguments = ""
 
     def opening(self) -> Sequence[bytes]:
         begun = self._response("in_progress", [])
@@ -71,10 +74,17 @@ class ResponsesFormat:
         return frames + self._done()
 
     def _said(self, said: Said) -> list[bytes]:
-        if isinstance(said, ToolCall):
-            return self._called(said)
-        frames = self._begun("reasoning" if said.thought else "message")
-        return [*frames, self._delta(said)]
+        match said:
+            case CallBegun():
+                return self._call_begun(said)
+            case CallArguments(text=text):
+                self._arguments += text
+                return [self._event("response.function_call_arguments.delta", **self._call_place, delta=text)]
+            case CallEnded(broken=broken):
+                return self._call_ended("incomplete" if broken else "completed")
+            case SpokenText(thought=thought):
+                frames = self._begun("reasoning" if thought else "message")
+                return [*frames, self._delta(said)]
 
     def _begun(self, kind: str) -> list[bytes]:
         """What begins an item, unless one of this kind is written."""
@@ -108,17 +118,18 @@ class ResponsesFormat:
         self._written = None
         return frames
 
-    def _called(self, call: ToolCall) -> list[bytes]:
+    def _call_begun(self, call: CallBegun) -> list[bytes]:
         frames = self._done()
         named = {"call_id": call_id(self._head.id, 0, call.index), "name": call.name}
         item = self._new("function_call", {**named, "arguments": ""})
-        place = {"item_id": item["id"], "output_index": self._index}
-        frames.append(self._event("response.output_item.added", output_index=self._index, item=item))
-        item |= {"status": "completed", "arguments": call.arguments}
-        whole = {"arguments": call.arguments, "name": call.name}
+        self._arguments = ""
+        return [*frames, self._event("response.output_item.added", output_index=self._index, item=item)]
+
+    def _call_ended(self, status: str) -> list[bytes]:
+        item, place = self._items[-1], self._call_place
+        item |= {"status": status, "arguments": self._arguments}
+        whole = {"arguments": self._arguments, "name": item["name"]}
         return [
-            *frames,
-            self._event("response.function_call_arguments.delta", **place, delta=call.arguments),
             self._event("response.function_call_arguments.done", **place, **whole),
             self._event("response.output_item.done", output_index=self._index, item=item),
         ]
@@ -135,6 +146,10 @@ class ResponsesFormat:
     @property
     def _index(self) -> int:
         return len(self._items) - 1
+
+    @property
+    def _call_place(self) -> Json:
+        return {"item_id": self._items[-1]["id"], "output_index": self._index}
 
     @property
     def _place(self) -> Json:

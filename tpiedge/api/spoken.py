@@ -2,29 +2,66 @@
 
 import hashlib
 import string
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tpiedge.api.transcript import TextPiece
-from tpiedge.model.speech import Said, SpeechForm, SpeechReader
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
+from tpiedge.model.speech import Said, SpeechForm, SpeechReader, SpokenText
 
-__all__ = ["SpokenChoice", "call_id"]
+__all__ = ["SpokenChoice", "ToolCall", "call_id"]
 
 _ID_MARKS = string.ascii_letters + string.digits
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """All of a call. `arguments`: a JSON object, or where the call did not come to its end the beginning of one;
+    `broken`: in that case, what the model wrote."""
+
+    index: int
+    name: str
+    arguments: str
+    broken: str = ""
+
+
 class SpokenChoice:
-    """Of one choice, whose pieces come in their order."""
+    """Of one choice, whose pieces come in their order. Each is taken once, in one of both ways."""
 
     def __init__(self, form: SpeechForm) -> None:
         self._reader = SpeechReader(form)
+        self._name = ""
+        self._arguments: list[str] = []
 
     def take(self, piece: TextPiece) -> list[Said]:
         """What is certain with the piece."""
         said = self._reader.feed(piece.text)
         return said if piece.last is None else said + self._reader.finish()
 
+    def take_whole(self, piece: TextPiece) -> Iterator[SpokenText | ToolCall]:
+        """The same, for those who want a call once it has ended."""
+        for said in self.take(piece):
+            match said:
+                case CallBegun(name=name):
+                    self._name, self._arguments = name, []
+                case CallArguments(text=text):
+                    self._arguments.append(text)
+                case CallEnded(index=index, broken=broken):
+                    yield ToolCall(index, self._name, "".join(self._arguments), broken)
+                case SpokenText():
+                    yield said
+
+    def take_objects(self, piece: TextPiece) -> Iterator[SpokenText | ToolCall]:
+        """The same, for those who want arguments as objects: a call that did not come to its end is the text that the
+        model wrote."""
+        for said in self.take_whole(piece):
+            broken = isinstance(said, ToolCall) and said.broken
+            yield SpokenText(broken) if broken else said
+
     def ending(self, piece: TextPiece) -> str | None:
         """Why the piece, which was taken, is the last one: an answer that ends with calls waits for what they give."""
-        return "tool_calls" if piece.last == "stop" and self._reader.calls else piece.last
+        called = self._reader.calls and not self._reader.broken
+        return "tool_calls" if piece.last == "stop" and called else piece.last
 
 
 def call_id(answer: str, choice: int, call: int) -> str:

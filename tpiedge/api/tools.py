@@ -1,25 +1,20 @@
-"""The fields of tools that a model may call, and the grammar of an answer that must call one."""
+"""The fields of tools that a model may call."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpiedge.api.answer_grammar import check_schema, grammar_of
-from tpiedge.api.asked import MAX_TOOL_NAME, MAX_TOOLS
+from tpiedge.api.answer_grammar import check_schema
+from tpiedge.api.asked import MAX_TEXT_NAME, MAX_TEXTS, MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
-from tpiedge.model.speech import CallForm, call_form
-from tpiedge.wire.requests import Grammar
+from tpiedge.model.call_forms import CallForm, call_form
 
-__all__ = ["AskedTools", "read_tools", "tool_form", "tool_grammar"]
+__all__ = ["AskedTools", "is_text", "read_tools", "text_parameters", "tool_form"]
 
 _NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
-_MAX_CALLS = 16
-#: Within a grammar of another kind, JSON is to be written as in answers that are nothing else.
-_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +61,19 @@ def tool_form(tools: AskedTools, service: Service) -> CallForm:
     return form
 
 
-def tool_grammar(tools: AskedTools, form: CallForm, service: Service) -> Grammar | None:
-    """Of an answer that is a call, or several; None where it need not be. Raises ApiError."""
-    if not tools.required:
-        return None
-    key = "parameters" if form == "llama3" else "arguments"
-    chosen = [tool["function"] for tool in tools.shown if tool["function"]["name"] in tools.required]
-    calls: dict[str, Any] = {"anyOf": [_call_schema(tool, at, key, form) for at, tool in enumerate(chosen)]}
-    most = _MAX_CALLS if tools.several else 1
-    if form == "hermes":
-        call = f"%json {json.dumps(calls | {'x-guidance': _SPACES})}"
-        more = ' ("\\n" call)*' if tools.several else ""
-        text = f'start: call{more}\ncall: "<tool_call>\\n" body "\\n</tool_call>"\nbody: {call}'
-        return grammar_of("lark", text, "tools", service)
-    if form == "mistral":
-        calls = {"type": "array", "items": calls, "minItems": 1, "maxItems": most}
-    return grammar_of("json", json.dumps(calls), "tools", service)
+def text_parameters(tools: AskedTools) -> tuple[tuple[str, ...], ...]:
+    """Of each tool, the parameters that are texts and nothing else."""
+    return tuple(_texts(tool["function"]["parameters"]) for tool in tools.shown)
+
+
+def is_text(schema: object) -> bool:
+    """Whether all values of the schema are texts, as far as it says so itself."""
+    if not isinstance(schema, dict):
+        return False
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else ())
+    if "type" not in schema and isinstance(choices, list):
+        return bool(choices) and all(isinstance(choice, str) for choice in choices)
+    return schema.get("type") == "string"
 
 
 def _tool(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
@@ -133,25 +125,9 @@ def _required(fields: BodyFields, names: Sequence[str]) -> tuple[str, ...] | Non
     return (name,)
 
 
-def _call_schema(tool: Mapping[str, Any], at: int, key: str, form: CallForm) -> dict[str, Any]:
-    place = f"#/{'items/' if form == 'mistral' else ''}anyOf/{at}/properties/{key}"
-    parameters = _moved(tool["parameters"], place)
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool["name"]}, key: parameters},
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """The schema, whose references to parts of itself stay so at another place."""
-    if isinstance(schema, list):
-        return [_moved(one, place) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
-    return moved
+def _texts(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return ()
+    names = [name for name, value in properties.items() if is_text(value) and len(name) <= MAX_TEXT_NAME]
+    return tuple(names[:MAX_TEXTS])

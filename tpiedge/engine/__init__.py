@@ -4,7 +4,7 @@
 `overlap` lets chunks compute while others travel; `fused_blocks` computes a block in one native call where it can.
 `head` makes logits, `sampler` draws from them as `sampling` says; `pooling` makes embeddings of hidden states.
 `runner` is the loop of a node, `meter` measures it, `assembly` puts it together. `grammars` say which tokens an answer
-may go on with, by a process of their own (`grammar_child`).
+may go on with, by a process of their own (`grammar_child`), or a `late_constraint` with a part of it.
 
 `batcher` (pure) says which tokens of which requests a step computes, each of them a `sequence`.
 

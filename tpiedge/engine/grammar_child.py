@@ -5,10 +5,12 @@ FOLDER once, and forks for every socket that comes over FD: that child compiles 
 come next. A grammar is hostile until proven otherwise: a few bytes of it can exhaust a stack, a processor or a memory,
 so each child has limits of its own, and nothing but an open socket. No torch here.
 
-A frame is its length (u32), a letter and a body. The parent sends `g`, a JSON object (kind, text, the answer so far),
-then `a` (tokens that were drawn) and `d` (tokens that may follow), as u32 each. After `g` and after each `a` come `f`,
-tokens that the grammar forces, and `m`, a mask; after `d` comes `d`, a mask for every token that the grammar allows
-there. A mask is a byte that says whether the answer may end, and a bit for each token. `e` is why there is no more.
+A frame is its length (u32), a letter and a body. The parent sends `g`, a JSON object (kind, text, the answer so far,
+and whether a text that is forced is to be spelled in its usual tokens), then `a` (tokens that were drawn) and `d`
+(tokens that may follow), as u32 each, and `r`, which goes back to the beginning. After `g` and after each `a` and `r`
+come `f`, tokens that the grammar forces, and `m`, a mask; after `d` comes `d`, a mask for every token that the grammar
+allows there. A mask is a byte that says whether the answer may end, and a bit for each token. `e` is why there is no
+more.
 """
 
 import array
@@ -132,14 +134,17 @@ def _serve(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
         while True:
             forced = matcher.compute_ff_tokens()
             _send(link, b"f", array.array("I", forced).tobytes())
-            _send(link, b"m", _mask(matcher, forced))
+            _send(link, b"m", _mask(matcher, forced if asked["usual"] else ()))
             letter, body = _receive(link)
             while letter == b"d":
                 _within(_FRAME_S)
-                _send(link, b"d", _masks_after(matcher, array.array("I", body)))
+                _send(link, b"d", _masks_after(matcher, array.array("I", body), asked["usual"]))
                 letter, body = _receive(link)
             _within(_FRAME_S)
-            matcher.consume_tokens(list(array.array("I", body)))
+            if letter == b"r":
+                matcher.reset()
+            else:
+                matcher.consume_tokens(list(array.array("I", body)))
             _check(matcher)
     except (EOFError, ConnectionError):
         return
@@ -190,7 +195,7 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
 
 
 def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
-    """Where the grammar forces a text, its usual tokens alone are allowed, not each way to spell it."""
+    """Where the grammar forces a text, and its usual tokens are given, these alone are allowed."""
     mask = matcher.compute_bitmask()
     _check(matcher)
     if forced:
@@ -200,13 +205,13 @@ def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
     return bytes((matcher.is_accepting(),)) + mask
 
 
-def _masks_after(matcher: "LLMatcher", ids: "array.array[int]") -> bytes:
+def _masks_after(matcher: "LLMatcher", ids: "array.array[int]", usual: bool) -> bytes:
     """After each of the tokens, up to the first that is not allowed. The matcher stays where it is."""
     allowed = matcher.validate_tokens(list(ids))
     masks = b""
     for token in ids[:allowed]:
         matcher.consume_token(token)
-        masks += _mask(matcher, matcher.compute_ff_tokens())
+        masks += _mask(matcher, matcher.compute_ff_tokens() if usual else ())
     if allowed and not matcher.rollback(allowed):
         _check(matcher)
     return masks

@@ -19,7 +19,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Constraint", "Grammars", "await_any"]
+__all__ = ["AnswerConstraint", "Constraint", "Grammars", "await_any"]
 
 _CHILD: Final = "tpiedge.engine.grammar_child"
 #: How long a grammar may take until its first mask, the tokenizer's reading included; and an answer of the child.
@@ -40,6 +40,38 @@ _FORCED_S: Final = 0.002
 _HEAD: Final = 5
 _RECEIVED: Final = 1 << 18
 _MAX_WHY: Final = 400
+
+
+class AnswerConstraint(Protocol):
+    """Keeps one answer to what it is to be. Methods may raise UserError where the request is refused after all."""
+
+    def fileno(self) -> int:
+        """Of what is readable when there is something to take."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether the answer may begin."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that come next whatever the model says, as far as that is known."""
+        ...
+
+    def guess(self, ids: Sequence[int]) -> None:
+        """These tokens may be drawn one after the other: what is allowed after each of them will be asked."""
+        ...
+
+    def masks(self) -> Iterator[TokenMask | None]:
+        """What may be drawn next; then after each token that was guessed, as far as that is known. None allows all."""
+        ...
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """These tokens were drawn."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will be asked."""
+        ...
 
 
 class Grammars:
@@ -69,7 +101,12 @@ class Grammars:
             raise UserError(
                 f"this machine has no room for the process of a grammar: {error.strerror}"
             ) from None
-        asked = {"kind": request.grammar.kind, "text": request.grammar.text, "answer": request.answer_ids}
+        asked = {
+            "kind": request.grammar.kind,
+            "text": request.grammar.text,
+            "answer": request.answer_ids,
+            "usual": request.grammar.begins is None,
+        }
         return Constraint(ours, json.dumps(asked).encode("ascii"), request.stop_ids, self._end, self._rows)
 
     def _session(self, end: int) -> socket.socket:
@@ -115,7 +152,8 @@ class Grammars:
 
 
 class Constraint:
-    """Keeps one answer to its grammar. All methods raise UserError where the grammar is refused."""
+    """An AnswerConstraint: of a grammar, from the answer's beginning to its end. All methods raise UserError where the
+    grammar is refused."""
 
     def __init__(
         self, link: socket.socket, asked: bytes, stop_ids: Sequence[int], child_end: int, rows: int
@@ -136,7 +174,6 @@ class Constraint:
         self._send(b"g", asked)
 
     def fileno(self) -> int:
-        """Of what is readable when there is something to take."""
         return self._link.fileno()
 
     def ready(self) -> bool:
@@ -144,18 +181,16 @@ class Constraint:
         return self._mask is not None or self._await(lambda: self._mask is not None, 0.0)
 
     def forced(self) -> Sequence[int]:
-        """The tokens that come next whatever the model says, as far as that is known."""
         self._await(lambda: self._forced is not None, _FORCED_S)
         return self._forced or ()
 
     def guess(self, ids: Sequence[int]) -> None:
-        """These tokens may be drawn one after the other: what is allowed after each of them will be asked."""
         if ids:
             self._following = None
             self._send(b"d", array("I", ids).tobytes())
 
     def masks(self) -> Iterator[TokenMask]:
-        """What may be drawn next; then after each token that was guessed, up to one that is not allowed."""
+        """After the guesses up to one that is not allowed."""
         done = self._await(lambda: self._mask is not None and self._following is not None, _ANSWER_S)
         if not done or self._mask is None or self._following is None:
             raise _too_much()
@@ -163,15 +198,22 @@ class Constraint:
         yield from self._following
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """These tokens were drawn."""
-        self._forced = self._mask = None
-        self._following = []
-        self._deadline = time.monotonic() + _ANSWER_S
-        self._send(b"a", array("I", tokens).tobytes())
+        self._renew(b"a", array("I", tokens).tobytes())
+
+    def restart(self) -> None:
+        """None of the tokens was drawn. Once the last mask has come."""
+        self._renew(b"r", b"")
 
     def close(self) -> None:
         """Ends its process."""
         self._link.close()
+
+    def _renew(self, letter: bytes, body: bytes) -> None:
+        """After which something else is allowed."""
+        self._forced = self._mask = None
+        self._following = []
+        self._deadline = time.monotonic() + _ANSWER_S
+        self._send(letter, body)
 
     def _send(self, letter: bytes, body: bytes) -> None:
         """What does not fit on the way at once, as a long answer so far, goes later: the child may not have begun."""
@@ -246,7 +288,7 @@ class Constraint:
         return mask
 
 
-def await_any(constraints: Sequence[Constraint], limit_s: float) -> None:
+def await_any(constraints: Sequence[AnswerConstraint], limit_s: float) -> None:
     """Returns when there is something to take for one of them, or after that time; at once where there are none."""
     if constraints:
         select.select(constraints, [], [], limit_s)

@@ -22,8 +22,9 @@ from tpiedge.collectives.route import Route
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.carrying import Carrier, Taken
 from tpiedge.engine.forward import ForwardPass
-from tpiedge.engine.grammars import Constraint, Grammars, await_any
+from tpiedge.engine.grammars import AnswerConstraint, Grammars, await_any
 from tpiedge.engine.head import Head
+from tpiedge.engine.late_constraint import begin_late
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import StepCancelled
 from tpiedge.engine.pooling import MeanState
@@ -96,7 +97,7 @@ class _Live:
     pooled: MeanState | None = None
     reason: FinishReason | None = None
     scored: int = 1
-    constraint: Constraint | None = None
+    constraint: AnswerConstraint | None = None
     #: Why the request is refused, though it was accepted.
     refused: UserError | None = None
 
@@ -278,9 +279,11 @@ class Leader:
     def _sampler(self, request: GenerationRequest) -> Draws:
         return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)
 
-    def _constraint(self, request: GenerationRequest) -> Constraint | None:
+    def _constraint(self, request: GenerationRequest) -> AnswerConstraint | None:
         if request.grammar is None:
             return None
+        if request.grammar.begins is not None:
+            return begin_late(self._grammars, request, request.grammar) if self._grammars else None
         if self._grammars is None:
             raise UserError("answers by a grammar are not to be had here")
         return self._grammars.begin(request)
@@ -488,7 +491,7 @@ def _refusing(live: _Live) -> Iterator[None]:
         live.refused = live.refused or error
 
 
-def _forced(live: _Live, constraint: Constraint) -> Sequence[int]:
+def _forced(live: _Live, constraint: AnswerConstraint) -> Sequence[int]:
     """The tokens that come next whatever the model says; none where the grammar has failed."""
     found: Sequence[int] = ()
     with _refusing(live):

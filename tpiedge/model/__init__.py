@@ -4,6 +4,6 @@
 `fields` read a folder's files. `config` (with `rope`, for which `elementary` has logarithms and powers, and
 `quantisation`) holds the numbers, `checkpoint` (with `safetensors_header` and `int4_checkpoint`) the tensors, `spec`
 what a pack is written from. Text: `tokenizer` (with `tokenizer_growth` and `tokenizer_sections`), `detokenizer`,
-`stops`, `text`, `speech` (calls of tools, thoughts), and `template`, which
-`template_child` renders. `gguf/` and `hub/` are packages of their own.
+`stops`, `text`, `speech` (thoughts, and calls of tools, by `call_reader` in one of the `call_forms`, with `held_text`
+and `json_scan`), and `template`, which `template_child` renders. `gguf/` and `hub/` are packages of their own.
 """

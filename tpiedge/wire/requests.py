@@ -38,10 +38,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer may be: the texts that `text` describes. It comes from a client, and nobody has read it."""
+    """What an answer may be: the texts that `text` describes. It comes from a client, and nobody has read it.
+
+    `begins`: in place of that, the answer is free, but for what follows this token each time that it is drawn, to the
+    first place where `text` may end. `thoughts`: the tokens that open and close thoughts, in which it does not begin.
+    """
 
     kind: GrammarKind
     text: Annotated[str, MaxLength(MAX_GRAMMAR)]
+    begins: U32 | None = None
+    thoughts: Annotated[TokenIds, Packed("<I", 2)] = ()
 
 
 @dataclass(frozen=True, slots=True)

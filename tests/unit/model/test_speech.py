@@ -1,47 +1,67 @@
 """Calls and thoughts in what models write: the forms, what only looks like one, and any cutting into pieces."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.model.speech import (
-    CallForm,
-    Said,
-    SpeechForm,
-    SpeechReader,
-    SpokenText,
-    Thinking,
-    ToolCall,
-    call_form,
-)
+from tpiedge.model.call_forms import CALL_MARKS, CallForm, call_form
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, ReadTool
+from tpiedge.model.json_scan import JsonScan
+from tpiedge.model.speech import SpeechForm, SpeechReader, SpokenText, Thinking
 
-TOOLS = ("weather", "add")
+TOOLS = (ReadTool("weather", ("city", "note")), ReadTool("add"))
 
 
-def read(form: SpeechForm, pieces: Sequence[str]) -> list[Said]:
-    """With neighbouring texts of a kind joined."""
+@dataclass(frozen=True)
+class Call:
+    """As a client makes it of its parts. `broken`: what the model wrote, where it did not come to its end."""
+
+    index: int
+    name: str
+    arguments: str
+    broken: str = ""
+
+
+def read(form: SpeechForm, pieces: Sequence[str]) -> list[SpokenText | Call]:
+    """With neighbouring texts of a kind, and the parts of calls, joined."""
     reader = SpeechReader(form)
-    said: list[Said] = []
+    said: list[SpokenText | Call] = []
+    begun: dict[int, tuple[str, list[str]]] = {}
     for one in [one for piece in pieces for one in reader.feed(piece)] + reader.finish():
         last = said[-1] if said else None
-        if isinstance(one, SpokenText) and isinstance(last, SpokenText) and one.thought == last.thought:
-            said[-1] = SpokenText(last.text + one.text, one.thought)
-        else:
-            said.append(one)
+        match one:
+            case CallBegun(index, name):
+                assert index not in begun
+                begun[index] = name, []
+            case CallArguments(index, text):
+                assert text
+                assert index == max(begun)
+                begun[index][1].append(text)
+            case CallEnded(index, broken):
+                name, parts = begun[index]
+                said.append(Call(index, name, "".join(parts), broken))
+                if not broken:
+                    assert isinstance(json.loads("".join(parts)), dict)
+            case SpokenText() if isinstance(last, SpokenText) and one.thought == last.thought:
+                said[-1] = SpokenText(last.text + one.text, one.thought)
+            case _:
+                said.append(one)
+    assert len(begun) == sum(isinstance(one, Call) for one in said)
     return said
 
 
-def call(index: int, name: str = "weather", **arguments: object) -> ToolCall:
-    return ToolCall(index, name, json.dumps(arguments, ensure_ascii=False))
+def call(index: int, name: str = "weather", **arguments: object) -> Call:
+    return Call(index, name, json.dumps(arguments, ensure_ascii=False))
 
 
 PARIS = call(0, city="Paris")
 SUM = call(1, "add", a=1, b=[2, {"c": '}"'}])
 #: (form, text, what is said)
-CASES: list[tuple[CallForm, str, list[Said] | None]] = [
+CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
     ("hermes", "Just text, <b>bold</b>. \n", [SpokenText("Just text, <b>bold</b>. \n")]),
     ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>', [PARIS]),
     (
@@ -56,7 +76,32 @@ CASES: list[tuple[CallForm, str, list[Said] | None]] = [
     ("hermes", " <tool_call> oh", [SpokenText(" <tool_call> oh")]),
     ("hermes", '<tool_call>{"name": "rm", "arguments": {}}</tool_call>', None),
     ("hermes", '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', None),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": {"x": NaN}}</tool_call>', None),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"x": NaN}}</tool_call>',
+        [
+            Call(0, "weather", '{"x": ', '<tool_call>{"name": "weather", "arguments": {"x": '),
+            SpokenText("NaN}}</tool_call>"),
+        ],
+    ),
+    (
+        "hermes",
+        '<tool_call>\n{"arguments": {"city":"Paris"}, "id": 7, "name": "weather"}\n</tool_call>',
+        [Call(0, "weather", '{"city":"Paris"}')],
+    ),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": null}', [call(0)]),
+    ("hermes", '<tool_call>{"arguments": {"city": "Paris"}}', None),
+    ("hermes", '<tool_call>{"name": "rm", "x": "<tool_call>{\\"name\\": \\"add\\"}"}', None),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": 1"}', None),
+    (
+        "hermes",
+        'Oh <tool_call>{"name": "weather", "arguments": {"city": "Par',
+        [
+            SpokenText("Oh"),
+            Call(0, "weather", '{"city": "Par', ' <tool_call>{"name": "weather", "arguments": {"city": "Par'),
+        ],
+    ),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}', [PARIS]),
     ("hermes", '<tool_call>{"name": "weather", "argu', None),
     ("hermes", '{"name": "weather", "arguments": {}}', None),
     ("llama3", '{"name": "weather", "parameters": {"city": "Paris"}}', [PARIS]),
@@ -79,14 +124,117 @@ CASES: list[tuple[CallForm, str, list[Said] | None]] = [
     ),
     ("mistral", "[1] says [TOOL_CALLS", None),
     ("mistral", "[TOOL_CALLS][]", None),
+    ("mistral-args", '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}', [PARIS]),
+    (
+        "mistral-args",
+        'Hm.[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"city": "Paris"}[TOOL_CALLS]add[ARGS] '
+        '{"a": 1, "b": [2, {"c": "}\\""}]}',
+        [SpokenText("Hm."), PARIS, SUM],
+    ),
+    ("mistral-args", "[TOOL_CALLS]weather[ARGS] nothing", None),
+    ("mistral-args", '[TOOL_CALLS]rm[ARGS]{"x": "[TOOL_CALLS]add[ARGS]{}"}', None),
+    ("mistral-args", "[TOOL_CALLS]" + "weather" * 99, None),
+    (
+        "mistral-args",
+        '[TOOL_CALLS]weather[ARGS]{"city": "Pa',
+        [Call(0, "weather", '{"city": "Pa', '[TOOL_CALLS]weather[ARGS]{"city": "Pa')],
+    ),
+    (
+        "qwen-xml",
+        "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+        [SpokenText("I look."), PARIS],
+    ),
+    (
+        "qwen-xml",
+        "<tool_call>\n<function=weather>\n<parameter=city>\n5\n</parameter>\n<parameter=days>\n5\n</parameter>\n"
+        "<parameter=rain>\nTrue\n</parameter>\n<parameter=how>\nto go\n</parameter>\n</function>\n</tool_call>\n"
+        '<tool_call>\n<function=add>\n<parameter=a>\n[1,\n"2"]\n</parameter>\n</function>\n</tool_call>',
+        [
+            call(0, city="5", days=5, rain=True, how="to go"),
+            Call(1, "add", '{"a": [1,\n"2"]}'),
+        ],
+    ),
+    (
+        "qwen-xml",
+        '<function=weather><parameter=city> "A"\n\n</paramete>\\\n</parameter><parameter=note></parameter></function>',
+        [call(0, city=' "A"\n\n</paramete>\\', note="")],
+    ),
+    ("qwen-xml", "<tool_call>\n<function=add>\n</function>\n</tool_call>", [call(0, "add")]),
+    (
+        "qwen-xml",
+        "<tool_call><function=rm><parameter=x><function=add></function></parameter></function>",
+        None,
+    ),
+    ("qwen-xml", "<tool_call> oh <function= </tool_call>", None),
+    (
+        "qwen-xml",
+        "<function=add><parameter=a>1</parameter><parameter=a>2</parameter></function>",
+        [
+            Call(0, "add", '{"a": 1', "<function=add><parameter=a>1</parameter><parameter=a>"),
+            SpokenText("2</parameter></function>"),
+        ],
+    ),
+    (
+        "qwen-xml",
+        "<function=weather><parameter=city>\nPar\n",
+        [Call(0, "weather", '{"city": "Par', "<function=weather><parameter=city>\nPar")],
+    ),
+    (
+        "deepseek-v3",
+        "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n'
+        '{"a": 1, "b": [2, {"c": "}\\""}]}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        [SpokenText("Well."), PARIS, SUM],
+    ),
+    ("deepseek-v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>rm\n```json\n{}\n```", None),
+    ("deepseek-v3", "```json\n{}\n```", None),
+    (
+        "deepseek-v31",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'
+        '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b": [2, {"c": "}\\""}]}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>",
+        [PARIS, SUM],
+    ),
+    ("deepseek-v31", "<｜tool▁calls▁begin｜> oh <｜tool▁call▁begin｜>weather", None),
     ("", '<tool_call>{"name": "weather", "arguments": {}}</tool_call>', None),
 ]
 
 
 @pytest.mark.parametrize(("form", "text", "said"), CASES)
-def test_calls(form: CallForm, text: str, said: list[Said] | None) -> None:
+def test_calls(form: CallForm, text: str, said: list[SpokenText | Call] | None) -> None:
     """None: the text itself."""
-    assert read(SpeechForm(form, TOOLS), [text]) == (said or [SpokenText(text)])
+    for pieces in ([text], list(text)):
+        assert read(SpeechForm(form, TOOLS), pieces) == (said or [SpokenText(text)])
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "a long one'),
+        ("llama3", '{"name": "weather", "parameters": {"city": "a long one'),
+        ("mistral-args", '[TOOL_CALLS]weather[ARGS]{"city": "a long one'),
+        ("qwen-xml", "<tool_call><function=weather><parameter=city>a long one"),
+        ("deepseek-v31", '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "a long one'),
+    ],
+)
+def test_arguments_are_told_while_they_are_written(form: CallForm, text: str) -> None:
+    said = SpeechReader(SpeechForm(form, TOOLS)).feed(text)
+    assert said[0] == CallBegun(0, "weather")
+    told = "".join(one.text for one in said if isinstance(one, CallArguments))
+    assert told == '{"city": "a long one'
+
+
+def test_no_more_is_held_back_than_may_be_an_end() -> None:
+    reader = SpeechReader(SpeechForm("qwen-xml", TOOLS))
+    reader.feed("<function=weather><parameter=city>")
+    told = [reader.feed(piece) for piece in ("a", "b\n", "</par", "x", "\n</parameter>")]
+    texts = ["".join(one.text for one in said if isinstance(one, CallArguments)) for said in told]
+    assert texts == ['"a', "b", "", "\\n</parx", '"']
+    reader = SpeechReader(SpeechForm("hermes", TOOLS))
+    reader.feed('<tool_call>{"name": "add", "arguments": ')
+    told = [reader.feed(piece) for piece in ('{"a": tr', "ue, ", '"b": "x\\', "n\\ud83", 'd"')]
+    texts = ["".join(one.text for one in said if isinstance(one, CallArguments)) for said in told]
+    assert texts == ['{"a": ', "true, ", '"b": "x', "\\n", '\\ud83d"']
 
 
 def test_of_several_calls_only_the_first_is_wanted() -> None:
@@ -108,7 +256,7 @@ def test_of_several_calls_only_the_first_is_wanted() -> None:
         ("", "<think>x</think>", [SpokenText("<think>x</think>")]),
     ],
 )
-def test_thoughts(thinking: Thinking, text: str, said: list[Said]) -> None:
+def test_thoughts(thinking: Thinking, text: str, said: list[SpokenText | Call]) -> None:
     assert read(SpeechForm(thinking=thinking), [text]) == said
 
 
@@ -118,15 +266,73 @@ def test_calls_come_after_thoughts_and_not_in_them() -> None:
     assert read(form, [f"<think>Maybe {one}?</think>\n{one}"]) == [SpokenText(f"Maybe {one}?", True), PARIS]
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def _enveloped(key: str, arguments: str) -> str:
+    return f'{{"name": "weather", "{key}": {arguments}}}'
+
+
+#: How a model writes calls of the weather with these arguments.
+WRITTEN: dict[CallForm, Callable[[list[str]], str]] = {
+    "hermes": lambda every: "\n".join(
+        f"<tool_call>\n{_enveloped('arguments', one)}\n</tool_call>" for one in every
+    ),
+    "llama3": lambda every: "; ".join(_enveloped("parameters", one) for one in every),
+    "mistral": lambda every: f"[TOOL_CALLS] [{', '.join(_enveloped('arguments', one) for one in every)}]",
+    "mistral-args": lambda every: "".join(f"[TOOL_CALLS]weather[ARGS]{one}" for one in every),
+    "deepseek-v3": lambda every: (
+        "<｜tool▁calls▁begin｜>"
+        + "\n".join(
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{one}\n```<｜tool▁call▁end｜>"
+            for one in every
+        )
+        + "<｜tool▁calls▁end｜>"
+    ),
+    "deepseek-v31": lambda every: (
+        "<｜tool▁calls▁begin｜>"
+        + "".join(f"<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{one}<｜tool▁call▁end｜>" for one in every)
+        + "<｜tool▁calls▁end｜>"
+    ),
+}
 PARTS = [
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<think>", "</think>", ";", " ", "\n"),
     *('{"name": "weather", "arguments": {"city": "Paris"}}', '[{"name": "add", "parameters": {}}]', "{", "}"),
-    *('"', "\\", "[", "]", "text", "<", "[TOOL", "é"),
+    *(
+        '"',
+        "\\",
+        "[",
+        "]",
+        "text",
+        "<",
+        "[TOOL",
+        "é",
+        "[ARGS]",
+        "[CALL_ID]",
+        "weather",
+        "1.5e",
+        "tru",
+        ">",
+        ": ",
+        ",",
+    ),
+    *("<function=", "<parameter=city>", "<parameter=", "</parameter>", "</function>", "```json", "function"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        '{"city": ',
+        '{"name": "weather", "arguments": ',
+    ),
 ]
 
 
 @given(
-    st.sampled_from(["", "hermes", "llama3", "mistral"]),
+    st.sampled_from(["", *CALL_MARKS]),
     st.sampled_from(["", "marked", "begun"]),
     st.booleans(),
     st.lists(st.sampled_from(PARTS), max_size=12),
@@ -143,6 +349,97 @@ def test_any_cut_says_the_same(
         assert "".join(one.text for one in read(form, pieces) if isinstance(one, SpokenText)) == text
 
 
+@given(
+    st.sampled_from(["hermes", "llama3", "mistral", "mistral-args", "deepseek-v3", "deepseek-v31"]),
+    st.lists(st.dictionaries(st.text(), JSON, max_size=3), min_size=1, max_size=3),
+    st.booleans(),
+    st.data(),
+)
+def test_whole_calls_have_the_arguments_that_were_written(
+    form: CallForm, every: list[dict[str, object]], ascii_only: bool, data: st.DataObject
+) -> None:
+    """However they are cut into pieces, and written as JSON."""
+    spaces = data.draw(st.sampled_from([None, 1]))
+    written = [json.dumps(arguments, ensure_ascii=ascii_only, indent=spaces) for arguments in every]
+    text = f"Text.{WRITTEN[form](written)}" if form not in ("llama3", "mistral") else WRITTEN[form](written)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    calls = [one for one in read(SpeechForm(form, TOOLS), pieces) if isinstance(one, Call)]
+    assert calls == [Call(index, "weather", arguments) for index, arguments in enumerate(written)]
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_characters=">\n"), min_size=1), st.text()), st.data())
+def test_texts_between_tags_are_those_that_were_written(values: dict[str, str], data: st.DataObject) -> None:
+    values = {key.strip(): value for key, value in values.items() if key.strip() and "<" not in key + value}
+    tool = ReadTool("weather", tuple(values))
+    parameters = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()]
+    text = f"<tool_call>\n<function=weather>\n{''.join(parameters)}</function>\n</tool_call>"
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    (only,) = read(SpeechForm("qwen-xml", (tool,)), pieces)
+    assert only == Call(0, "weather", json.dumps(values, ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "{}",
+            "[]",
+            '{"a": [1, -2.5e+7, 0, true, false, null, "\\u00e9\\n"]}',
+            '""',
+            "[[[]]]",
+            "1 ",
+            "-0.1 ",
+        ),
+        *(
+            "",
+            "{",
+            "[1,]",
+            "[,1]",
+            "{,}",
+            '{"a"}',
+            '{"a": 1,}',
+            "01 ",
+            "1. ",
+            "+1 ",
+            "1e ",
+            "NaN",
+            "tru ",
+            '"\n"',
+        ),
+        *('"\\x"', '"\\u12g4"', "{1: 2}", "[1 2]", '{"a" 1}', "]", "[}", "." + "1" * 9, "٣ ", "'a'", "nulll"),
+    ],
+)
+def test_json_is_what_json_is(text: str) -> None:
+    """The scan says the same as Python's reader."""
+    for pieces in ([text], list(text)):
+        scan, held, taken = JsonScan(), "", ""
+        for piece in pieces:
+            held += piece
+            count = scan.take(held)
+            taken, held = taken + held[:count], held[count:]
+        is_json = scan.finish() and not held.strip()
+        try:
+            value = json.loads(text, parse_constant=_refuse)
+        except ValueError:
+            assert not is_json
+            continue
+        assert is_json
+        assert json.loads(taken) == value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def test_json_that_python_cannot_read_is_broken() -> None:
+    for text in ("[" * 200, "1" * 5000):
+        scan = JsonScan()
+        scan.take(text)
+        assert scan.broken
+
+
 def test_forms_follow_from_templates() -> None:
     assert call_form("{{ '<tool_call>' }}{{ tools }}") == "hermes"
     assert call_form("[AVAILABLE_TOOLS]{{ tools }} [TOOL_CALLS]") == "mistral"
@@ -150,5 +447,13 @@ def test_forms_follow_from_templates() -> None:
         call_form('{"name": function name, "parameters": dictionary of argument name and its value}')
         == "llama3"
     )
-    assert call_form("{{ tools }} <tool_call><function=") == ""
+    assert call_form("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}") == "mistral-args"
+    assert call_form("<tool_call>\\n<function=' + name + '>\\n<parameter=") == "qwen-xml"
+    assert (
+        call_form("'<｜tool▁call▁begin｜>' + type + '<｜tool▁sep｜>' + name + '\\n```json\\n'")
+        == "deepseek-v3"
+    )
+    assert call_form("'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments") == "deepseek-v31"
+    assert call_form("{{ tools }} <function=name>{") == ""
+    assert call_form("{{ tools }} <tool_call>name<arg_key>") == ""
     assert call_form("{{ tools }}") == ""

@@ -1,0 +1,276 @@
+"""What follows the token that opens a call is one of a tool, in every form, and nothing else of an answer changes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+
+from tests.unit.model.vocabularies import byte_level
+from tpiedge.api.call_grammars import begun_call_grammar, required_call_grammar
+from tpiedge.api.tools import AskedTools, text_parameters
+from tpiedge.engine.grammars import Constraint, Grammars, await_any
+from tpiedge.engine.late_constraint import LateConstraint, begin_late
+from tpiedge.model.call_forms import CALL_MARKS, CallForm
+from tpiedge.model.call_reader import CallBegun, CallEnded, ReadTool
+from tpiedge.model.speech import SpeechForm, SpeechReader
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
+from tpiedge.wire.requests import GenerationRequest, Grammar
+
+END = 2
+LIMIT_S = 30.0
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = AskedTools(
+    tuple(
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in {
+            "weather": WEATHER,
+            "add": {"type": "object", "properties": {}, "additionalProperties": False},
+            "odd": {"type": "array", "uniqueItems": True},
+        }.items()
+    ),
+    required=("weather", "add"),
+)
+SEP, BEGIN = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>"
+#: Form: (what opens a call, calls that are allowed to their end, what is not allowed from | on).
+WRITTEN: dict[CallForm, tuple[str, list[str], list[str]]] = {
+    "hermes": (
+        "<tool_call>",
+        [
+            '\n{"name": "weather", "arguments": {"city": "Paris", "days": 3, "unit": "C"}}',
+            '{"name":"weather","arguments":{"city":"<tool_call>"}}',
+            ' {\n "name": "add",\n "arguments": {}\n}',
+        ],
+        [
+            '\n{"name": "|rm", "arguments": {}}',
+            '\n{"name": "weather", "arguments": {|}}',
+            '\n{"name": "weather", "arguments": {"city": |7}}',
+            '\n{"name": "weather", "arguments": {"city": "x", "|wind": 1}}',
+            "\n|None",
+        ],
+    ),
+    "llama3": (
+        "<|python_tag|>",
+        ['{"name": "weather", "parameters": {"city": "Paris"}}'],
+        ['{"name": "weather", "|arguments": {}}', "|print(1)"],
+    ),
+    "mistral": (
+        "[TOOL_CALLS]",
+        [' [{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "add", "arguments": {}}]'],
+        ["[|]", '[{"name": "add", "arguments": |[]}]'],
+    ),
+    "mistral-args": (
+        "[TOOL_CALLS]",
+        ['weather[ARGS]{"city": "Paris"}', 'weather[CALL_ID]abcdefghi[ARGS] {"city":"Paris"}'],
+        ["|rm[ARGS]{}", "weather[ARGS]{|}", "weather|{}"],
+    ),
+    "qwen-xml": (
+        "<tool_call>",
+        [
+            "\n<function=weather>\n<parameter=city>\nNew\n<York>\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+            "<parameter=unit>\nC\n</parameter>\n</function>",
+            "<function=add></function>",
+        ],
+        [
+            "\n<function=|rm>",
+            "\n<function=weather>\n<|/function>",
+            "\n<function=weather>\n<parameter=city>x</parameter>\n<parameter=days>\n|many",
+            "\n<function=weather>\n<parameter=city>x</parameter>\n<parameter=unit>\n|K",
+        ],
+    ),
+    "deepseek-v3": (
+        BEGIN,
+        [f'function{SEP}weather\n```json\n{{"city": "Paris"}}'],
+        [f"|weather{SEP}", f"function{SEP}|rm", f"function{SEP}weather\n```json\n|[]"],
+    ),
+    "deepseek-v31": (
+        BEGIN,
+        [f'weather{SEP}{{"city": "Paris"}}'],
+        [f"|function{SEP}", f"weather{SEP}{{|}}"],
+    ),
+}
+
+
+class Model:
+    """Whose tokenizer has a token for each mark, some of them special."""
+
+    def __init__(self, folder: Path) -> None:
+        backend = byte_level()
+        marks = {mark for one in CALL_MARKS.values() for mark in one.separating}
+        marks = marks - {";", "```", "<function="} | {"<think>", "</think>"}
+        backend.add_tokens(
+            [AddedToken(mark, special=mark.startswith("["), normalized=False) for mark in sorted(marks)]
+        )
+        backend.save(str(folder / "tokenizer.json"))
+        self.tokenizer = Tokenizer.open(folder)
+        self.rows = self.tokenizer.vocab_size
+        self.grammars = Grammars(folder, self.rows)
+        self.service = FakeService(self.tokenizer, vocab_size=self.rows)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special=False)
+
+    def grammar(self, form: CallForm, *, thinking: bool = False) -> Grammar:
+        grammar = begun_call_grammar(TOOLS, form, "marked" if thinking else "", self.service)
+        assert grammar is not None
+        return grammar
+
+    def begin(
+        self, grammar: Grammar, answer: Sequence[int] = (), prompt: str = "hello", stop: int = END
+    ) -> LateConstraint:
+        request = GenerationRequest(
+            "r", tuple(self.ids(prompt)), 999, stop_ids=(stop,), answer_ids=tuple(answer), grammar=grammar
+        )
+        late = begin_late(self.grammars, request, grammar)
+        assert late is not None
+        while not late.ready():
+            await_any([late], LIMIT_S)
+        return late
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[Model]:
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    model = Model(tmp_path)
+    yield model
+    model.grammars.close()
+
+
+def draw(late: LateConstraint, ids: Sequence[int]) -> list[bool | None]:
+    """Whether each of the tokens, up to the first that is refused, is allowed; None where all tokens are."""
+    found: list[bool | None] = []
+    for token in ids:
+        late.guess(())
+        mask = next(iter(late.masks()))
+        found.append(None if mask is None else bool(mask[token // 8] >> token % 8 & 1))
+        if found[-1] is False:
+            break
+        late.accept([token])
+    return found
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_a_call_is_free_in_everything_but_what_it_calls(model: Model, form: CallForm) -> None:
+    """In the same answer, after free text, one after the other; the reader takes it for what it is."""
+    opener, calls, _ = WRITTEN[form]
+    with closing(model.begin(model.grammar(form))) as late:
+        for call in calls:
+            free = draw(late, model.ids(f'Some "text" {{é世: <tool> </s> {opener}'))
+            assert set(free) == {None}
+            assert set(draw(late, model.ids(call))) == {True}
+            assert set(draw(late, model.ids("\n}</tool_call>] and so on</s>"))) == {None}
+            tools = tuple(map(ReadTool, TOOLS.names, text_parameters(TOOLS)))
+            said = SpeechReader(SpeechForm(form, tools)).feed(opener + call)
+            assert isinstance(said[0], CallBegun)
+            assert isinstance(said[-1], CallEnded)
+            assert not said[-1].broken
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_what_is_no_call_of_a_tool_cannot_be_drawn(model: Model, form: CallForm) -> None:
+    opener, _, refused = WRITTEN[form]
+    for text in refused:
+        good, _, bad = text.partition("|")
+        with closing(model.begin(model.grammar(form))) as late:
+            assert set(draw(late, model.ids(f"Text {opener}"))) == {None}
+            assert set(draw(late, model.ids(good))) <= {True}
+            assert draw(late, [END]) == [False]
+            assert draw(late, [model.ids(bad)[0]]) == [False], text
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_calls_that_are_required_are_read_as_calls(model: Model, form: CallForm) -> None:
+    """Each token is the least of those that are allowed, after the guesses that are forced."""
+    grammar = required_call_grammar(replace(TOOLS, required=("add",), several=False), form, model.service)
+    assert grammar is not None
+    request = GenerationRequest("r", (1,), 999, stop_ids=(END,), grammar=grammar)
+    ids: list[int] = []
+    with closing(model.grammars.begin(request)) as constraint:
+        while END not in ids:
+            assert len(ids) < 300
+            (mask,) = constraint.masks()
+            ids += [allowed_least(constraint, mask)]
+            constraint.accept(ids[-1:])
+    text = model.tokenizer.decode(ids[:-1], skip_special=False)
+    reader = SpeechReader(SpeechForm(form, tuple(map(ReadTool, TOOLS.names))))
+    said = [*reader.feed(text), *reader.finish()]
+    assert (said[0], said[-1]) == (CallBegun(0, "add"), CallEnded(0))
+
+
+def allowed_least(constraint: Constraint, mask: Sequence[int]) -> int:
+    forced = constraint.forced()
+    if forced:
+        return forced[0]
+    tokens = range(8 * len(mask))
+    allowed = [token for token in tokens if mask[token // 8] >> token % 8 & 1]
+    return END if END in allowed else allowed[0]
+
+
+def test_guesses_go_as_far_as_a_call_begins_or_ends(model: Model) -> None:
+    opener, (call, *_), _ = WRITTEN["hermes"]
+    ids = model.ids(f"Text {opener}{call}")
+    begin = ids.index(model.ids(opener)[0])
+    with closing(model.begin(model.grammar("hermes"))) as late:
+        late.guess(ids)
+        assert list(late.masks()) == [None] * (begin + 1)
+        late.accept(ids[: begin + 1])
+        more = [*ids[begin + 1 :], *model.ids("\nand more"), END]
+        late.guess(more)
+        masks = list(late.masks())
+        assert len(masks) == len(ids) - begin
+        assert all(mask is not None for mask in masks[:-1])
+        assert masks[-1] is None
+        late.accept(more[: len(masks)])
+        assert late.forced() == ()
+        late.guess([])
+        assert list(late.masks()) == [None]
+
+
+def test_another_epoch_goes_on_where_one_ended(model: Model) -> None:
+    opener, (call, other, _), _ = WRITTEN["hermes"]
+    ids = model.ids(f"Text {opener}{call}</tool_call> {opener}{other}")
+    with closing(model.begin(model.grammar("hermes"))) as late:
+        every = draw(late, ids)
+    assert {True, None} == {*every}
+    for cut in range(0, len(ids), 7):
+        with closing(model.begin(model.grammar("hermes"), ids[:cut])) as again:
+            assert draw(again, ids[cut:]) == every[cut:]
+
+
+def test_in_thoughts_no_call_begins(model: Model) -> None:
+    opener, (call, *_), _ = WRITTEN["hermes"]
+    grammar = model.grammar("hermes", thinking=True)
+    for prompt, answer in (("hello", f"<think>Or {opener} no"), ("hello <think>\n", f"Or {opener} no")):
+        with closing(model.begin(grammar, prompt=prompt)) as late:
+            assert set(draw(late, model.ids(f"{answer}</think>\n{opener}"))) == {None}
+            assert set(draw(late, model.ids(call))) == {True}
+
+
+def test_a_grammar_that_fails_leaves_the_answer_free(model: Model) -> None:
+    opener = model.ids(WRITTEN["hermes"][0])
+    wrong = Grammar("lark", "start: nothing_of_that_name", begins=opener[0])
+    with closing(model.begin(wrong)) as late:
+        assert set(draw(late, [*opener, *model.ids("rm -rf")])) == {None}
+    assert begin_late(model.grammars, GenerationRequest("r", (1,), 9, grammar=wrong), wrong) is None
+
+
+def test_without_a_token_for_what_opens_a_call_there_is_no_grammar(model: Model) -> None:
+    bare = FakeService(Tokenizer(byte_level(), {}), vocab_size=400)
+    assert begun_call_grammar(TOOLS, "hermes", "", bare) is None
+    assert begun_call_grammar(TOOLS, "", "", model.service) is None
+    endless = FakeService(model.tokenizer, vocab_size=400, eos_ids=())
+    assert begun_call_grammar(TOOLS, "hermes", "", endless) is None
+    many = AskedTools(TOOLS.shown * 100)
+    assert begun_call_grammar(many, "hermes", "", model.service) is None

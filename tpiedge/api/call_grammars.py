@@ -1,0 +1,189 @@
+"""The grammars of calls of tools: of an answer that must be one, and of what follows where a model begins one.
+
+A model that begins a call may write it with other spaces than those that a required one has, but with the arguments in
+the order of their schema. So that nothing else of the answer changes, the grammar holds from the token that opens a
+call to the end of the arguments, and not within thoughts.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tpiedge.api.answer_grammar import grammar_of
+from tpiedge.api.service import Service
+from tpiedge.api.tools import AskedTools, is_text
+from tpiedge.engine.sampling import grammars_installed
+from tpiedge.model.call_forms import CALL_MARKS, CallForm
+from tpiedge.model.speech import THOUGHT_MARKS, Thinking
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.wire.limits import MAX_GRAMMAR
+from tpiedge.wire.requests import Grammar
+
+__all__ = ["begun_call_grammar", "required_call_grammar"]
+
+_MAX_CALLS: Final = 16
+#: Within a grammar of another kind, JSON is to be written as in answers that are nothing else.
+_STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+#: A model that is lost would write spaces without end. What is not supported of a schema is not looked at.
+_FREE: Final = {"whitespace_pattern": r"[ \t\r\n]{0,16}", "lenient": True}
+_SPACES: Final = "SPACES: /[ \\t\\r\\n]{0,16}/"
+_REST: Final = "REST: /(.|\\n)*/"
+_TEXT: Final = "text[lazy]: /(.|\\n)*<\\/parameter>/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """`mark` makes a part of a rule of a text, which may be a special token, and `spaces` of white space that is usual,
+    if any; `json`: how JSON is written."""
+
+    mark: Callable[[str], str]
+    spaces: Callable[[str], str]
+    json: Mapping[str, object]
+
+
+def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -> Grammar | None:
+    """Of an answer that is a call, or several; None where it need not be. Raises ApiError."""
+    if not tools.required:
+        return None
+    chosen = [tool["function"] for tool in tools.shown if tool["function"]["name"] in tools.required]
+    if form in ("llama3", "mistral"):
+        schema = _enveloped(chosen, form, _MAX_CALLS if tools.several else 1)
+        return grammar_of("json", json.dumps(schema), "tools", service)
+    mark = _marking(service.tokenizer)
+    style = _Style(mark, lambda text: json.dumps(text) if text else "", _STRICT)
+    opener, before, after = mark(CALL_MARKS[form].openers[-1]), "", ""
+    between, closing = json.dumps("\n"), json.dumps("\n</tool_call>")
+    match form:
+        case "hermes" | "qwen-xml":
+            opener = json.dumps("<tool_call>\n")
+        case "mistral-args":
+            between = closing = ""
+        case "deepseek-v3" | "deepseek-v31":
+            before, after = mark(CALL_MARKS[form].openers[0]), mark("<｜tool▁calls▁end｜>")
+            closing = mark("<｜tool▁call▁end｜>")
+            if form == "deepseek-v3":
+                closing = f"{json.dumps(chr(10) + '```')} {closing}"
+            else:
+                between = ""
+    more = f" ({between} call)*" if tools.several else ""
+    text = f"start: {before} call{more} {after}\ncall: {opener} body {closing}\n{_body(chosen, form, style)}"
+    return grammar_of("lark", text, "tools", service)
+
+
+def begun_call_grammar(
+    tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
+) -> Grammar | None:
+    """Of what follows where the model begins a call of its own accord. None where it cannot be kept to that: without
+    llguidance, or a tokenizer that has one token for what opens a call, or with more tools than a grammar may have.
+    Raises ApiError."""
+    tokenizer = service.tokenizer
+    if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
+        return None
+    begins = tokenizer.token_id(CALL_MARKS[form].openers[-1])
+    thoughts = [tokenizer.token_id(mark) for mark in THOUGHT_MARKS] if thinking else []
+    known = tuple(token for token in thoughts if token is not None)
+    if begins is None or len(known) < len(thoughts):
+        return None
+    style = _Style(_marking(tokenizer), lambda _: "SPACES", _FREE)
+    body = _body([tool["function"] for tool in tools.shown], form, style)
+    text = f"start: SPACES body REST\n{_SPACES}\n{_REST}\n{body}"
+    if len(text) > MAX_GRAMMAR:
+        return None
+    return replace(grammar_of("lark", text, "tools", service), begins=begins, thoughts=known)
+
+
+def _marking(tokenizer: Tokenizer | None) -> Callable[[str], str]:
+    """Special tokens have no text for a grammar."""
+
+    def mark(text: str) -> str:
+        token = tokenizer.token_id(text) if tokenizer is not None else None
+        special = tokenizer is not None and token in tokenizer.special_ids
+        return f"<[{token}]>" if special else json.dumps(text)
+
+    return mark
+
+
+def _body(tools: Sequence[Mapping[str, Any]], form: CallForm, style: _Style) -> str:
+    """The rules of what comes after the mark that opens a call."""
+    if form in ("hermes", "llama3", "mistral"):
+        return f"body: {_json(_enveloped(tools, form, _MAX_CALLS), style)}"
+    rules = [_tagged(tool, at, style) if form == "qwen-xml" else "" for at, tool in enumerate(tools)]
+    if form != "qwen-xml":
+        rules = [f"tool_{at}: {_named(tool, form, style)}" for at, tool in enumerate(tools)]
+    names = " | ".join(f"tool_{at}" for at in range(len(tools)))
+    return "\n".join([f"body: {names}", *rules, *([_TEXT] if form == "qwen-xml" else [])])
+
+
+def _named(tool: Mapping[str, Any], form: CallForm, style: _Style) -> str:
+    """A name, a mark and JSON."""
+    name, arguments = json.dumps(tool["name"]), f"{style.spaces('')} {_json(tool['parameters'], style)}"
+    if form == "deepseek-v31":
+        return f"{name} {style.mark('<｜tool▁sep｜>')} {arguments}"
+    if form == "deepseek-v3":
+        fence = f"{style.spaces(chr(10))} {json.dumps('```json')} {style.spaces(chr(10))}"
+        return f'"function" {style.mark("<｜tool▁sep｜>")} {name} {fence} {arguments}'
+    identity = f"({style.mark('[CALL_ID]')} /[a-zA-Z0-9]{{1,64}}/)?"
+    return f"{name} {identity} {style.mark('[ARGS]')} {arguments}"
+
+
+def _tagged(tool: Mapping[str, Any], at: int, style: _Style) -> str:
+    """Tags around the values of parameters."""
+    schema = tool["parameters"]
+    properties, required = schema.get("properties"), schema.get("required")
+    needed = required if isinstance(required, list) else []
+    parts, rules = [], []
+    for number, (key, value) in enumerate(properties.items() if isinstance(properties, dict) else ()):
+        rule = f"value_{at}_{number}"
+        parts.append(rule if key in needed else f"{rule}?")
+        rules.append(f"{rule}: {_value(key, value, schema, style)}")
+    opened = f"{json.dumps('<function=' + tool['name'] + '>')} {style.spaces(chr(10))}"
+    return "\n".join([f'tool_{at}: {opened} {" ".join(parts)} "</function>"', *rules])
+
+
+def _value(key: str, value: object, whole: Mapping[str, Any], style: _Style) -> str:
+    opened, break_ = json.dumps(f"<parameter={key}>"), style.spaces("\n")
+    choices = value.get("enum") if isinstance(value, dict) else None
+    if is_text(value) and not choices:
+        return f"{opened} text {break_}"
+    if is_text(value) and isinstance(choices, list):
+        written = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
+        return f'{opened} {break_} ({written}) {break_} "</parameter>" {break_}'
+    defined = {name: whole[name] for name in ("$defs", "definitions") if name in whole}
+    schema = value | defined if isinstance(value, dict) else {}
+    return f'{opened} {break_} {_json(schema, style)} {break_} "</parameter>" {break_}'
+
+
+def _json(schema: Mapping[str, Any], style: _Style) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': style.json})}"
+
+
+def _enveloped(tools: Sequence[Mapping[str, Any]], form: CallForm, most: int) -> dict[str, Any]:
+    """Name and arguments as one object, or a list of them."""
+    key = "parameters" if form == "llama3" else "arguments"
+    calls: dict[str, Any] = {"anyOf": [_call_schema(tool, at, key, form) for at, tool in enumerate(tools)]}
+    return {"type": "array", "items": calls, "minItems": 1, "maxItems": most} if form == "mistral" else calls
+
+
+def _call_schema(tool: Mapping[str, Any], at: int, key: str, form: CallForm) -> dict[str, Any]:
+    place = f"#/{'items/' if form == 'mistral' else ''}anyOf/{at}/properties/{key}"
+    parameters = _moved(tool["parameters"], place)
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool["name"]}, key: parameters},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema, whose references to parts of itself stay so at another place."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved

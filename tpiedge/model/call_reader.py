@@ -1,0 +1,301 @@
+"""Reads one call of a tool, or a list of them, after its opening mark, while the model writes it. Pure.
+
+Laws:
+1. A call begins once its name is known to be a tool's, and its arguments to be an object. What breaks off before that
+   was none.
+2. The arguments of a whole call, joined, are a JSON object, as the model wrote it where it wrote JSON.
+3. Nothing is held back but what may still be something else: a mark's beginning, a number's or word's.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.model.call_forms import CallForm
+from tpiedge.model.held_text import SPACE, HeldText, Mismatch, Waiting, begun_length
+from tpiedge.model.json_scan import JsonScan
+
+__all__ = ["CallArguments", "CallBegun", "CallEnded", "CallReader", "ReadTool"]
+
+_MAX_NAME: Final = 256
+#: Of a value that is no text.
+_MAX_VALUE: Final = 1 << 20
+_PARAMETER_END: Final = "</parameter>"
+#: How Python writes what JSON writes otherwise.
+_PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTool:
+    """What may be called. `texts`: which of its parameters are texts, for forms that do not mark them as such."""
+
+    name: str
+    texts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """`index`: from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next part of the arguments, at least one character."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """`broken`: all that the model wrote of a call whose arguments did not come to their end; "" of a whole one."""
+
+    index: int
+    broken: str = ""
+
+
+class CallReader:
+    """Of one answer. `said` gets what becomes certain."""
+
+    def __init__(
+        self,
+        form: CallForm,
+        tools: Sequence[ReadTool],
+        several: bool,
+        held: HeldText,
+        said: Callable[[CallBegun | CallArguments | CallEnded], None],
+    ) -> None:
+        """`several`: whether more than the first call is told."""
+        self._tools = {tool.name: tool for tool in tools}
+        self._several = several
+        self._held = held
+        self._said = said
+        self._inside = False
+        self.calls = 0
+        """That have begun."""
+        self.broken = 0
+        """How many of those that were told did not come to their end."""
+        self._body: Callable[[str], Waiting[None]] = {
+            "hermes": self._envelope,
+            "llama3": self._envelope,
+            "mistral": self._list,
+            "mistral-args": self._named,
+            "qwen-xml": self._tagged,
+            "deepseek-v3": self._fenced,
+            "deepseek-v31": self._separated,
+        }.get(form, self._envelope)
+
+    def read(self, opener: str) -> Waiting[None]:
+        """What comes after the mark. Raises Mismatch where it was no call, or did not come to its end; what `held` has
+        taken since the last call's end, or since its beginning, was then text."""
+        try:
+            yield from self._body(opener)
+        except Mismatch:
+            if not self._inside:
+                raise
+            self._tell(CallEnded(self.calls - 1, self._held.raw))
+            self._inside = False
+            self._held.raw = ""
+            raise
+
+    # --- what is told
+
+    def _begin(self, name: str) -> None:
+        self._inside = True
+        self.calls += 1
+        self._tell(CallBegun(self.calls - 1, name))
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._tell(CallArguments(self.calls - 1, text))
+
+    def _end(self) -> None:
+        self._tell(CallEnded(self.calls - 1))
+        self._inside = False
+        self._held.raw = ""
+
+    def _tell(self, said: CallBegun | CallArguments | CallEnded) -> None:
+        if self._several or self.calls == 1:
+            self._said(said)
+            self.broken += isinstance(said, CallEnded) and said.broken != ""
+
+    # --- the forms
+
+    def _envelope(self, _opener: str = "") -> Waiting[None]:
+        """{"name": ..., "arguments": {...}}, in any order, with anything beside them."""
+        held, name, early = self._held, None, None
+        yield from held.expect("{")
+        mark = ","
+        while mark == ",":
+            yield from held.spaces()
+            key = json.loads((yield from self._value('"')))
+            yield from held.expect(":")
+            yield from held.spaces()
+            if key == "name" and name is None:
+                name = json.loads((yield from self._value('"')))
+                if early is not None and name in self._tools:
+                    self._whole(name, early)
+            elif key not in ("arguments", "parameters") or early is not None:
+                yield from self._value()
+            elif name in self._tools:
+                early = yield from self._arguments(name)
+            else:
+                early = yield from self._value()
+            mark = yield from held.expect(",", "}")
+        # Of another tool all is read, lest a text within it is taken for a call.
+        if name not in self._tools:
+            raise Mismatch
+        if early is None:
+            self._whole(name, "null")
+
+    def _arguments(self, name: str) -> Waiting[str]:
+        """They are told while they come, but where they are quoted."""
+        if self._held.text.startswith("{"):
+            yield from self._object(name)
+            return "{}"
+        written = yield from self._value('"', "n")
+        self._whole(name, written)
+        return written
+
+    def _whole(self, name: str, written: str) -> None:
+        """A call whose arguments have come: an object, its text in quotes, or nothing. Raises Mismatch."""
+        arguments = json.loads(written) if written.startswith('"') else written
+        arguments = "{}" if arguments == "null" else arguments.strip(SPACE)
+        scan = JsonScan()
+        if not arguments.startswith("{") or scan.take(arguments) < len(arguments) or not scan.whole:
+            raise Mismatch
+        self._begin(name)
+        self._argue(arguments)
+        self._end()
+
+    def _list(self, _opener: str) -> Waiting[None]:
+        """[{...}, ...]"""
+        yield from self._held.expect("[")
+        mark = ","
+        while mark == ",":
+            yield from self._envelope()
+            mark = yield from self._held.expect(",", "]")
+
+    def _named(self, _opener: str) -> Waiting[None]:
+        """name[ARGS]{...}"""
+        before = yield from self._held.until("[ARGS]", _MAX_NAME)
+        yield from self._object_of(before.partition("[CALL_ID]")[0])
+
+    def _separated(self, opener: str) -> Waiting[None]:
+        """name<｜tool▁sep｜>{...}"""
+        yield from self._begun(opener)
+        name = yield from self._held.until("<｜tool▁sep｜>", _MAX_NAME)
+        yield from self._object_of(name)
+
+    def _fenced(self, opener: str) -> Waiting[None]:
+        """function<｜tool▁sep｜>name, and JSON as a block of code."""
+        yield from self._begun(opener)
+        yield from self._held.expect("function")
+        yield from self._held.expect("<｜tool▁sep｜>")
+        name = yield from self._held.until("```json", _MAX_NAME)
+        yield from self._object_of(name)
+
+    def _begun(self, opener: str) -> Waiting[None]:
+        """The mark that begins each call, after the one that begins all of them."""
+        if opener == "<｜tool▁calls▁begin｜>":
+            yield from self._held.expect("<｜tool▁call▁begin｜>")
+
+    def _object_of(self, written: str) -> Waiting[None]:
+        """The arguments of the tool of that name."""
+        name = written.strip(SPACE)
+        yield from self._held.spaces()
+        if name in self._tools:
+            yield from self._object(name)
+        else:
+            yield from self._value("{")
+            raise Mismatch
+
+    def _tagged(self, opener: str) -> Waiting[None]:
+        """<function=name>, <parameter=key>value</parameter>, ..."""
+        held = self._held
+        if opener != "<function=":
+            yield from held.expect("<function=")
+        tool = self._tools.get((yield from held.until(">", _MAX_NAME)).strip(SPACE))
+        if tool is None:
+            yield from held.until("</function>", _MAX_VALUE)
+            raise Mismatch
+        self._begin(tool.name)
+        self._argue("{")
+        keys: set[str] = set()
+        while (yield from held.expect("<parameter=", "</function>")) == "<parameter=":
+            key = (yield from held.until(">", _MAX_NAME)).strip(SPACE)
+            if key in keys:
+                raise Mismatch
+            self._argue((", " if keys else "") + json.dumps(key, ensure_ascii=False) + ": ")
+            keys.add(key)
+            yield from self._parameter(key in tool.texts)
+        self._argue("}")
+        self._end()
+
+    def _parameter(self, is_text: bool) -> Waiting[None]:
+        """The value, without the line breaks around it."""
+        held = self._held
+        yield from held.one_of("\n", _PARAMETER_END)
+        if held.raw.endswith(_PARAMETER_END):
+            self._argue(_literal("", is_text))
+        elif is_text:
+            self._argue('"')
+            yield from self._text()
+            self._argue('"')
+        else:
+            written = yield from held.until(_PARAMETER_END, _MAX_VALUE)
+            self._argue(_literal(written.removesuffix("\n"), is_text))
+
+    def _text(self) -> Waiting[None]:
+        held = self._held
+        while (at := held.text.find(_PARAMETER_END)) < 0:
+            begun = begun_length(held.text, _PARAMETER_END, f"\n{_PARAMETER_END}")
+            self._argue(_escaped(held.take(len(held.text) - begun)))
+            yield from held.more()
+        self._argue(_escaped(held.take(at).removesuffix("\n")))
+        held.take(len(_PARAMETER_END))
+
+    # --- JSON
+
+    def _object(self, name: str) -> Waiting[None]:
+        """The arguments of a call, which are told while they come. Raises Mismatch where they are none."""
+        if not self._held.text.startswith("{"):
+            raise Mismatch
+        self._begin(name)
+        yield from self._scanned(self._argue)
+        self._end()
+
+    def _value(self, *beginnings: str) -> Waiting[str]:
+        """The next value, as it is written. Raises Mismatch where there is none, or none that begins so."""
+        parts: list[str] = []
+        if beginnings and not self._held.text.startswith(beginnings):
+            raise Mismatch
+        yield from self._scanned(parts.append)
+        return "".join(parts)
+
+    def _scanned(self, part: Callable[[str], None]) -> Waiting[None]:
+        scan = JsonScan()
+        while not scan.whole:
+            part(self._held.take(scan.take(self._held.text)))
+            if scan.broken:
+                raise Mismatch
+            if not scan.whole:
+                yield from self._held.more()
+
+
+def _escaped(text: str) -> str:
+    """As a part of a text in JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _literal(written: str, is_text: bool) -> str:
+    """The JSON of a value that is written without quotes."""
+    value = _PYTHON.get(written.strip(SPACE), written.strip(SPACE))
+    scan = JsonScan()
+    if not is_text and scan.take(value) == len(value) and scan.finish():
+        return value
+    return json.dumps(written, ensure_ascii=False)
