@@ -43,6 +43,9 @@ CHAT = Reply("chat", True, True, None, (), False)
 TEXT = Reply("completion", True, True, 2, (), True)
 WHOLE = Reply("completion", False, False, None, (), False)
 STOPPED = replace(CHAT, stops=(" three", "never"))
+CALLING = replace(CHAT, calls="hermes", tools=("f", "g"), texts=(("a",), ()))
+TWO_TEXTS = "one \N{GRINNING FACE}\N{SNOWMAN} two nev three four"
+TWO_CALLS = 'x<tool_call>{"name": "f", "arguments": {"a": "\N{SNOWMAN}"}}</tool_call><tool_call>{"name":"g"}'
 
 
 @pytest.fixture
@@ -122,12 +125,16 @@ def leave(folder, service):
     return Left(folder, service)
 
 
-@pytest.mark.parametrize("reply", [CHAT, TEXT, STOPPED], ids=["chat", "logprobs", "stops"])
+@pytest.mark.parametrize(
+    ("reply", "text", "step"),
+    [(CHAT, TWO_TEXTS, 1), (TEXT, TWO_TEXTS, 1), (STOPPED, TWO_TEXTS, 1), (CALLING, TWO_CALLS, 5)],
+    ids=["chat", "logprobs", "stops", "calls"],
+)
 def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturbed_stream(
-    service, folder, leave, reply
+    service, folder, leave, reply, text, step
 ):
     """The text has characters of several tokens, and the beginnings of stop strings."""
-    ids = service.tokenizer.encode("one \N{GRINNING FACE}\N{SNOWMAN} two nev three four", add_special=False)
+    ids = service.tokenizer.encode(text, add_special=False)
 
     def stream(told, after):
         path = leave(reply, ids, told)
@@ -142,8 +149,8 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
     undisturbed = stream(0, 0)
     assert [number for number, _ in undisturbed] == list(range(1, len(undisturbed) + 1))
     assert undisturbed[-1][1] == "[DONE]"
-    for told in range(len(ids) + 1):
-        for after in range(len(undisturbed)):
+    for told in range(0, len(ids) + 1, step):
+        for after in range(0, len(undisturbed), step):
             assert stream(told, after) == undisturbed[after:], (told, after)
 
 

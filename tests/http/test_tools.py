@@ -1,12 +1,13 @@
-"""Calls of tools and thoughts as OpenAI's client gets them, streamed and whole."""
+"""Calls of tools and thoughts as OpenAI's client gets them, and others', streamed and whole."""
 
 import json
 import threading
 
+import anthropic
 import httpx
 import pytest
 
-from tests.http.conftest import KnowingTemplate, answers
+from tests.http.conftest import InstantTemplate, KnowingTemplate, answers
 from tpiedge.api.limits import Limits
 
 USER = [{"role": "user", "content": "How is the weather in Paris, and what is 1 and 2?"}]
@@ -19,6 +20,46 @@ CALLS = (
     '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 )
 WANTED = [("weather", {"city": "Paris"}), ("add", {"a": 1})]
+
+
+ARGUMENTS = '{"city": "Paris 世界", "days":[1, 2]}'
+#: What a template must say, and what its model then writes: the weather with these arguments.
+FORMS = {
+    "hermes": (
+        "<tool_call>",
+        f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    ),
+    "llama3": ('"parameters":', f'{{"name": "weather", "parameters": {ARGUMENTS}}}'),
+    "mistral": ("[TOOL_CALLS]", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]'),
+    "mistral-args": ("[TOOL_CALLS] [ARGS]", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}"),
+    "qwen-xml": (
+        "<tool_call> <function= <parameter=",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis 世界\n</parameter>\n<parameter=days>\n"
+        "[1, 2]\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "deepseek-v3": (
+        "<｜tool▁call▁begin｜> ```json",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        f"{ARGUMENTS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "deepseek-v31": (
+        "<｜tool▁call▁begin｜>",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>",
+    ),
+}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}}
+TYPED = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
+
+
+class FormTemplate(InstantTemplate):
+    """Of a model that writes calls as this text says."""
+
+    def __init__(self, text):
+        super().__init__()
+        self._text = text
+
+    def source(self, *, tools):
+        return "{{ tools }}" + self._text
 
 
 @pytest.fixture
@@ -58,6 +99,114 @@ def test_calls_streamed_and_whole(client, model):
     ids = [call.id for call in choice.message.tool_calls]
     assert len({*ids}) == 2
     assert all(len(one) == 9 and one.isalnum() for one in ids)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arguments_come_piece_by_piece_in_every_form(client, service, form):
+    """First the name with empty arguments; joined they are those of the whole answer, and no half characters."""
+    template, text = FORMS[form]
+    service.template = FormTemplate(template)
+    answers(service, text)
+    asked = {"model": "babbler", "messages": USER, "tools": TYPED}
+    whole = client.chat.completions.create(**asked).choices[0]
+    (told,) = whole.message.tool_calls
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    assert json.loads(told.function.arguments) == {"city": "Paris 世界", "days": [1, 2]}
+    stream = client.chat.completions.create(**asked, stream=True)
+    deltas = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+    first, *rest = deltas
+    assert (first.type, first.function.name) == ("function", "weather")
+    assert len(first.id) == len(told.id) == 9
+    assert first.function.arguments == ""
+    assert {(one.index, one.id, one.type, one.function.name) for one in rest} == {(0, None, None, None)}
+    assert len(rest) > 3
+    assert "".join(one.function.arguments for one in rest) == told.function.arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "why"),
+    [
+        ('<tool_call>{"name": "weather", "arguments": {"city": "Pa', {}, "stop"),
+        ('<tool_call>{"name": "weather", "arguments": {"city": "Pa STOP"}}', {"stop": [" STOP"]}, "stop"),
+    ],
+)
+def test_a_call_that_breaks_off_is_told_so_far_and_is_no_reason_to_call(client, model, text, more, why):
+    answers(model, text)
+    content, _, (call,), reasons = streamed(client, tools=TOOLS, **more)
+    assert (content, reasons) == ("", [why])
+    assert (call["name"], call["arguments"]) == ("weather", '{"city": "Pa')
+    whole = client.chat.completions.create(model="babbler", messages=USER, tools=TOOLS, **more).choices[0]
+    assert whole.finish_reason == why
+    assert [one.function.arguments for one in whole.message.tool_calls] == ['{"city": "Pa']
+
+
+@pytest.mark.parametrize("text", [CALLS, CALLS + '<tool_call>{"name": "add", "arguments": {"a": '])
+def test_calls_in_anthropic_s_form(serve, model, text):
+    """Streamed piece by piece; as a whole, a call that broke off is text."""
+    answers(model, text)
+    server = serve(limits=Limits(ping_s=0.2))
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("weather", "add")]
+    asked = {"model": "babbler", "max_tokens": 400, "messages": USER, "tools": tools}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as claude:
+        whole = claude.messages.create(**asked)
+        events = list(claude.messages.create(**asked, stream=True))
+    used = [(block.name, block.input) for block in whole.content if block.type == "tool_use"]
+    assert used == WANTED
+    assert whole.stop_reason == ("tool_use" if text == CALLS else "end_turn")
+    assert (text == CALLS) == (len([block for block in whole.content if block.type == "text"]) == 1)
+    begun = [event for event in events if event.type == "content_block_start"]
+    named = [one.content_block for one in begun if one.content_block.type == "tool_use"]
+    assert [block.name for block in named[:2]] == ["weather", "add"]
+    assert all(block.input == {} for block in named)
+    at = next(one.index for one in begun if one.content_block.type == "tool_use")
+    parts = [
+        event.delta.partial_json
+        for event in events
+        if event.type == "content_block_delta" and event.index == at
+    ]
+    assert len(parts) > 2
+    assert json.loads("".join(parts)) == WANTED[0][1]
+    stopped = [event.index for event in events if event.type == "content_block_stop"]
+    assert stopped == list(range(len(begun)))
+
+
+def test_calls_as_responses_have_them(client, model):
+    answers(model, CALLS)
+    tools = [
+        {"type": "function", "name": name, "parameters": None, "strict": False} for name in ("weather", "add")
+    ]
+    asked = {"model": "babbler", "input": "hi", "tools": tools}
+    whole = client.responses.create(**asked)
+    calls = [item for item in whole.output if item.type == "function_call"]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == WANTED
+    events = list(client.responses.create(**asked, stream=True))
+    for at, call in enumerate(whole.output):
+        if call.type != "function_call":
+            continue
+        own = [event for event in events if getattr(event, "output_index", None) == at]
+        kinds = [event.type.removeprefix("response.") for event in own]
+        deltas = [event.delta for event in own if event.type.endswith("arguments.delta")]
+        assert kinds == [
+            "output_item.added",
+            *["function_call_arguments.delta"] * len(deltas),
+            "function_call_arguments.done",
+            "output_item.done",
+        ]
+        assert len(deltas) > 2
+        assert "".join(deltas) == call.arguments == own[-2].arguments == own[-1].item.arguments
+        assert own[-1].item.status == "completed"
+
+
+def test_ollama_s_clients_get_calls_once_they_are_whole(serve, model):
+    answers(model, CALLS + '<tool_call>{"name": "add", "arguments": {"a": ')
+    body = {"model": "babbler", "messages": USER, "tools": TOOLS}
+    server = serve(limits=Limits(ping_s=20))
+    answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=20, trust_env=False)
+    messages = [json.loads(line)["message"] for line in answer.text.splitlines()]
+    calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    assert [(call["name"], call["arguments"]) for call in calls] == WANTED
+    text = "".join(message["content"] for message in messages)
+    assert text == 'I look.<tool_call>{"name": "add", "arguments": {"a": '
 
 
 def test_only_one_call_is_told_where_one_is_wanted(client, model):
@@ -113,9 +262,9 @@ def test_scores_and_ids_of_all_tokens_are_told(client, model):
 
 
 def test_who_waits_for_a_long_call_hears_that_we_live(serve, model):
-    """Its arguments come as a whole, however long they take."""
+    """It is of a tool that nobody has declared, so that it is told once it is known to be none."""
     over, server = threading.Event(), serve(limits=Limits(ping_s=0.05))
-    begin = model.tokenizer.encode('<tool_call>{"name": "weather", "arguments": {"x": "', add_special=False)
+    begin = model.tokenizer.encode('<tool_call>{"name": "rm", "arguments": {"x": "', add_special=False)
     more = model.tokenizer.encode(" a", add_special=False)
 
     def script(generation):

@@ -52,18 +52,18 @@ def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -
         return grammar_of("json", json.dumps(schema), "tools", service)
     mark = _marking(service.tokenizer)
     style = _Style(mark, lambda text: json.dumps(text) if text else "", _STRICT)
-    opener, before, after = mark(CALL_MARKS[form].openers[-1]), "", ""
-    between, closing = json.dumps("\n"), json.dumps("\n</tool_call>")
+    opener, closing, before, after = mark(CALL_MARKS[form].openers[-1]), "", "", ""
+    between = json.dumps("\n")
     match form:
         case "hermes" | "qwen-xml":
-            opener = json.dumps("<tool_call>\n")
+            opener, closing = f"{opener} {between}", f"{between} {mark('</tool_call>')}"
         case "mistral-args":
             between = closing = ""
         case "deepseek-v3" | "deepseek-v31":
             before, after = mark(CALL_MARKS[form].openers[0]), mark("<｜tool▁calls▁end｜>")
             closing = mark("<｜tool▁call▁end｜>")
             if form == "deepseek-v3":
-                closing = f"{json.dumps(chr(10) + '```')} {closing}"
+                closing = f'{between} "```" {closing}'
             else:
                 between = ""
     more = f" ({between} call)*" if tools.several else ""

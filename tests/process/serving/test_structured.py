@@ -51,12 +51,19 @@ TEMPLATE = """{{- bos_token -}}
 """
 
 
+#: Its token stands for what opens a call, which the demo model has none for.
+RARE = "<|system|>"
+OPENER = "<tool_call>"
+
+
 @pytest.fixture(scope="module")
 def cluster(clusters: Callable[..., Serving], tmp_path_factory: pytest.TempPathFactory) -> Serving:
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     model = tmp_path_factory.mktemp("model") / "demo"
     shutil.copytree(resolve_model(DEMO), model)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
+    (model / "chat_template.jinja").write_text(TEMPLATE.replace(RARE, "<|user|>"))
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace(RARE, OPENER))
     cluster = clusters(
         "--min-workers", 1, "--parallel", 4, "--context", 1024, "--alias", "demo", model=str(model)
     )
@@ -124,6 +131,37 @@ def test_a_call_that_is_required_and_its_result(cluster: Serving) -> None:
         said = [*USER, choice.message.model_dump(exclude_none=True), result]
         again = client.chat.completions.create(model=cluster.model, messages=said, tools=[TOOL], max_tokens=8)
     assert again.choices[0].message.role == "assistant"
+
+
+def test_a_call_of_the_model_s_own_accord_is_one_of_a_tool(cluster: Serving) -> None:
+    """Whatever it wants to say: here it opens a call whenever it may, and knows nothing of calls otherwise."""
+    cluster.wait_ready(2)
+    texts = {"model": cluster.model, "prompt": OPENER, "add_special_tokens": False}
+    (opener,) = httpx.post(f"{cluster.url}/tokenize", json=texts, timeout=LIMIT_S, trust_env=False).json()[
+        "tokens"
+    ]
+    asked = {
+        "model": cluster.model,
+        "messages": USER,
+        "tools": [TOOL],
+        "max_tokens": 700,
+        "seed": 3,
+        "logit_bias": {str(opener): 100},
+    }
+    with cluster.client() as client:
+        whole = client.chat.completions.create(**asked).choices[0]
+        parts: dict[int, list[str]] = {}
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for choice in chunk.choices:
+                for call in choice.delta.tool_calls or ():
+                    parts.setdefault(call.index, []).append(call.function.arguments)
+    calls = whole.message.tool_calls
+    assert len(calls) > 1
+    assert {call.function.name for call in calls} == {"weather"}
+    assert ["".join(parts[index]) for index in sorted(parts)] == [call.function.arguments for call in calls]
+    assert len(parts[0]) > 3
+    for call in calls[:-1]:  # the last one may be cut off
+        jsonschema.validate(json.loads(call.function.arguments), TOOL["function"]["parameters"])
 
 
 def test_what_is_not_supported_of_a_schema_is_one_clear_line(cluster: Serving) -> None:
