@@ -1,35 +1,47 @@
 """How long it takes to find out what a grammar allows, and whether answers keep to it, without a model.
 
-    python -m tools.bench_grammars MODEL [--schemas 1000] [--seed 1]
+    python -m tools.bench_grammars MODEL [--schemas 1000] [--seed 1] [--calls]
 
 Draws answers at random from what is allowed, for JSON schemas at random, with the tokenizer of MODEL (a file, a folder
 or a name, as in `tpiedge run`). Prints what a schema takes until its first mask, what a token takes from the moment it
-is drawn until the next mask has come, and how many answers that ended by themselves are of their schemas.
+is drawn until the next mask has come, and how many answers that ended by themselves are of their schemas. With --calls
+the schemas are those of tools that a model calls of its own accord: the tokenizer gets a token that opens a call, which
+is drawn after some tokens of free text.
 """
 
 import argparse
 import json
 import random
+import shutil
 import statistics
 import sys
+import tempfile
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import seed as seeded
+from tokenizers import Tokenizer as Backend
 
 from tests.cluster.schemas import schemas
-from tpiedge.engine.grammars import Constraint, Grammars
+from tpiedge.api.call_grammars import begun_call_grammar
+from tpiedge.api.tools import AskedTools
+from tpiedge.engine.grammars import Constraint, Grammars, await_any
+from tpiedge.engine.late_constraint import begin_late
 from tpiedge.errors import UserError
 from tpiedge.local.prepare import prepare
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.manifest import TEXT_FOLDER
+from tpiedge.testing.service import FakeService
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 MOST_TOKENS = 400
+OPENER = "<tool_call>"
+FREE_TOKENS = 100
+COMPILED_WITHIN_S = 30.0
 
 
 class Bench:
@@ -42,6 +54,7 @@ class Bench:
         self._chance = chance
         self.begin_ms: list[float] = []
         self.token_ms: list[float] = []
+        self.free_ms: list[float] = []
         self.answers = self.ended = self.valid = self.forced = 0
 
     def answer(self, schema: dict[str, object]) -> None:
@@ -73,9 +86,68 @@ class Bench:
             except (ValueError, jsonschema.ValidationError) as error:
                 print(f"not of its schema: {text!r}: {schema}: {error}", file=sys.stderr)
 
+    def call(self, schema: dict[str, object]) -> None:
+        """Free text, what opens a call, and the call, up to its end or MOST_TOKENS."""
+        tool = {"type": "function", "function": {"name": "tool", "parameters": schema}}
+        end = self._tokenizer.eos_id or 0
+        service = FakeService(self._tokenizer, vocab_size=self._rows, eos_ids=(end,))
+        grammar = begun_call_grammar(AskedTools((tool,)), "hermes", "", service)
+        if grammar is None or grammar.begins is None:
+            raise SystemExit("the tokenizer has no token for what opens a call")
+        request = GenerationRequest("bench", (1,), MOST_TOKENS, stop_ids=(end,), grammar=grammar)
+        began = time.perf_counter()
+        late = begin_late(self._grammars, request, grammar)
+        if late is None:
+            raise SystemExit("the process of a grammar cannot be started")
+        with closing(late):
+            while not late.ready():
+                await_any([late], COMPILED_WITHIN_S)
+            self.begin_ms.append(1e3 * (time.perf_counter() - began))
+            self.answers += 1
+            free = [self._chance.randrange(self._rows - 1) for _ in range(FREE_TOKENS)]
+            token = 0
+            for token in (*(one for one in free if one != grammar.begins), grammar.begins):
+                began = time.perf_counter()
+                late.guess(())
+                next(iter(late.masks()))
+                late.accept([token])
+                self.free_ms.append(1e3 * (time.perf_counter() - began))
+            ids: list[int] = []
+            began = time.perf_counter()
+            while len(ids) < MOST_TOKENS:
+                late.guess(())
+                mask = next(iter(late.masks()))
+                self.token_ms.append(1e3 * (time.perf_counter() - began))
+                if mask is None:
+                    break
+                allowed = np.flatnonzero(np.unpackbits(mask, count=self._rows, bitorder="little"))
+                self.forced += len(allowed) == 1
+                ids.append(int(self._chance.choice(allowed)))
+                began = time.perf_counter()
+                late.accept(ids[-1:])
+        if mask is None:
+            self.ended += 1
+            text = b"".join(self._tokenizer.token_bytes(token) or b"" for token in ids)
+            try:
+                value, _ = json.JSONDecoder().raw_decode(text.decode().lstrip())
+                jsonschema.validate(value["arguments"], schema)
+                self.valid += value["name"] == "tool"
+            except (ValueError, jsonschema.ValidationError) as error:
+                print(f"no call: {text!r}: {schema}: {error}", file=sys.stderr)
+
     def _allowed(self, constraint: Constraint) -> np.ndarray:
         (mask,) = constraint.masks()
         return np.flatnonzero(np.unpackbits(mask, count=self._rows, bitorder="little"))
+
+
+def with_opener(folder: Path, where: Path) -> Path:
+    """A copy of the texts of a model, whose tokenizer has a token more."""
+    copy = where / "text"
+    shutil.copytree(folder, copy)
+    backend = Backend.from_file(str(copy / "tokenizer.json"))
+    backend.add_tokens([OPENER])
+    backend.save(str(copy / "tokenizer.json"))
+    return copy
 
 
 def quantiles(times_ms: list[float]) -> str:
@@ -91,6 +163,7 @@ def main() -> int:
     parser.add_argument("model", help="a file, a folder or a name")
     parser.add_argument("--schemas", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--calls", action="store_true", help="of tools, in free text")
     parser.add_argument("--cache", type=Path, help="folder for the pack [default: the user's]")
     arguments = parser.parse_args()
     try:
@@ -100,7 +173,13 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     rows = model.config.vocab_size
-    with closing(Grammars(model.pack.path / TEXT_FOLDER, rows)) as grammars:
+    with ExitStack() as stack:
+        folder = model.pack.path / TEXT_FOLDER
+        if arguments.calls:
+            folder = with_opener(folder, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+            tokenizer = Tokenizer.open(folder)
+            rows = max(rows, tokenizer.vocab_size)
+        grammars = stack.enter_context(closing(Grammars(folder, rows)))
         bench = Bench(grammars, tokenizer, rows, random.Random(arguments.seed))
         bench.answer({"type": "null"})  # starts the process
         print(f"{rows} tokens; the first grammar after {bench.begin_ms.pop():.0f} ms")
@@ -116,11 +195,16 @@ def main() -> int:
         )
         @given(schemas())
         def check(schema: dict[str, object]) -> None:
-            bench.answer(schema)
+            if arguments.calls:
+                bench.call({"type": "object", "properties": {"value": schema}, "required": ["value"]})
+            else:
+                bench.answer(schema)
 
         check()
     print(f"a grammar until its first mask: {quantiles(bench.begin_ms)}")
     print(f"a token until the next mask: {quantiles(bench.token_ms)}, of {len(bench.token_ms)}")
+    if bench.free_ms:
+        print(f"a token of free text: {1e3 * statistics.median(bench.free_ms):.1f} microseconds in the median")
     print(
         f"{bench.answers} schemas: {bench.ended} answers ended by themselves, {bench.valid} of their schemas"
     )

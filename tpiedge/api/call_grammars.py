@@ -75,8 +75,7 @@ def begun_call_grammar(
     tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
     """Of what follows where the model begins a call of its own accord. None where it cannot be kept to that: without
-    llguidance, or a tokenizer that has one token for what opens a call, or with more tools than a grammar may have.
-    Raises ApiError."""
+    llguidance, or a tokenizer that has one token for what opens a call, or with more tools than a grammar may have."""
     tokenizer = service.tokenizer
     if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
         return None
