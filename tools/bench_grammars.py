@@ -204,7 +204,9 @@ def main() -> int:
     print(f"a grammar until its first mask: {quantiles(bench.begin_ms)}")
     print(f"a token until the next mask: {quantiles(bench.token_ms)}, of {len(bench.token_ms)}")
     if bench.free_ms:
-        print(f"a token of free text: {1e3 * statistics.median(bench.free_ms):.1f} microseconds in the median")
+        print(
+            f"a token of free text: {1e3 * statistics.median(bench.free_ms):.1f} microseconds in the median"
+        )
     print(
         f"{bench.answers} schemas: {bench.ended} answers ended by themselves, {bench.valid} of their schemas"
     )
