@@ -133,35 +133,59 @@ def test_a_call_that_is_required_and_its_result(cluster: Serving) -> None:
     assert again.choices[0].message.role == "assistant"
 
 
-def test_a_call_of_the_model_s_own_accord_is_one_of_a_tool(cluster: Serving) -> None:
-    """Whatever it wants to say: here it opens a call whenever it may, and knows nothing of calls otherwise."""
-    cluster.wait_ready(2)
+def calling(cluster: Serving) -> dict:
+    """A request whose answer opens a call whenever it may, by a model that knows nothing of calls otherwise."""
     texts = {"model": cluster.model, "prompt": OPENER, "add_special_tokens": False}
-    (opener,) = httpx.post(f"{cluster.url}/tokenize", json=texts, timeout=LIMIT_S, trust_env=False).json()[
-        "tokens"
-    ]
-    asked = {
+    answer = httpx.post(f"{cluster.url}/tokenize", json=texts, timeout=LIMIT_S, trust_env=False)
+    (opener,) = answer.json()["tokens"]
+    bias = {str(opener): 100}
+    return {
         "model": cluster.model,
         "messages": USER,
         "tools": [TOOL],
         "max_tokens": 700,
         "seed": 3,
-        "logit_bias": {str(opener): 100},
+        "logit_bias": bias,
     }
+
+
+def arguments_of(cluster: Serving, asked: dict) -> list[str]:
+    """Of each call of the weather in the answer to `asked`."""
     with cluster.client() as client:
-        whole = client.chat.completions.create(**asked).choices[0]
-        parts: dict[int, list[str]] = {}
-        for chunk in client.chat.completions.create(**asked, stream=True):
-            for choice in chunk.choices:
-                for call in choice.delta.tool_calls or ():
-                    parts.setdefault(call.index, []).append(call.function.arguments)
-    calls = whole.message.tool_calls
-    assert len(calls) > 1
+        calls = client.chat.completions.create(**asked).choices[0].message.tool_calls
     assert {call.function.name for call in calls} == {"weather"}
-    assert ["".join(parts[index]) for index in sorted(parts)] == [call.function.arguments for call in calls]
+    return [call.function.arguments for call in calls]
+
+
+def test_a_call_of_the_model_s_own_accord_is_one_of_a_tool(cluster: Serving) -> None:
+    """Streamed and whole, it is the same."""
+    cluster.wait_ready(2)
+    asked = calling(cluster)
+    whole = arguments_of(cluster, asked)
+    assert len(whole) > 1
+    for arguments in whole[:-1]:  # the last one may be cut off
+        jsonschema.validate(json.loads(arguments), TOOL["function"]["parameters"])
+    parts: dict[int, list[str]] = {}
+    with cluster.client() as client:
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for call in chunk.choices[0].delta.tool_calls or ():
+                parts.setdefault(call.index, []).append(call.function.arguments)
+    assert ["".join(parts[index]) for index in sorted(parts)] == whole
     assert len(parts[0]) > 3
-    for call in calls[:-1]:  # the last one may be cut off
-        jsonschema.validate(json.loads(call.function.arguments), TOOL["function"]["parameters"])
+
+
+def test_a_call_goes_on_through_a_loss(cluster: Serving) -> None:
+    """The machines that are left go on within the call, and it is what it would have been."""
+    cluster.wait_ready(2)
+    asked = calling(cluster)
+    undisturbed = arguments_of(cluster, asked)
+    node = cluster.workers["ann"].node
+    with ThreadPoolExecutor(1) as threads:
+        with cluster.crawling():
+            answer = threads.submit(arguments_of, cluster, asked)
+            cluster.wait_until(lambda status: status["running"] == 1)
+        node.kill()
+        assert answer.result(LIMIT_S) == undisturbed
 
 
 def test_what_is_not_supported_of_a_schema_is_one_clear_line(cluster: Serving) -> None:
