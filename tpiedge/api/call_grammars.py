@@ -30,6 +30,8 @@ _FREE: Final = {"whitespace_pattern": r"[ \t\r\n]{0,16}", "lenient": True}
 _SPACES: Final = "SPACES: /[ \\t\\r\\n]{0,16}/"
 _REST: Final = "REST: /(.|\\n)*/"
 _TEXT: Final = "text[lazy]: /(.|\\n)*<\\/parameter>/"
+#: Where a schema has one of them, its properties may not be all.
+_OTHERS: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,18 @@ def _tagged(tool: Mapping[str, Any], at: int, style: _Style) -> str:
         rule = f"value_{at}_{number}"
         parts.append(rule if key in needed else f"{rule}?")
         rules.append(f"{rule}: {_value(key, value, schema, style)}")
+    if _may_have_others(schema):
+        parts.append(f"other_{at}*")
+        rules.append(f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {style.spaces(chr(10))}')
     opened = f"{json.dumps('<function=' + tool['name'] + '>')} {style.spaces(chr(10))}"
     return "\n".join([f'tool_{at}: {opened} {" ".join(parts)} "</function>"', *rules])
+
+
+def _may_have_others(schema: Mapping[str, Any]) -> bool:
+    """Whether there may be other parameters than those that the schema names."""
+    more = schema.get("additionalProperties")
+    unnamed = more is None and not schema.get("properties")
+    return unnamed or more not in (None, False) or any(key in schema for key in _OTHERS)
 
 
 def _value(key: str, value: object, whole: Mapping[str, Any], style: _Style) -> str:

@@ -39,6 +39,7 @@ TOOLS = AskedTools(
             "weather": WEATHER,
             "add": {"type": "object", "properties": {}, "additionalProperties": False},
             "odd": {"type": "array", "uniqueItems": True},
+            "open": {"type": "object"},
         }.items()
     ),
     required=("weather", "add"),
@@ -82,9 +83,11 @@ WRITTEN: dict[CallForm, tuple[str, list[str], list[str]]] = {
             "\n<function=weather>\n<parameter=city>\nNew\n<York>\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
             "<parameter=unit>\nC\n</parameter>\n</function>",
             "<function=add></function>",
+            "<function=open>\n<parameter=x>\n1\n</parameter>\n<parameter=y>2</parameter></function>",
         ],
         [
             "\n<function=|rm>",
+            "\n<function=add>\n<|parameter=x>",
             "\n<function=weather>\n<|/function>",
             "\n<function=weather>\n<parameter=city>x</parameter>\n<parameter=days>\n|many",
             "\n<function=weather>\n<parameter=city>x</parameter>\n<parameter=unit>\n|K",
