@@ -1,12 +1,14 @@
 """Keys that are given in a file, and taken away while the server runs."""
 
 import logging
+import sys
 
 import httpx
 import openai
 import pytest
 
 from tests.http.conftest import SECRET
+from tpiedge.api.record_folder import RecordFolder
 
 
 def client_of(server, key):
@@ -69,3 +71,35 @@ def test_the_admin_secret_may_come_in_either_header(serve, key_file):
     url = f"{serve(key_file=key_file).url}/admin/nodes"
     assert httpx.get(url, headers={"X-Api-Key": SECRET}).status_code == 200
     assert httpx.get(url, headers={"X-Api-Key": "sk-phone"}).status_code == 401
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_the_requests_of_a_key_are_one_client_s_wherever_they_come_from(serve, service, tmp_path, journal):
+    service.script = lambda generation: generation.finish("stop")
+    records = RecordFolder(tmp_path / "records", "pack") if journal else None
+    server = serve(keys=("sk-phone", "sk-laptop"), records=records)
+    asked = {}
+    for name, own in (("sk-phone", "127.0.0.1"), ("sk-phone", "127.0.0.2"), ("sk-laptop", "127.0.0.1")):
+        transport = httpx.HTTPTransport(local_address=own)
+        headers = {"Authorization": f"Bearer {name}"}
+        with httpx.Client(base_url=server.url, transport=transport, headers=headers) as client:
+            for body in ({"prompt": "hi", "n": 2}, {"prompt": "hi"}):
+                client.post("/v1/completions", json={"model": "babbler", **body}).raise_for_status()
+        asked[name, own] = {service.generations.get(timeout=5).client for _ in range(3)}
+    assert all(len(clients) == 1 for clients in asked.values())
+    (phone,) = asked["sk-phone", "127.0.0.1"]
+    assert asked["sk-phone", "127.0.0.2"] == {phone}
+    assert asked["sk-laptop", "127.0.0.1"] != {phone}
+    assert "sk-" not in phone
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="system: all of 127.0.0.0/8 is this computer on Linux only"
+)
+def test_without_keys_a_client_is_an_address(serve, service):
+    service.script = lambda generation: generation.finish("stop")
+    server = serve()
+    for own in ("127.0.0.1", "127.0.0.2"):
+        with httpx.Client(base_url=server.url, transport=httpx.HTTPTransport(local_address=own)) as client:
+            client.post("/v1/completions", json={"model": "babbler", "prompt": "hi"}).raise_for_status()
+        assert service.generations.get(timeout=5).client == own

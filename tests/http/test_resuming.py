@@ -323,7 +323,7 @@ def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
     for number in range(4):
         clock.advance(1.0)
         request = GenerationRequest(f"cmpl-{number}", (1,), 9)
-        readers.append(kept.accept(request, CHAT, 0, "m", b""))
+        readers.append(kept.accept(request, CHAT, 0, "m", b"", ""))
     generations = [service.generations.get_nowait() for _ in readers]
     readers[0] = kept.find("cmpl-0", "chat", b"").read(collects=True)
     for number in (2, 0, 1):

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from starlette.datastructures import Headers
@@ -78,19 +79,20 @@ class Completions:
         self._form = form
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        key = self._guard.key_needed(scope["headers"])
+        headers, (host, _) = scope["headers"], scope.get("client") or ("", 0)
+        key, client = self._guard.key_needed(headers), self._guard.client(headers, host)
         with self._intake.place() as take:
             body = await self._intake.body(Request(scope, receive), take)
             try:
                 work = await self._intake.run(
-                    lambda: self._accept(body, key), lambda late: late.leave(Parting.FOR_GOOD)
+                    lambda: self._accept(body, key, client), lambda late: late.leave(Parting.FOR_GOOD)
                 )
             except AnsweredAtOnce as known:
                 await send_json(send, 200, known.body)
                 return
         await self._deliveries.deliver(work, scope, receive, send)
 
-    def _accept(self, body: bytearray, key: bytes) -> Work:
+    def _accept(self, body: bytearray, key: bytes, client: str) -> Work:
         """Parse, check, tokenize, submit: in a thread."""
         values = parse_object(body, self._limits.body_values)
         prefix, read = _FORMS[self._form]
@@ -101,10 +103,10 @@ class Completions:
         only = asked.choices[0] if len(asked.choices) == 1 else None
         kept = self._kept if only is not None and only.echo is None else None
         if only is not None and kept is not None:
-            reader = kept.accept(only.request, asked.reply, created, model, key)
+            reader = kept.accept(only.request, asked.reply, created, model, key, client)
             opened: _Opened = reader.open, reader.leave
         else:
-            opened = self._submitted(name, [choice.request for choice in asked.choices])
+            opened = self._submitted(name, [choice.request for choice in asked.choices], client)
         return Work(
             name,
             asked.choices,
@@ -117,10 +119,11 @@ class Completions:
             mark=key_mark(key),
         )
 
-    def _submitted(self, name: str, requests: Sequence[GenerationRequest]) -> _Opened:
+    def _submitted(self, name: str, requests: Sequence[GenerationRequest], client: str) -> _Opened:
         """The first choices are asked for, the others have their turn later.
 
         Raises as Service.submit where not even one is taken."""
+        submit = partial(self._service.submit, client=client)
         generations: list[Generation] = []
 
         def leave(parting: Parting) -> None:
@@ -130,13 +133,13 @@ class Completions:
 
         try:
             for request in requests[:_AT_ONCE]:
-                generations.append(self._service.submit(request))
+                generations.append(submit(request))
         except Exception as error:
             if not (isinstance(error, Busy) and generations):
                 leave(Parting.FOR_GOOD)
                 raise
         waiting = requests[len(generations) :]
-        return lambda: StreamBridge(name, generations, waiting, self._service.submit), leave
+        return lambda: StreamBridge(name, generations, waiting, submit), leave
 
 
 class Resumptions:

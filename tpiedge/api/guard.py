@@ -8,6 +8,7 @@ this machine, and any other by its Origin and by what browsers say of where a re
 user named.
 """
 
+import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable
@@ -96,6 +97,13 @@ class Guard:
     def key_needed(self, headers: Headers) -> bytes:
         """The API key of a request that was let in; empty where none is needed."""
         return key_of(headers) if self._keys.needed else b""
+
+    def client(self, headers: Headers, host: str) -> str:
+        """Who sent a request that was let in, from `host`: one text for all that have the same API key or, where none
+        is needed, the same address. It does not tell the key."""
+        if self._keys.needed:
+            return hashlib.sha256(key_of(headers)).hexdigest()
+        return host.removeprefix("::ffff:")
 
     def _check_not_a_page(self, headers: Headers) -> None:
         """Refuses what a web page of somebody else may have sent. Raises ApiError 403."""

@@ -389,11 +389,11 @@ class KeptAnswers:
         return len(found)
 
     def accept(
-        self, request: GenerationRequest, reply: Reply, created: int, model: str, key: bytes
+        self, request: GenerationRequest, reply: Reply, created: int, model: str, key: bytes, client: str
     ) -> AnswerReader:
-        """Submits the request of a client with that API key (empty where it needs none), which is the answer's reader;
-        the rest as in AcceptedRequest. Raises as Service.submit."""
-        generation = self._service.submit(request)
+        """Submits the request of a `client` with that API key (empty where it needs none), who is the answer's
+        reader; the rest as in AcceptedRequest. Raises as Service.submit."""
+        generation = self._service.submit(request, client)
         accepted = AcceptedRequest(request, reply, created, model, self._folder.pack, key_mark(key))
         answer = KeptAnswer(accepted, self._folder.begin(accepted), self._service.tokenizer, self._now)
         reader = answer.read(collects=False)

@@ -156,8 +156,9 @@ class Service(Protocol):
         """End the request of that id, whose reader is told so. Returns whether there is one."""
         ...
 
-    def submit(self, request: GenerationRequest) -> Generation:
-        """Queue the request. Raises Busy, Unavailable, or UserError for what the cluster cannot do."""
+    def submit(self, request: GenerationRequest, client: str) -> Generation:
+        """Queue the request of that `client`: clients take turns, however many requests one has. Raises Busy,
+        Unavailable, or UserError for what the cluster cannot do."""
         ...
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> Generation:

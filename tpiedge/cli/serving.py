@@ -96,11 +96,11 @@ class MasterService:
     def dismiss(self, request: str) -> bool:
         return self._master.dismiss(request)
 
-    def submit(self, request: GenerationRequest) -> PendingAnswer:
+    def submit(self, request: GenerationRequest, client: str) -> PendingAnswer:
         if self._supervisor.failed:
             raise Unavailable(f"the master ends: its thread {self._supervisor.failed} failed")
         try:
-            return self._master.submit(request)
+            return self._master.submit(request, client)
         except QueueFull as error:
             raise Busy(str(error)) from None
         except NotServing as error:

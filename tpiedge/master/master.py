@@ -118,12 +118,12 @@ class Master:
         self._sessions.count_from(first_epoch)
         self._thread.start()
 
-    def submit(self, request: GenerationRequest) -> PendingAnswer:
-        """Queues the request; does not block. Raises QueueFull, or NotServing where nothing is served nor about to
-        be, once that has lasted for the recovery grace."""
+    def submit(self, request: GenerationRequest, client: str = "") -> PendingAnswer:
+        """Queues the request of that client; does not block. Raises QueueFull, or NotServing where nothing is served
+        nor about to be, once that has lasted for the recovery grace."""
         if self._failed is not None or self._reconciler.hopeless:
             self._requests.refuse(self._reconciler.not_serving())
-        return self._requests.submit(request)
+        return self._requests.submit(request, client)
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> PendingAnswer:
         """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for

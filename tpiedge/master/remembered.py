@@ -1,4 +1,4 @@
-"""What the master remembers of workers that may be gone, by name: ever new names take no more memory than so many."""
+"""What the master remembers of workers and clients that may be gone, by name: ever new names take bounded memory."""
 
 from typing import Final, Generic, TypeVar
 
@@ -11,7 +11,7 @@ _Known = TypeVar("_Known")
 
 
 class Remembered(Generic[_Known]):
-    """Something of each worker, and of the REMEMBERED of whom something was noted last."""
+    """Something of each, and of the REMEMBERED of whom something was noted last."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}

@@ -2,10 +2,11 @@
 
 Laws:
 1. A request that was accepted ends exactly once: with Finished, or with an error that says why.
-2. Requests start in the order in which they were accepted, and at most `parallel` of them run at once. One for which
-   nobody waits (`attend`) starts after all others, gives its place back where one of them has none, and goes on later.
-   The queue is full with `limit` that have not begun, or `parallel` more with those that gave their place back; then
-   one of them for which nobody waits ends for a new one.
+2. At most `parallel` requests run at once. Clients take turns, and one client's requests start in the order in which
+   they were accepted (`turns.py`). One for which nobody waits (`attend`) starts after all others, gives its place back
+   where one of them has none, and goes on later. The queue is full for a client alone with `limit` that have not begun,
+   or `parallel` more with those that gave their place back, and earlier where others' requests wait; then one of its
+   own for which nobody waits ends for a new one, or anybody's where there is no place at all.
 3. A node's message about a request that does not run is dropped.
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
 5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
@@ -31,13 +32,14 @@ from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.request_lines import RequestLine, request_line
 from tpiedge.master.request_times import RequestHistograms, RequestTimes, Timeline
 from tpiedge.master.status import Totals
+from tpiedge.master.turns import Turns
 from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["QUEUE_LIMIT", "Dismissed", "PendingAnswer", "QueueFull", "RequestQueue"]
 
-#: Requests that may wait; more are refused.
+#: Requests of one client that may wait, and half of those of all; more are refused.
 QUEUE_LIMIT: Final = 64
 
 
@@ -46,7 +48,7 @@ _Event = _Said | TpiedgeError
 
 
 class QueueFull(TpiedgeError):
-    """As many requests wait as the master admits."""
+    """As many requests wait as the master admits of this client."""
 
 
 class Dismissed(Cancelled):
@@ -57,9 +59,14 @@ class PendingAnswer:
     """One accepted request, for the thread that submitted it. Made by `RequestQueue.submit`."""
 
     def __init__(
-        self, request: GenerationRequest, cancel: Callable[["PendingAnswer"], None], wake: Callable[[], None]
+        self,
+        request: GenerationRequest,
+        client: str,
+        cancel: Callable[["PendingAnswer"], None],
+        wake: Callable[[], None],
     ) -> None:
         self.request = request
+        self.client = client
         self.journal = Journal(request)
         self.times = Timeline()
         #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
@@ -128,7 +135,8 @@ class PendingAnswer:
 
 
 class RequestQueue:
-    """Up to `limit` requests wait and up to `parallel` run; their ids must differ. Thread-safe; nothing blocks.
+    """Up to `limit` requests of a client wait, twice as many of all, and up to `parallel` run; their ids must differ.
+    Thread-safe; nothing blocks.
 
     `on_cancel(id)` is called when a running request is cancelled, `on_submit()` after each accepted one. `on_cancel`
     must not call back. `now` gives seconds.
@@ -143,7 +151,7 @@ class RequestQueue:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
-        self._limit = limit
+        self._turns = Turns(limit)
         self._parallel = parallel
         self._on_cancel = on_cancel
         self._on_submit = on_submit
@@ -189,7 +197,7 @@ class RequestQueue:
 
     @property
     def lines(self) -> tuple[RequestLine, ...]:
-        """How each one gets on: those that run, then those that wait, in the order in which they will go on."""
+        """How each one gets on: those that run, then those that wait, in the order in which they came."""
         with self._lock:
             now = self._now()
             running = [one.line(now, running=True) for one in self._running.values()]
@@ -211,16 +219,19 @@ class RequestQueue:
             self._count(refused=1)
         raise error
 
-    def submit(self, request: GenerationRequest) -> PendingAnswer:
-        """Accepts a request. Raises QueueFull, or the error that `close` was given."""
-        answering = PendingAnswer(request, self._cancelled, self._on_submit)
+    def submit(self, request: GenerationRequest, client: str = "") -> PendingAnswer:
+        """Accepts a request of that `client`. Raises QueueFull, or the error that `close` was given."""
+        answering = PendingAnswer(request, client, self._cancelled, self._on_submit)
         with self._lock:
             if self._closed is not None:
                 self._count(refused=1)
                 raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
-            if not self._has_room():
+            if not self._has_room(client):
                 self._count(refused=1)
-                raise QueueFull(f"{self._limit} requests are waiting already: try again later")
+                own = sum(one.client == client for one in self._waiting)
+                raise QueueFull(
+                    f"{len(self._waiting)} requests are waiting already, {own} of this client: try again later"
+                )
             answering.times.accepted = self._now()
             self._waiting.append(answering)
         self._on_submit()
@@ -230,7 +241,7 @@ class RequestQueue:
         """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
         rest follows, and first of all that it pauses, and `why`, and TakenUp once rank 0 is asked. To be called in the
         order in which they were accepted, and before anything is submitted. Raises the error that `close` was given."""
-        answering = PendingAnswer(request, self._cancelled, self._on_submit)
+        answering = PendingAnswer(request, "", self._cancelled, self._on_submit)
         answering.attended, answering.inherited = False, True
         with self._lock:
             if self._closed is not None:
@@ -256,10 +267,12 @@ class RequestQueue:
                 self._make_way(len(awaited))
                 return False
             suspects = [one for one in self._waiting if one.journal.suspect and not self._running]
-            starting = next(iter(suspects or awaited or self._waiting), None)
+            starting = self._first(suspects or awaited or self._waiting)
             if starting is None:
                 return False
             self._waiting.remove(starting)
+            if not starting.journal.begun:
+                self._turns.give(starting.client, len(starting.request.prompt_ids))
             starting.gives_way = False
             self._running[starting.request.id] = starting
             starting.journal.begun = True
@@ -377,14 +390,30 @@ class RequestQueue:
 
     # --- under the lock
 
-    def _has_room(self) -> bool:
-        """Whether one more may wait, which may end one for which nobody waits."""
+    def _first(self, waiting: Sequence[PendingAnswer]) -> PendingAnswer | None:
+        """Who of them starts. Those that ran are in front and go on in their order; clients take turns with the
+        others."""
+        if not waiting or waiting[0].journal.begun:
+            return waiting[0] if waiting else None
+        running = [one.client for one in self._running.values()]
+        turn = self._turns.next([one.client for one in waiting], running)
+        return next(one for one in waiting if one.client == turn)
+
+    def _has_room(self, client: str) -> bool:
+        """Whether one more of the client may wait, which may end one for which nobody waits."""
         new = [one for one in self._waiting if not one.journal.begun]
-        if len(new) >= self._limit:
-            return self._displaced(new)
         gave_way = [one for one in reversed(self._waiting) if one.journal.begun and one.gives_way]
-        full = len(new) + len(gave_way) >= self._limit + self._parallel
-        return not full or self._displaced([*new, *gave_way])
+        own, own_gave_way = ([one for one in some if one.client == client] for some in (new, gave_way))
+        waiting = self._places(new, gave_way)
+        if self._turns.has_room(self._places(own, own_gave_way), waiting):
+            return True
+        if not self._turns.full(waiting):
+            new, gave_way = own, own_gave_way
+        return self._displaced([*new, *gave_way] if len(gave_way) > self._parallel else new)
+
+    def _places(self, new: Sequence[PendingAnswer], gave_way: Sequence[PendingAnswer]) -> int:
+        """How many they take among those that wait: `parallel` of those that gave their place back take none."""
+        return len(new) + max(0, len(gave_way) - self._parallel)
 
     def _displaced(self, waiting: Sequence[PendingAnswer]) -> bool:
         """Ends the first of them for which nobody waits; returns whether there was one."""
@@ -433,6 +462,7 @@ class RequestQueue:
             answering.put(Resumed(paused_s))
         if isinstance(new, Token):
             self._count(tokens=1)
+            self._turns.give(answering.client, 1)
             self._times.token(answering.times, self._now())
         answering.put(new)
 

@@ -60,9 +60,12 @@ class FakeGeneration:
     """Gives the events that a test puts in; `cancelled` is set by `cancel`, `completed` by `complete`, `ended` when the
     iterator has ended."""
 
-    def __init__(self, request: GenerationRequest, count: int = 0, *, attended: bool = True) -> None:
-        """`count`: tokens that were said before; `attended`: whether somebody waits for it."""
+    def __init__(
+        self, request: GenerationRequest, count: int = 0, *, attended: bool = True, client: str = ""
+    ) -> None:
+        """`count`: tokens that were said before; `attended`: whether somebody waits for it; `client`: whose it is."""
         self.request = request
+        self.client = client
         self.cancelled = threading.Event()
         self.completed = threading.Event()
         self.ended = threading.Event()
@@ -208,14 +211,14 @@ class FakeService:
             one.fail(Dismissed("the administrator of this server ended the request"))
         return bool(found)
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
+    def submit(self, request: GenerationRequest, client: str = "") -> FakeGeneration:
         with self._lock:
             self._running = [running for running in self._running if not running.ended.is_set()]
             if self.unavailable:
                 raise Unavailable(self.unavailable)
             if len(self._running) >= self._places:
                 raise Busy("the queue is full", self.retry_after_s)
-            generation = FakeGeneration(request)
+            generation = FakeGeneration(request, client=client)
             self._running.append(generation)
         self.script(generation)
         self.generations.put(generation)

@@ -1,7 +1,7 @@
 """The laws of the requests: every accepted request ends exactly once, in order, in every interleaving of calls."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 
 import pytest
@@ -33,8 +33,8 @@ class Book:
     def _submitted(self) -> None:
         self.submitted += 1
 
-    def submit(self, name: str = "r-1") -> PendingAnswer:
-        return self.requests.submit(request(name))
+    def submit(self, name: str = "r-1", client: str = "") -> PendingAnswer:
+        return self.requests.submit(request(name), client)
 
     def resume(self, name: str, tokens: int) -> PendingAnswer:
         """A request of an earlier master, which passed on so many tokens."""
@@ -728,7 +728,8 @@ def test_a_closed_queue_resumes_nothing() -> None:
 
 
 class Queues(RuleBasedStateMachine):
-    """Any order of calls: each accepted request ends once; order is kept, and so is the number of those that run."""
+    """Any order of calls: each accepted request ends once; a client's order is kept, and so is the number of those that
+    run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -736,6 +737,7 @@ class Queues(RuleBasedStateMachine):
         self.book = Book(parallel=self.parallel)
         self.count = 0
         self.accepted: dict[str, PendingAnswer] = {}
+        self.clients: dict[str, str] = {}
         self.waiting: deque[str] = deque()
         self.running: list[str] = []
         self.told: dict[str, int] = {}
@@ -755,6 +757,7 @@ class Queues(RuleBasedStateMachine):
             self.count += 1
             name = f"r-{self.count}"
             self.accepted[name] = self.book.resume(name, tokens)
+            self.clients[name] = ""
             self.told[name] = tokens
             self.absent.add(name)
             if tokens == self.accepted[name].request.max_tokens:
@@ -762,17 +765,22 @@ class Queues(RuleBasedStateMachine):
             else:
                 self.waiting.append(name)
 
-    @rule()
-    def submit(self) -> None:
+    @rule(client=st.sampled_from(["", "", "a", "b"]))
+    def submit(self, client: str) -> None:
         self.count += 1
         name = f"r-{self.count}"
+        self.clients[name] = client
         new = [one for one in self.waiting if one not in self.told]
         others = [one for one in reversed(self.waiting) if one in self.gave_way]
-        full = len(new) == 3 or len([*new, *others]) >= 3 + self.parallel
-        able = new if len(new) == 3 else [*new, *others]
+        own, own_others = ([one for one in some if self.clients[one] == client] for some in (new, others))
+        own_places, places = self._places(own, own_others), self._places(new, others)
+        full = own_places >= 3 or own_places >= 6 - places
+        if places < 6:
+            new, others = own, own_others
+        able = [*new, *others] if len(others) > self.parallel else new
         displaced = [one for one in able if one in self.absent][:1] if full else []
         try:
-            self.accepted[name] = self.book.submit(name)
+            self.accepted[name] = self.book.submit(name, client)
         except NotServing:
             refused = "closed" if self.closed else "?"
         except QueueFull:
@@ -801,13 +809,24 @@ class Queues(RuleBasedStateMachine):
             assert self.book.cancelled[asked:] == able[:missing]
             self.giving_way |= {*able[:missing]}
         else:
-            first = [name for name in self.waiting if name in suspects and not self.running]
-            assert started == (first or awaited or self.waiting)[0]
+            able = [name for name in self.waiting if name in suspects and not self.running]
+            able = able or awaited or [*self.waiting]
             assert order is not None
+            assert started is not None
+            if able[0] in self.told:
+                assert started == able[0]
+            else:
+                places = Counter(self.clients[name] for name in self.running)
+                client = self.clients[started]
+                assert places[client] == min(places[self.clients[name]] for name in able)
+                assert started == next(name for name in able if self.clients[name] == client)
             self.gave_way.discard(order.id)
             self.waiting.remove(order.id)
             self.running.append(order.id)
             assert len(order.answer_ids) == self.told.setdefault(order.id, 0)
+
+    def _places(self, new: list[str], others: list[str]) -> int:
+        return len(new) + max(0, len(others) - self.parallel)
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data(), kind=st.sampled_from(["token", "old token", "finished", "cancelled", "failed"]))

@@ -1,0 +1,80 @@
+"""Two clients with keys of their own: one floods the cluster, and keeps the other neither out nor waiting."""
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.process.command import wait_for
+from tests.process.serving.serving import HOST, Serving
+from tpiedge.master.request_queue import QUEUE_LIMIT
+
+FLOOD, OTHER = "sk-flood", "sk-other"
+PARALLEL, CHOICES, LONG = 2, 16, 100
+LIMIT_S = 90.0
+
+
+@pytest.fixture
+def cluster(clusters: Callable[..., Serving], tmp_path: Path) -> Serving:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o600)
+    keys.write_text(f"flood: {FLOOD}\nother: {OTHER}\n")
+    # What nobody guesses takes a step for each token.
+    options = ("--api-key-file", keys, "--parallel", PARALLEL, "--speculate", "off")
+    cluster = clusters("--min-workers", 1, *options, "--context", 512, "--kv-tokens", 2048)
+    cluster.start_master()
+    cluster.start_worker("ann")
+    cluster.wait_ready(2)
+    return cluster
+
+
+def floods(cluster: Serving) -> socket.socket:
+    """A connection on which a long prompt asks for many long answers, which nobody reads."""
+    prompts = [" ".join(["fox"] * LONG)] * CHOICES
+    body = json.dumps({"model": "demo", "prompt": prompts, "max_tokens": 300, "ignore_eos": True}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {FLOOD}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    connection = socket.create_connection((HOST, cluster.port + 4), LIMIT_S)
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def requests(cluster: Serving, *, long: bool) -> list[dict]:
+    """Those with long prompts, or the others."""
+    return [one for one in cluster.picture()["requests"] if (one["prompt_tokens"] > LONG) == long]
+
+
+@pytest.mark.thin
+@pytest.mark.fault("H8", "one key floods with long prompts and choices: another one is answered before them")
+def test_a_key_that_floods_keeps_no_other_waiting(cluster: Serving) -> None:
+    options = {"base_url": f"{cluster.url}/v1", "max_retries": 0, "timeout": LIMIT_S}
+    with (
+        openai.OpenAI(api_key=FLOOD, **options) as flood,
+        openai.OpenAI(api_key=OTHER, **options) as other,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.enter_context(cluster.crawling())
+        for _ in range((QUEUE_LIMIT + PARALLEL) // CHOICES + 1):
+            stack.enter_context(floods(cluster))
+        cluster.wait_until(lambda seen: (seen["running"], seen["queued"]) == (PARALLEL, QUEUE_LIMIT))
+        words = f"{QUEUE_LIMIT} requests are waiting already, {QUEUE_LIMIT} of this client"
+        with pytest.raises(openai.RateLimitError, match=words) as refused:
+            flood.completions.create(model="demo", prompt="Once", max_tokens=2)
+        assert refused.value.response.headers["retry-after"] == "1"
+        threads = stack.enter_context(ThreadPoolExecutor(1))
+        answer = threads.submit(other.completions.create, model="demo", prompt="Once", max_tokens=2)
+        wait_for(lambda: answer.done() or requests(cluster, long=False), LIMIT_S)
+        running = [one["id"] for one in requests(cluster, long=True) if one["state"] != "queued"]
+        any(
+            cluster.administer("DELETE", f"requests/{name}").is_success for name in running
+        )  # one that goes on
+        assert answer.result(LIMIT_S).usage.completion_tokens == 2
+        assert cluster.status()["queued"] > QUEUE_LIMIT // 2, "those that came before it still wait"
+    cluster.wait_until(lambda seen: (seen["running"], seen["queued"]) == (0, 0))

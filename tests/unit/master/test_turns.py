@@ -1,0 +1,184 @@
+"""Whose request begins next: a client that floods makes nobody wait for longer than its turn."""
+
+from collections import Counter, deque
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.master.stories import request
+from tpiedge.master.remembered import REMEMBERED
+from tpiedge.master.request_queue import QueueFull, RequestQueue
+from tpiedge.master.turns import Turns
+from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.requests import GenerationRequest
+
+FLOOD, OTHER = "flood", "other"
+LIMIT = 8
+
+
+class Desk:
+    """A queue; the answers that run, the first one first; and by client what has begun."""
+
+    def __init__(self, limit: int = LIMIT, parallel: int = 1) -> None:
+        self.requests = RequestQueue(limit, parallel, lambda _name: None, lambda: None)
+        self.running: deque[GenerationRequest] = deque()
+        self.begun: list[str] = []
+        self._number = 0
+
+    def ask(self, client: str, prompt: int = 3) -> None:
+        self._number += 1
+        name = f"{client} {self._number}"
+        self.requests.submit(GenerationRequest(name, (5,) * prompt, 1000), client)
+
+    def start(self) -> None:
+        """As many as may."""
+        while self.requests.start(self.running.append):
+            self.begun.append(self.running[-1].id.partition(" ")[0])
+
+    def end(self, tokens: int = 1) -> None:
+        """The answer that began first has so many, and ends."""
+        name = self.running.popleft().id
+        for index in range(tokens):
+            self.requests.tell(Token(1, name, index, 5, ()))
+        self.requests.tell(Finished(1, name, "stop", 3, tokens, 0, tokens))
+        self.start()
+
+
+@pytest.mark.fault("H8", "who floods makes nobody else wait for more than the next free place")
+def test_whoever_comes_behind_a_flood_has_the_next_free_place() -> None:
+    desk = Desk(parallel=2)
+    for _ in range(LIMIT):
+        desk.ask(FLOOD)
+    desk.start()
+    desk.ask(OTHER)
+    desk.end()
+    assert desk.begun == [FLOOD, FLOOD, OTHER]
+    desk.ask(OTHER)
+    for _ in range(3):
+        desk.end()
+    assert desk.begun == [FLOOD, FLOOD, OTHER, FLOOD, OTHER, FLOOD]
+
+
+def test_clients_with_alike_requests_take_turns_in_the_order_in_which_they_came() -> None:
+    desk = Desk()
+    for client in "aaabbbccc":
+        desk.ask(client)
+    desk.start()
+    for _ in range(8):
+        desk.end()
+    assert "".join(desk.begun) == "abcabcabc"
+
+
+def test_long_prompts_and_long_answers_count_as_what_they_are() -> None:
+    desk = Desk()
+    for _ in range(4):
+        desk.ask("long", prompt=30)
+        desk.ask("short", prompt=9)
+    desk.start()
+    for _ in range(5):
+        desk.end(tokens=1)
+    assert desk.begun == ["long", *["short"] * 4, "long"]
+    talks = Desk()
+    for _ in range(4):
+        talks.ask("long")
+        talks.ask("short")
+    talks.start()
+    talks.end(tokens=20)
+    for _ in range(4):
+        talks.end(tokens=2)
+    assert talks.begun == ["long", *["short"] * 4, "long"]
+
+
+def test_nobody_saves_up_turns() -> None:
+    desk = Desk()
+    desk.ask("away")
+    for _ in range(LIMIT):
+        desk.ask(FLOOD)
+    desk.start()
+    for _ in range(5):
+        desk.end(tokens=9)
+    for _ in range(4):
+        desk.ask("away")
+    desk.begun.clear()
+    for _ in range(4):
+        desk.end(tokens=9)
+    assert Counter(desk.begun) == {"away": 2, FLOOD: 2}
+
+
+@pytest.mark.fault("H8", "who floods leaves places in the queue for others, and is refused")
+def test_a_flood_leaves_places_for_others() -> None:
+    desk = Desk(limit=4)
+    for _ in range(4):
+        desk.ask(FLOOD)
+    with pytest.raises(QueueFull, match="4 requests are waiting already, 4 of this client: try again later"):
+        desk.ask(FLOOD)
+    for _ in range(2):
+        desk.ask(OTHER)
+    with pytest.raises(QueueFull, match="6 requests are waiting already, 2 of this client"):
+        desk.ask(OTHER)
+    desk.ask("third")
+    desk.ask("fourth")
+    with pytest.raises(QueueFull, match="8 requests are waiting already, 0 of this client"):
+        desk.ask("fifth")
+
+
+def test_only_who_floods_loses_answers_that_nobody_waits_for() -> None:
+    desk = Desk(limit=4)
+    desk.requests.submit(request("kept"), OTHER).attend(False)
+    left = [desk.requests.submit(request(f"left-{number}"), FLOOD) for number in range(4)]
+    left[1].attend(False)
+    desk.ask(FLOOD)
+    waiting = [line.id for line in desk.requests.lines]
+    assert waiting == ["kept", "left-0", "left-2", "left-3", "flood 1"]
+    with pytest.raises(QueueFull):
+        desk.ask(FLOOD)
+
+
+MOST = 50
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, MOST)), min_size=1, max_size=60
+    )
+)
+def test_of_two_that_wait_all_the_time_nobody_is_given_much_more(turns: list[tuple[set[str], int]]) -> None:
+    """Whoever else comes and goes: over any such time they differ by two of the greatest requests at most."""
+    order = Turns(LIMIT)
+    #: By pair, since both have waited: how much more the first one was given, at each turn.
+    ahead: dict[tuple[str, str], list[int]] = {}
+    for waiting, tokens in turns:
+        pairs = set(combinations(sorted(waiting), 2))
+        ahead = {pair: ahead.get(pair, [0]) for pair in pairs}
+        turn = order.next(sorted(waiting), [])
+        assert order.given(turn) == min(map(order.given, waiting))
+        order.give(turn, tokens)
+        for (first, second), seen in ahead.items():
+            seen.append(seen[-1] + tokens * ((turn == first) - (turn == second)))
+            assert max(seen) - min(seen) <= 2 * MOST
+
+
+@given(waiting=st.lists(st.sampled_from("abcd"), min_size=1), running=st.lists(st.sampled_from("abcd")))
+def test_a_free_place_goes_to_who_has_the_fewest(waiting: list[str], running: list[str]) -> None:
+    turn = Turns(LIMIT).next(waiting, running)
+    assert turn in waiting
+    assert running.count(turn) == min(map(running.count, waiting))
+
+
+@given(asked=st.lists(st.sampled_from("abcdef"), max_size=100))
+def test_whoever_comes_finds_a_place_while_fewer_clients_wait_than_there_are(asked: list[str]) -> None:
+    turns, waits = Turns(LIMIT), Counter[str]()
+    for client in asked:
+        waits[client] += turns.has_room(waits[client], waits.total())
+    assert max(waits.values(), default=0) <= LIMIT
+    assert turns.has_room(0, waits.total())
+    assert not turns.full(waits.total())
+
+
+def test_ever_new_clients_take_no_more_memory() -> None:
+    turns = Turns(LIMIT)
+    for number in range(3 * REMEMBERED):
+        turns.give(f"client {number}", 1)
+    assert len(turns._given) == REMEMBERED

@@ -1,0 +1,51 @@
+"""Whose request begins next: every client has its turn, however many requests another one sends. Pure.
+
+A client is a text of which nothing else is known here: all that have one API key, or one address.
+
+Laws:
+1. A free place goes to one of the clients of whose requests the fewest run; of these to the one that was given least,
+   in tokens of prompts and answers; of equals to the one whose request came first.
+2. Nobody saves up turns: whoever was away counts as having been given no less than the one of those that waited at the
+   latest turn who was given least.
+3. Of one client, `limit` requests wait, of all together twice as many. Where others' wait, of one no more may than
+   there are places left: so whoever comes finds one, as long as fewer clients wait than there are places.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tpiedge.master.remembered import Remembered
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """What each client was given, and who has the next turn."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._given: Remembered[int] = Remembered()
+        self._least = 0  # of those that waited at the latest turn
+
+    def next(self, waiting: Iterable[str], running: Iterable[str]) -> str:
+        """Whose turn it is: one of the clients, at least one, of the requests that wait, in their order; `running`: the
+        clients of those that run."""
+        clients, places = dict.fromkeys(waiting), Counter(running)
+        self._least = min(map(self.given, clients))
+        return min(clients, key=lambda client: (places[client], self.given(client)))
+
+    def give(self, client: str, tokens: int) -> None:
+        """So many are computed for it."""
+        self._given.note(client, self.given(client) + tokens)
+
+    def given(self, client: str) -> int:
+        """Tokens so far, those of the second law among them."""
+        return max(self._least, self._given.get(client) or 0)
+
+    def full(self, waiting: int) -> bool:
+        """Whether nobody's request may wait, too, where so many do."""
+        return waiting >= 2 * self._limit
+
+    def has_room(self, own: int, waiting: int) -> bool:
+        """Whether one more request of a client may wait, where `own` ones do, of all that are `waiting`."""
+        return own < min(self._limit, 2 * self._limit - waiting)
