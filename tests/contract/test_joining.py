@@ -14,6 +14,7 @@ import zmq
 from tests.contract.gate import MASTER, Gate
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address, parse_address
+from tpiedge.joining import connecting
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.front_door import FrontDoor
 from tpiedge.joining.identity import peer_name
@@ -155,6 +156,35 @@ def test_nothing_there_is_said() -> None:
         typed = Address(address.host, address.port - PAIRING_OFFSET)
         with pytest.raises(PeerError, match=f"nothing answers at {typed}, pairing port {address.port}"):
             pair(typed, WORKER, "pi", print)
+
+
+def test_a_name_with_several_addresses_is_the_one_where_the_master_is(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """A machine with another network, which is down, and somebody else's: in whatever order the resolver has them."""
+    name = Address("kitchen.test", gate.address.port)
+
+    def tried(*found: Address) -> ZmqSpoke:
+        keys = CurveKeys.generate()  # a guest's name is taken for a moment after it has left
+        monkeypatch.setattr(connecting, "resolve_all", lambda _named: found)
+        return open_link(name, MASTER.public, keys, peer_name(keys.public), timeout_s=patience)
+
+    with socket.socket() as nobody, socket.create_server(("127.0.0.1", 0)) as server:
+        nobody.bind(("127.0.0.1", 0))
+        dead, other = (Address("127.0.0.1", one.getsockname()[1]) for one in (nobody, server))
+        strange = threading.Thread(target=_answer_all, args=(server, b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+        strange.start()
+        try:
+            for found in ([dead, gate.address], [other, dead, gate.address]):
+                with tried(*found) as spoke:
+                    assert spoke.address == gate.address.zmq
+            with pytest.raises(PeerError, match=r"nothing answers at kitchen\.test:"):
+                tried(other, dead)
+            with pytest.raises(UserError, match=r"what answers at kitchen\.test:\d+ is not a tpiedge master"):
+                tried(other, other)
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            strange.join()
 
 
 def test_an_unknown_host_is_said_before_trying() -> None:

@@ -20,7 +20,7 @@ from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
-from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve_all
+from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address
 from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_memory_bytes, default_threads, free_disk_bytes
 from tpiedge.host.private_file import private_folder
@@ -208,45 +208,36 @@ def _joined(
 ) -> tuple[ZmqSpoke, str, Address]:
     """The link on which this worker is a member, the master's key, and its numeric address. Raises UserError,
     PeerError."""
-    waiting, tried = False, 0
+    waiting = False
     while True:
         try:
-            return _join(master, own, tried, stack, say)
+            return _join(master, own, stack, say)
         except PeerError as error:
             if time.monotonic() >= deadline:
                 raise
             if not waiting:
                 waiting = True
                 say(f"{error} (trying again)")
-            tried += 1
             time.sleep(_RETRY_S)
 
 
 def _join(
-    master: _Master, own: _Self, tried: int, stack: ExitStack, say: Callable[[str], None]
+    master: _Master, own: _Self, stack: ExitStack, say: Callable[[str], None]
 ) -> tuple[ZmqSpoke, str, Address]:
     def show(code: str) -> None:
         say(f"the code of this worker is {code}; on the master:  tpiedge nodes approve {code}")
 
-    address = _address(master, tried)
     key = master.key or pair(master.address, own.keys, own.host, show)
     with ExitStack() as attempt:  # a link that is left open would stand in the way of the next one
         name = peer_name(own.keys.public)
         with _waiting_for(master):
             spoke = attempt.enter_context(
-                open_link(address, key, own.keys, name, shown=str(master.address), secret=master.secret)
+                open_link(master.address, key, own.keys, name, secret=master.secret)
             )
         enrolled = enrol(spoke, own.host, master.secret)
         stack.push(attempt.pop_all())
     say(f"joined {enrolled.cluster} as {enrolled.name}")
-    return spoke, key, address
-
-
-def _address(master: _Master, tried: int) -> Address:
-    """The best of its name's addresses; where it was found before, at one of them, each in turn."""
-    with _waiting_for(master):
-        addresses = resolve_all(master.address)
-    return addresses[tried % len(addresses) if master.found else 0]
+    return spoke, key, parse_address(spoke.address.removeprefix("tcp://"))
 
 
 @contextmanager

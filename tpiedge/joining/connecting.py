@@ -8,7 +8,7 @@ import time
 
 from tpiedge import __version__
 from tpiedge.errors import PeerError, UserError
-from tpiedge.host.addresses import Address, resolve
+from tpiedge.host.addresses import Address, resolve_all
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.tokens import ticket_of
 from tpiedge.transport.framing import CONTROL, Plane
@@ -38,18 +38,37 @@ def open_link(
     shown: str = "",
     secret: str = "",
 ) -> ZmqSpoke:
-    """A link whose handshake is done; the caller closes it. Afterwards it connects anew by itself after breaks.
+    """A link whose handshake is done, at the first of the host's addresses, best first, where the master is; the caller
+    closes it. Afterwards it connects anew by itself after breaks. Each address may take `timeout_s` and a moment.
 
     `shown` is what errors call the address, where a user knows it by another. With the `secret` of a token there is a
-    place for it, whatever strangers are there.
+    place for it, whatever strangers are there. Raises UserError only where trying again changes nothing at any of them.
     """
-    numeric = resolve(address)
     ticket = ticket_of(secret, name) if secret else ""
+    failures: list[UserError | PeerError] = []
+    for numeric in resolve_all(address):
+        try:
+            return _open(numeric, master_key, keys, name, timeout_s, plane, shown or str(address), ticket)
+        except (UserError, PeerError) as error:
+            failures.append(error)
+    raise next((error for error in failures if isinstance(error, PeerError)), failures[0])
+
+
+def _open(
+    numeric: Address,
+    master_key: str,
+    keys: CurveKeys,
+    name: str,
+    timeout_s: float,
+    plane: Plane,
+    shown: str,
+    ticket: str,
+) -> ZmqSpoke:
     link = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane, ticket=ticket)
     try:
         state = link.monitor.wait(timeout_s)
         if state is not LinkState.UP:
-            raise explain(shown or str(address), numeric, state)
+            raise explain(shown, numeric, state)
     except BaseException:
         link.close()
         raise

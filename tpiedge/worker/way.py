@@ -1,7 +1,8 @@
 """Looks at the way to a master that is silent, in a thread of its own: a resolver may take minutes.
 
-The master is known by its key. Its name may mean another address after a while, as where addresses are leased; and
-where a part of the way has a smaller MTU and tells nobody, its small messages come and its large ones do not.
+The master is known by its key. Its name may mean another address after a while, as where addresses are leased, or
+several of which it is at one; and where a part of the way has a smaller MTU and tells nobody, its small messages come
+and its large ones do not.
 """
 
 import logging
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 3.0
 _PACKETS_S = 2.0
 #: So many of a name's addresses are tried, which takes _ANSWER_S and a moment each.
-_MOST_ADDRESSES: Final = 4
+_MOST_ADDRESSES: Final = 16
 
 
 def look_for_master(named: Address, known: Address, key: str) -> WayState:
@@ -42,9 +43,10 @@ def _is_elsewhere(named: Address, known: Address, key: str) -> bool:
         found = resolve_all(named)
     except UserError:  # the name means nothing now: it stays where it was
         return False
-    if known in found:
+    others = [address for address in found[:_MOST_ADDRESSES] if address != known]
+    if known in found and others and _is_at(known, key):
         return False
-    return any(_is_at(address, key) for address in found[:_MOST_ADDRESSES])
+    return any(_is_at(address, key) for address in others)
 
 
 def _is_at(address: Address, key: str) -> bool:

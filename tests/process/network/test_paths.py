@@ -114,6 +114,30 @@ def test_the_name_of_the_master_means_nothing_and_then_another_address(
         cluster.master.end()
 
 
+@pytest.mark.fault("P12", "the master's name has several addresses: a worker finds it at whichever it is")
+def test_the_name_of_the_master_means_several_addresses(
+    clusters: Callable[..., NetworkCluster], hosts: Path, exact: Exact
+) -> None:
+    cluster = clusters("--min-workers", 1)
+    first, port = cluster.address.host, cluster.address.port
+    hosts.write_text(f"{_OTHER_ADDRESS} {_NAME}\n{first} {_NAME}\n")
+    cluster.start_master()
+    worker = cluster.join(
+        "kitchen", "--connect", f"{_NAME}:{port}", machine="worker1", program=by_name(hosts)
+    )
+    cluster.wait_ready(2)
+    exact(cluster)
+    with cluster.namespaces.also_addressed(MASTER, _OTHER_ADDRESS):
+        cluster.master.end()
+        cluster.address = Address(_OTHER_ADDRESS, port)
+        cluster.start_master()
+        cluster.wait_ready(2)
+        exact(cluster)
+        assert "the master is at another address now: joining it there" in worker.log
+        worker.process.end()
+        cluster.master.end()
+
+
 @pytest.mark.fault("P11", "the loss is said with the node; once they pass, the answer goes on and is exact")
 @pytest.mark.fault("P11", "where they vanish between a worker and the master, the worker says so")
 def test_large_packets_that_vanish_are_seen_and_the_answer_comes_once_they_pass(

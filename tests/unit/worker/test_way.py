@@ -38,11 +38,13 @@ def master(keys: CurveKeys) -> Iterator[Address]:
             thread.join(WAIT_S)
 
 
-def look(monkeypatch: pytest.MonkeyPatch, *found: Address, key: str = KEYS.public) -> WayState:
+def look(
+    monkeypatch: pytest.MonkeyPatch, *found: Address, key: str = KEYS.public, known: Address = KNOWN
+) -> WayState:
     """Where the name means what was `found`."""
     monkeypatch.setattr(way, "resolve_all", lambda _named: found)
     monkeypatch.setattr(way, "_ANSWER_S", 1.0)
-    return look_for_master(NAMED, KNOWN, key)
+    return look_for_master(NAMED, known, key)
 
 
 def test_a_name_that_means_another_address_is_believed_where_the_master_s_key_is(
@@ -51,7 +53,6 @@ def test_a_name_that_means_another_address_is_believed_where_the_master_s_key_is
     with master(KEYS) as address:
         assert look(monkeypatch, address, key=OTHERS.public) == "unknown"
         assert look(monkeypatch, address) == "moved"
-        assert look(monkeypatch, address, KNOWN) == "unknown", "it may still be where it was"
     assert look(monkeypatch, address) == "unknown", "nobody is there"
 
 
@@ -60,6 +61,22 @@ def test_a_name_may_mean_several_addresses_of_which_a_few_are_tried(monkeypatch:
     with master(OTHERS) as stranger, master(KEYS) as address:
         assert look(monkeypatch, stranger, address) == "moved"
         assert look(monkeypatch, stranger, stranger, address) == "unknown"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_several_addresses_the_one_where_it_was_counts_as_long_as_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    def order(known: Address, other: Address) -> tuple[Address, Address]:
+        return (known, other) if first else (other, known)
+
+    with master(KEYS) as other:
+        assert look(monkeypatch, *order(KNOWN, other)) == "moved", "nobody is there any more"
+        with master(OTHERS) as stranger:
+            assert look(monkeypatch, *order(stranger, other), known=stranger) == "moved"
+        with master(KEYS) as known:
+            assert look(monkeypatch, *order(known, other), known=known) == "unknown"
+    assert look(monkeypatch, *order(KNOWN, other)) == "unknown", "nobody is anywhere"
 
 
 def test_a_name_that_means_nothing_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
