@@ -215,7 +215,9 @@ def master(
             Supervisor() as supervisor,
             master_parts(flags, model, keys, folder, supervisor, certificate) as (running, api, entrance),
             workers_invited(flags.listen, keys, folder, token_file, scribe.say),
-            announcing(lan_address(resolve(flags.listen)), scribe.say) if announce else nullcontext(),
+            announcing(lan_address(resolve(flags.listen)), keys.public, scribe.say)
+            if announce
+            else nullcontext(),
         ):
             scribe.say(f"serving {model.name} at {url_for_others(flags.http, api.url)}/v1")
             for line in page_lines(flags.http, api.url, terminal_columns()):

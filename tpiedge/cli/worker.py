@@ -131,7 +131,7 @@ def worker(
             token = await_token(token_file, wait)
         folder = private_folder(worker_state(state))
         book = TrustedMasters(folder)
-        master = _master(connect, token, book, lambda: master_nearby(wait, scribe.say))
+        master = _master(connect, token, book, lambda: master_nearby(wait, book.masters(), scribe.say))
         store = ShardStore(cache_folder(cache) / "shards", cache_limit)
         own = _Self(
             keys=load_or_create_keys(folder),
@@ -192,14 +192,20 @@ def _serve_at_its_address(
 
 
 def _master(
-    connect: str | None, token: str | None, book: TrustedMasters, look: Callable[[], Address]
+    connect: str | None,
+    token: str | None,
+    book: TrustedMasters,
+    look: Callable[[], tuple[Address, str | None]],
 ) -> _Master:
     """The master to join; where nothing names one, the one that `look` finds. Raises UserError, PeerError."""
     if token is not None:
         parsed = parse_token(token)
         address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)
         return _Master(address, parsed.master_key, parsed.secret)
-    address = look() if connect is None else parse_address(connect, CONTROL_PORT)
+    if connect is None:
+        address, key = look()
+        return _Master(address, key, "")
+    address = parse_address(connect, CONTROL_PORT)
     return _Master(address, book.key_of(address), "")
 
 

@@ -2,9 +2,9 @@
 
 Laws:
 
-1. A master says its name, its port and its protocol, nothing else. Its address is part of the record.
+1. A master says its name, its port, its protocol and its cluster, nothing else. Its address is part of the record.
 2. Nothing heard is trusted. It is an address to try, as one that a user types: who is there is proved when the worker
-   joins, by a code or a key that it knows.
+   joins, by a code or a key that it knows. A cluster that somebody names says which known key may be worth a try.
 3. An address is on a network that this machine is on: nobody sends a worker elsewhere.
 4. A name is short and has no character that commands a terminal.
 """
@@ -18,24 +18,28 @@ from typing import Final
 from tpiedge.host.addresses import Address
 from tpiedge.sanitise import sanitised_name
 
-__all__ = ["SERVICE", "AnnouncedMaster", "announcement", "heard", "label"]
+__all__ = ["SERVICE", "AnnouncedMaster", "announcement", "heard", "labels"]
 
 SERVICE: Final = "_tpiedge._tcp.local."
 """The type of service, as DNS-SD names it (RFC 6763)."""
 
 _PROTOCOL: Final = b"protocol"
+_CLUSTER: Final = b"cluster"
 _DIGITS: Final = re.compile(rb"[0-9]{1,6}")
+_CLUSTER_DIGITS: Final = re.compile(rb"[0-9a-f]{8}")
 _LAST_PORT: Final = 65535 - 3
 _LABEL_CHARACTERS: Final = 48
 
 
 @dataclass(frozen=True)
 class AnnouncedMaster:
-    """What somebody says to be a master. `protocol`: of its messages; -1 where it does not say."""
+    """What somebody says to be a master. `protocol`: of its messages; -1 where it does not say. `cluster`: as
+    `identity.cluster_name`; empty where it does not say."""
 
     name: str
     address: Address
     protocol: int
+    cluster: str = ""
 
     def words(self, protocol: int) -> str:
         """One line for a worker that speaks `protocol`."""
@@ -43,14 +47,16 @@ class AnnouncedMaster:
         return f"{self.name} at {self.address}{other}"
 
 
-def announcement(protocol: int) -> dict[str, str]:
+def announcement(protocol: int, cluster: str) -> dict[str, str]:
     """What a master says beside its name and its port."""
-    return {_PROTOCOL.decode(): str(protocol)}
+    return {_PROTOCOL.decode(): str(protocol), _CLUSTER.decode(): cluster}
 
 
-def label(host: str) -> str:
-    """A master's name as the first part of a name in DNS: without a dot, which would end it."""
-    return sanitised_name(host.partition(".")[0])[:_LABEL_CHARACTERS].strip() or "unnamed"
+def labels(host: str, cluster: str) -> tuple[str, str]:
+    """A master's name as the first part of a name in DNS, without a dot, which would end it; and another one where
+    somebody else has that."""
+    name = sanitised_name(host.partition(".")[0])[:_LABEL_CHARACTERS].strip() or "unnamed"
+    return name, f"{name}-{cluster[:4]}"
 
 
 def heard(
@@ -68,11 +74,12 @@ def heard(
     near = [address for address in addresses if _is_near(address, own)]
     if not near:
         return None
-    protocol = said.get(_PROTOCOL) or b""
+    protocol, cluster = said.get(_PROTOCOL) or b"", said.get(_CLUSTER) or b""
     return AnnouncedMaster(
         sanitised_name(name.removesuffix(f".{SERVICE}")),
         Address(min(near), port),
         int(protocol) if _DIGITS.fullmatch(protocol) else -1,
+        cluster.decode("ascii") if _CLUSTER_DIGITS.fullmatch(cluster) else "",
     )
 
 

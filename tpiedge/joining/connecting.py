@@ -5,10 +5,12 @@ Errors: UserError where trying again changes nothing (wrong key, bad token, othe
 
 import secrets
 import time
+from contextlib import closing
 
 from tpiedge import __version__
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address, resolve_all
+from tpiedge.joining.identity import peer_name
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.tokens import ticket_of
 from tpiedge.transport.framing import CONTROL, Plane
@@ -19,7 +21,7 @@ from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.join import Enrol, Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["MASTER", "enrol", "explain", "introduction", "open_link"]
+__all__ = ["MASTER", "enrol", "explain", "introduction", "is_at", "open_link"]
 
 MASTER = "master"
 """What a worker calls the hub it connects to."""
@@ -73,6 +75,28 @@ def _open(
         link.close()
         raise
     return link
+
+
+def is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> bool:
+    """Whether the master of that key is at one of the host's addresses, as anybody may ask: it counts though strangers
+    have all places for those whom it does not know. Takes `timeout_s` for each."""
+    keys = CurveKeys.generate()  # this worker's own may still be taken, by a connection that is silent
+    try:
+        addresses = resolve_all(address)
+    except UserError:  # the name means nothing
+        return False
+    return any(_answers(numeric, master_key, keys, timeout_s) for numeric in addresses)
+
+
+def _answers(numeric: Address, master_key: str, keys: CurveKeys, timeout_s: float) -> bool:
+    try:
+        spoke = ZmqSpoke(
+            numeric.zmq, master_key, keys, peer_name(keys.public), hub_name=MASTER, plane=CONTROL
+        )
+    except UserError:  # an address that no socket of this machine takes
+        return False
+    with closing(spoke):
+        return spoke.monitor.wait(timeout_s) in (LinkState.UP, LinkState.REFUSED)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:

@@ -18,7 +18,7 @@ from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import TpiedgeError
 from tpiedge.joining.disk_thread import DiskThread
 from tpiedge.joining.enrolment import Candidate, Enrolment, EnrolmentReply
-from tpiedge.joining.identity import fingerprint, peer_name
+from tpiedge.joining.identity import cluster_name, peer_name
 from tpiedge.joining.members import KnownWorker, MemberJournal, Revoked
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.token_store import TokenStore
@@ -85,7 +85,7 @@ class FrontDoor:
         takes = _taker(self._tokens)
         self._clock_was_set = False
         self.enrolment = Enrolment(
-            f"cluster {fingerprint(master_key)[:8]}",
+            f"cluster {cluster_name(master_key)}",
             __version__,
             own_numerics(),
             lambda: self.journal.table,

@@ -7,10 +7,11 @@ from tpiedge.errors import UserError
 from tpiedge.host.private_file import create_private, read_private
 from tpiedge.transport.keys import CurveKeys, is_key, public_of
 
-__all__ = ["fingerprint", "load_or_create_keys", "peer_name"]
+__all__ = ["cluster_name", "fingerprint", "load_or_create_keys", "peer_name"]
 
 _FILE = "key.json"
 _FINGERPRINT_DIGITS = 16
+_CLUSTER_DIGITS = 8
 
 
 def load_or_create_keys(folder: Path) -> CurveKeys:
@@ -32,6 +33,11 @@ def load_or_create_keys(folder: Path) -> CurveKeys:
 def fingerprint(public_key: str) -> str:
     """16 hex digits that stand for a key wherever people or names need it."""
     return hashlib.sha256(public_key.encode("ascii")).hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def cluster_name(master_key: str) -> str:
+    """8 hex digits that stand for the master of that key where people need it."""
+    return fingerprint(master_key)[:_CLUSTER_DIGITS]
 
 
 def peer_name(public_key: str) -> str:

@@ -16,7 +16,7 @@ import zeroconf
 
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address, own_networks
-from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, label
+from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, labels
 
 __all__ = ["announced", "masters_nearby"]
 
@@ -28,25 +28,39 @@ _MOST: Final = 32
 
 
 @contextlib.contextmanager
-def announced(host: str, address: Address, protocol: int) -> Iterator[str]:
+def announced(host: str, address: Address, protocol: int, cluster: str) -> Iterator[str]:
     """Others in the network of `address` (numeric, IPv4) hear of a master there, as long as the block takes. Gives the
-    name that it has for them: `host`, with a number where another one is called so. Raises UserError."""
-    name = label(host)
+    name that it has for them: `host`, with the beginning of its `cluster` where another one is called so. Raises
+    UserError, also where somebody contests both."""
+    names = labels(host, cluster)
+    with _opened([address.host]) as mdns:
+        try:
+            given = next(
+                (name for name in names if _has(mdns, name, address, announcement(protocol, cluster))), None
+            )
+        except (OSError, zeroconf.Error) as error:
+            raise UserError(f"mDNS at {address.host}: {error or type(error).__name__}") from None
+        if given is None:
+            raise UserError(f"others in this network claim the names {' and '.join(names)}")
+        yield given
+
+
+def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, str]) -> bool:
+    """Whether the master has that name now, unless somebody says that it is taken."""
     record = zeroconf.ServiceInfo(
         SERVICE,
         f"{name}.{SERVICE}",
         port=address.port,
-        properties=announcement(protocol),
+        properties=said,
         # Two machines may have one name; this one stands for the address.
         server=f"tpiedge-{secrets.token_hex(8)}.local.",
         parsed_addresses=[address.host],
     )
-    with _opened([address.host]) as mdns:
-        try:
-            mdns.register_service(record, allow_name_change=True)
-        except (OSError, zeroconf.Error) as error:
-            raise UserError(f"cannot announce the master at {address.host}: {error}") from None
-        yield record.name.removesuffix(f".{SERVICE}")
+    try:
+        mdns.register_service(record)
+    except zeroconf.NonUniqueNameException:
+        return False
+    return True
 
 
 def masters_nearby(limit_s: float, own: Sequence[str] | None = None) -> tuple[AnnouncedMaster, ...]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tpiedge.host.addresses import Address
+from tpiedge.host.addresses import Address, parse_address
 from tpiedge.host.private_file import locked, read_private, replace_private
 from tpiedge.transport.keys import is_key
 
@@ -21,8 +21,11 @@ class TrustedMasters:
 
     def remember(self, address: Address, key: str) -> None:
         with locked(self._path):
-            replace_private(self._path, {**(read_private(self._path) or {}), str(address): key})
+            known = read_private(self._path) or {}
+            known.pop(str(address), None)
+            replace_private(self._path, {**known, str(address): key})
 
-    def addresses(self) -> tuple[str, ...]:
-        """All known addresses, the latest last."""
-        return tuple(read_private(self._path) or {})
+    def masters(self) -> dict[Address, str]:
+        """The keys of all, by the addresses that they had, the one joined latest first."""
+        known = reversed((read_private(self._path) or {}).items())
+        return {parse_address(place): key for place, key in known if isinstance(key, str) and is_key(key)}

@@ -10,11 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
-from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address, resolve_all
-from tpiedge.joining.connecting import open_link
-from tpiedge.joining.identity import peer_name
-from tpiedge.transport.keys import CurveKeys
+from tpiedge.joining.connecting import is_at
 from tpiedge.transport.probe import passes_large_packets
 
 __all__ = ["Lookout", "WayState", "look_for_master"]
@@ -44,18 +42,9 @@ def _is_elsewhere(named: Address, known: Address, key: str) -> bool:
     except UserError:  # the name means nothing now: it stays where it was
         return False
     others = [address for address in found[:_MOST_ADDRESSES] if address != known]
-    if known in found and others and _is_at(known, key):
+    if known in found and others and is_at(known, key, _ANSWER_S):
         return False
-    return any(_is_at(address, key) for address in others)
-
-
-def _is_at(address: Address, key: str) -> bool:
-    keys = CurveKeys.generate()  # this worker's own may still be taken, by the connection that is silent
-    try:
-        with open_link(address, key, keys, peer_name(keys.public), _ANSWER_S):
-            return True
-    except TpiedgeError:  # somebody else is there, or nobody
-        return False
+    return any(is_at(address, key, _ANSWER_S) for address in others)
 
 
 class Lookout:

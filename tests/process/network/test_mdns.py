@@ -1,6 +1,7 @@
 """Masters that announce themselves, and workers that nobody told whom to join: on machines of their own."""
 
 import contextlib
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,15 +18,19 @@ from tests.process.network.namespaces import MASTER, Namespaces
 from tests.process.serving.machines import Process, measured
 from tests.process.serving.serving import START_S
 from tpiedge.host.addresses import Address
-from tpiedge.joining.announced import SERVICE, AnnouncedMaster
+from tpiedge.host.private_file import private_folder
+from tpiedge.joining.announced import SERVICE, AnnouncedMaster, labels
+from tpiedge.joining.identity import cluster_name, load_or_create_keys
 from tpiedge.joining.mdns import announced, masters_nearby
 from tpiedge.wire.messages import PROTOCOL
+from tpiedge.worker.trusted_masters import TrustedMasters
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 USER, PEER = 2, 3
 LOOK_S = 5.0
 PORT = 7070
+CLUSTER = "0f3a9bc2"
 #: As DNS numbers them.
 _RESPONSE, _PTR, _IN = 0x8400, 12, 1
 
@@ -60,12 +65,14 @@ def _worker(folder: Path, machine: str) -> list[object]:
 
 
 @contextlib.contextmanager
-def _announcing(namespaces: Namespaces, machine: str, name: str, port: int = PORT) -> Iterator[str]:
+def _announcing(
+    namespaces: Namespaces, machine: str, name: str, port: int = PORT, cluster: str = CLUSTER
+) -> Iterator[str]:
     """A master of the `name` is announced from the machine; none is there."""
-    with (
-        namespaces.inside(machine),
-        announced(name, Address(namespaces.addresses[machine], port), PROTOCOL) as shown,
-    ):
+    with contextlib.ExitStack() as stack:
+        with namespaces.inside(machine):
+            address = Address(namespaces.addresses[machine], port)
+            shown = stack.enter_context(announced(name, address, PROTOCOL, cluster))
         yield shown
 
 
@@ -79,8 +86,10 @@ def test_a_worker_without_an_address_joins_the_only_master_by_its_code(namespace
     cluster = NetworkCluster(tmp_path / "cluster", namespaces, "--min-workers", 1, "--announce")
     try:
         master = cluster.start_master()
+        wait_for(lambda: "announced here as " in master.log, START_S)
         (found,) = _seen(namespaces, "worker1")
         assert (found.address, found.protocol) == (cluster.address, PROTOCOL)
+        assert found.cluster == cluster_name(load_or_create_keys(cluster.state / "master").public)
         assert f"announced here as {found.name}; on another machine:  tpiedge worker\n" in master.log
         worker = start("worker1")
         wait_for(lambda: "the code of this worker is " in worker.log, START_S)
@@ -91,8 +100,71 @@ def test_a_worker_without_an_address_joins_the_only_master_by_its_code(namespace
         assert approved.status == 0, approved.err
         cluster.wait_ready(2)
         worker.end()
+        with (
+            _announcing(namespaces, "worker2", "liar", PORT + 4),
+            _announcing(namespaces, "worker2", "other"),
+        ):
+            again = start("worker1")
+            cluster.wait_ready(2)
+        assert "joining the master that this machine knows at " in again.log
+        again.end()
         master.end()
         assert _seen(namespaces, "worker1") == ()
+    finally:
+        cluster.close()
+
+
+def test_a_known_master_that_moved_is_found_beside_strangers_and_by_nobody_else(
+    namespaces, start, tmp_path
+) -> None:
+    """Without it strangers stop nobody: the worker says that its master is not there, and a service starts it again."""
+    cluster = NetworkCluster(tmp_path / "cluster", namespaces, "--min-workers", 1, "--announce")
+    master_key = load_or_create_keys(cluster.state / "master").public
+    book = TrustedMasters(private_folder(tmp_path / "worker1-state" / "worker"))
+    before = Address(namespaces.addresses["worker2"], PORT)
+    book.remember(before, master_key)
+    try:
+        with (
+            _announcing(namespaces, "worker2", "desk", cluster=cluster_name(master_key)),
+            _announcing(namespaces, "worker2", "attic"),
+        ):
+            worker = start("worker1")
+            assert worker.wait() == PEER
+            line = worker.log.splitlines()[-1]
+            assert line.startswith(
+                f"tpiedge: no master that this machine knows is there ({before}), and others"
+            )
+            master = cluster.start_master()
+            wait_for(lambda: "announced here as " in master.log, START_S)
+            worker = start("worker1")
+            wait_for(lambda: "which this machine knows" in worker.log, START_S)
+            assert f" at {cluster.address}, which this machine knows" in worker.log
+            assert worker.wait() == USER  # it is no member there
+    finally:
+        cluster.close()
+
+
+@pytest.mark.fault("H12", "whoever claims a master's name in the network neither stops nor delays it")
+def test_a_master_whose_names_are_contested_serves_and_says_that_it_is_not_announced(
+    namespaces, tmp_path
+) -> None:
+    cluster = NetworkCluster(tmp_path / "cluster", namespaces, "--announce")
+    names = labels(socket.gethostname(), cluster_name(load_or_create_keys(cluster.state / "master").public))
+    try:
+        with contextlib.ExitStack() as stack:
+            with namespaces.inside("worker2"):
+                own = [namespaces.addresses["worker2"]]
+                mdns = stack.enter_context(
+                    contextlib.closing(zeroconf.Zeroconf(own, ip_version=zeroconf.IPVersion.V4Only))
+                )
+                stack.enter_context(_repeating(mdns, *(f"{name}.{SERVICE}" for name in names)))
+            master = cluster.start_master()
+            words = (
+                f"not announced: others in this network claim the names {names[0]} and {names[1]}; on another"
+            )
+            wait_for(lambda: words in master.log, START_S)
+            cluster.wait_ready(1)
+        master.end()
     finally:
         cluster.close()
 
@@ -115,7 +187,7 @@ def test_a_master_that_is_waited_for(namespaces, start) -> None:
 
 def test_several_with_the_same_name_and_nobody_to_ask(namespaces, start) -> None:
     with _announcing(namespaces, MASTER, "desk"), _announcing(namespaces, "worker2", "desk") as second:
-        assert second == "desk-2"
+        assert second == f"desk-{CLUSTER[:4]}"
         worker = start("worker1")
         assert worker.wait() == USER
     line = worker.log.splitlines()[-1]
@@ -191,11 +263,19 @@ def _saying(mdns: zeroconf.Zeroconf, *records: zeroconf.ServiceInfo) -> Iterator
     """They are announced, and beside them names that no library would announce."""
     for record in records:
         mdns.register_service(record, strict=False)
+    strange = (f"\x1b[2J\x07.{SERVICE}", f"{'x' * 64}.{SERVICE}", "printer._ipp._tcp.local.", ".")
+    with _repeating(mdns, *strange):
+        yield
+
+
+@contextlib.contextmanager
+def _repeating(mdns: zeroconf.Zeroconf, *names: str) -> Iterator[None]:
+    """Somebody says again and again that there are masters of these full names."""
     done = threading.Event()
 
     def noise() -> None:
         while not done.wait(0.1):
-            for name in (f"\x1b[2J\x07.{SERVICE}", f"{'x' * 64}.{SERVICE}", "printer._ipp._tcp.local.", "."):
+            for name in names:
                 out = zeroconf.DNSOutgoing(_RESPONSE)
                 out.add_answer_at_time(zeroconf.DNSPointer(SERVICE, _PTR, _IN, 120, name), 0)
                 with contextlib.suppress(zeroconf.Error):  # it will not send each

@@ -1,6 +1,10 @@
-"""Which of the masters that announce themselves a worker joins, and what it says where there is none."""
+"""Which of the masters that announce themselves a worker joins, and what it says where there is none; and what a
+master says that cannot be announced."""
 
 import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -9,10 +13,14 @@ from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining import mdns
 from tpiedge.joining.announced import AnnouncedMaster
+from tpiedge.joining.identity import cluster_name
+from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.messages import PROTOCOL
 
 DESK = AnnouncedMaster("desk", Address("192.168.1.10", 7070), PROTOCOL)
+HOME, SHED = CurveKeys.generate().public, CurveKeys.generate().public
 PI = AnnouncedMaster("pi", Address("192.168.1.11", 7070), PROTOCOL + 1)
+WAIT_S = 10.0
 
 
 @pytest.fixture
@@ -21,6 +29,14 @@ def found(monkeypatch):
     looks = []
     monkeypatch.setattr(mdns, "masters_nearby", lambda _limit_s: looks.pop(0) if len(looks) > 1 else looks[0])
     return looks
+
+
+@pytest.fixture
+def there(monkeypatch):
+    """Which masters are where: keys by address."""
+    keys = {}
+    monkeypatch.setattr(nearby, "is_at", lambda address, key, _limit_s: keys.get(address) == key)
+    return keys
 
 
 @pytest.fixture
@@ -43,14 +59,14 @@ def terminal(monkeypatch):
 
 def test_the_only_one_is_joined(found, said):
     found.append((DESK,))
-    assert nearby.master_nearby(0.0, said.append) == DESK.address
+    assert nearby.master_nearby(0.0, {}, said.append) == (DESK.address, None)
     assert said[-1] == "joining desk at 192.168.1.10:7070"
 
 
 def test_of_several_none_is_joined_where_there_is_nobody_to_ask(found, said):
     found.append((DESK, PI))
     with pytest.raises(UserError, match="2 masters announce themselves: say which") as raised:
-        nearby.master_nearby(0.0, said.append)
+        nearby.master_nearby(0.0, {}, said.append)
     assert "desk at 192.168.1.10:7070; pi at 192.168.1.11:7070, which is of another version" in str(
         raised.value
     )
@@ -60,7 +76,7 @@ def test_of_several_none_is_joined_where_there_is_nobody_to_ask(found, said):
 def test_a_user_is_asked_which(found, said, terminal, capsys):
     found.append((DESK, PI))
     terminal("3", "x", "2")
-    assert nearby.master_nearby(0.0, said.append) == PI.address
+    assert nearby.master_nearby(0.0, {}, said.append) == (PI.address, None)
     asked = capsys.readouterr()
     assert asked.out == ""
     assert "1  desk at 192.168.1.10:7070\n2  pi at 192.168.1.11:7070" in asked.err
@@ -69,18 +85,153 @@ def test_a_user_is_asked_which(found, said, terminal, capsys):
 def test_a_user_is_not_asked_about_the_only_one(found, said, terminal):
     found.append((DESK,))
     terminal()
-    assert nearby.master_nearby(0.0, said.append) == DESK.address
+    assert nearby.master_nearby(0.0, {}, said.append) == (DESK.address, None)
 
 
 def test_it_looks_as_long_as_it_shall_wait(found, said):
     found += [(), (), (DESK,)]
-    assert nearby.master_nearby(60.0, said.append) == DESK.address
+    assert nearby.master_nearby(60.0, {}, said.append) == (DESK.address, None)
 
 
 def test_nobody_there(found, said):
     found.append(())
     with pytest.raises(PeerError, match="no master announced itself within 5 s: start one with --announce"):
-        nearby.master_nearby(0.0, said.append)
+        nearby.master_nearby(0.0, {}, said.append)
+
+
+def at(host):
+    return Address(f"192.168.1.{host}", 7070)
+
+
+def announces(name, host, key):
+    """Somebody says that the master of the key is there."""
+    return AnnouncedMaster(name, at(host), PROTOCOL, cluster_name(key))
+
+
+def test_a_known_master_is_joined_where_it_was_whoever_announces_what(monkeypatch, there, said):
+    monkeypatch.setitem(sys.modules, "zeroconf", None)  # nobody needs it
+    there[at(5)] = HOME
+    assert nearby.master_nearby(0.0, {at(4): SHED, at(5): HOME}, said.append) == (at(5), HOME)
+    assert said == [
+        "joining the master that this machine knows at 192.168.1.5:7070; --connect HOST names another one"
+    ]
+
+
+def test_of_several_known_masters_the_one_joined_last_comes_first(there, said):
+    there[at(4)], there[at(5)] = SHED, HOME
+    assert nearby.master_nearby(0.0, {at(4): SHED, at(5): HOME}, said.append) == (at(4), SHED)
+
+
+def test_a_known_master_is_joined_wherever_it_announces_itself_beside_strangers(found, there, said):
+    """One says that it is the known master, and is not."""
+    there[at(9)], there[at(8)] = HOME, SHED
+    found.append((DESK, announces("liar", 8, HOME), announces("desk", 9, HOME), PI))
+    assert nearby.master_nearby(0.0, {at(5): HOME}, said.append) == (at(9), HOME)
+    assert said[-1] == "joining desk at 192.168.1.9:7070, which this machine knows"
+
+
+@pytest.mark.parametrize("strangers", [(), (DESK,), (DESK, PI)])
+def test_strangers_are_nothing_for_a_worker_that_knows_a_master_and_is_alone(found, there, said, strangers):
+    found.append(strangers)
+    with pytest.raises(
+        PeerError, match=r"no master that this machine knows is there \(192.168.1.5:7070"
+    ) as raised:
+        nearby.master_nearby(0.0, {at(5): HOME}, said.append)
+    assert str(raised.value).endswith(": --connect HOST joins another one")
+    assert ("desk at 192.168.1.10:7070" in str(raised.value)) == bool(strangers)
+
+
+def test_strangers_are_offered_to_a_person_even_if_there_is_only_one(found, there, said, terminal):
+    found.append((DESK,))
+    terminal("1")
+    assert nearby.master_nearby(0.0, {at(5): HOME}, said.append) == (DESK.address, None)
+
+
+def test_a_stranger_where_a_known_master_was_has_to_prove_to_be_it(found, there, said, terminal):
+    found.append((replace(DESK, address=at(5)),))
+    terminal("1")
+    assert nearby.master_nearby(0.0, {at(5): HOME}, said.append) == (at(5), HOME)
+
+
+def test_a_worker_that_waits_finds_its_master_when_it_is_back(monkeypatch, there, said):
+    def look(_limit_s):
+        there[at(5)] = HOME
+        return (DESK, PI)
+
+    monkeypatch.setattr(mdns, "masters_nearby", look)
+    assert nearby.master_nearby(60.0, {at(5): HOME}, said.append) == (at(5), HOME)
+
+
+@pytest.fixture
+def announce(monkeypatch):
+    """A master is announced by what the test gives, in place of the network."""
+
+    def begin(by, say):
+        monkeypatch.setattr(mdns, "announced", by)
+        return nearby.announcing(DESK.address, HOME, say)
+
+    return begin
+
+
+def test_a_master_serves_while_it_is_not_announced_yet_and_is_until_it_ends(announce, said):
+    let, ended, told = threading.Event(), threading.Event(), threading.Event()
+
+    @contextmanager
+    def slowly(host, address, protocol, cluster):
+        assert let.wait(WAIT_S)
+        assert (address, protocol, cluster) == (DESK.address, PROTOCOL, cluster_name(HOME))
+        yield "desk"
+        ended.set()
+
+    def say(line):
+        said.append(line)
+        told.set()
+
+    with announce(slowly, say):
+        assert said == []
+        let.set()
+        assert told.wait(WAIT_S)
+    assert said == ["announced here as desk; on another machine:  tpiedge worker"]
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("others claim the names"), RuntimeError("others claim the names")]
+)
+def test_a_master_that_cannot_be_announced_says_so_and_serves(announce, error):
+    told = threading.Event()
+    said = []
+
+    @contextmanager
+    def contested(*_given):
+        raise error
+        yield
+
+    def say(line):
+        said.append(line)
+        told.set()
+
+    with announce(contested, say):
+        assert told.wait(WAIT_S)
+    words = "this master is not announced: others claim the names; on another machine:  "
+    assert said == [f"{words}tpiedge worker --connect 192.168.1.10:7070"]
+
+
+def test_an_announcement_that_fails_at_the_end_is_nobody_s_business(announce, said):
+    begun = threading.Event()
+
+    @contextmanager
+    def stuck(*_given):
+        yield "desk"
+        raise OSError("Network is unreachable")
+
+    def say(line):
+        said.append(line)
+        begun.set()
+
+    with announce(stuck, say):
+        assert begun.wait(WAIT_S)
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1", "pi.local"])
@@ -93,7 +244,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch, said):
     monkeypatch.setitem(sys.modules, "zeroconf", None)
     for asked in (
         lambda: nearby.check_announcing(DESK.address),
-        lambda: nearby.master_nearby(0.0, said.append),
+        lambda: nearby.master_nearby(0.0, {}, said.append),
     ):
         with pytest.raises(UserError, match=r"needs zeroconf: pip install 'tpiedge\[mdns\]'"):
             asked()

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.host.addresses import Address, parse_address
-from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, label
+from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, labels
 
 PROTOCOL = 41
 
 
 OWN = [ipaddress.IPv4Network(one) for one in ("127.0.0.0/8", "192.168.1.0/24", "10.0.0.0/16")]
-SAID = {name.encode(): value.encode() for name, value in announcement(PROTOCOL).items()}
+CLUSTER = "0f3a9bc2"
+SAID = {name.encode(): value.encode() for name, value in announcement(PROTOCOL, CLUSTER).items()}
 
 
 def desk(name=f"desk.{SERVICE}", addresses=("192.168.1.10",), port=7070, said=SAID):
@@ -21,9 +22,16 @@ def desk(name=f"desk.{SERVICE}", addresses=("192.168.1.10",), port=7070, said=SA
 
 
 def test_a_master_is_found_under_its_name_and_address():
-    assert desk() == AnnouncedMaster("desk", Address("192.168.1.10", 7070), PROTOCOL)
+    assert desk() == AnnouncedMaster("desk", Address("192.168.1.10", 7070), PROTOCOL, CLUSTER)
     assert desk().words(PROTOCOL) == "desk at 192.168.1.10:7070"
     assert desk().words(PROTOCOL + 1) == "desk at 192.168.1.10:7070, which is of another version of tpiedge"
+
+
+@pytest.mark.parametrize(
+    "said", [b"", None, b"0f3a9bc", b"0f3a9bc2e", b"0F3A9BC2", b"\x1b[2J0f3a", b"0f3a9bc2\n"]
+)
+def test_what_is_no_cluster_is_none(said):
+    assert desk(said={**SAID, b"cluster": said}).cluster == ""
 
 
 @pytest.mark.parametrize("said", [{}, {b"protocol": None}, {b"protocol": b""}, {b"protocol": b"-3"},
@@ -75,16 +83,19 @@ def test_whatever_is_heard_is_harmless(name, addresses, port, said):
     assert line.isascii()
     assert parse_address(str(master.address)) == master.address
     assert -1 <= master.protocol < 10**6
+    assert len(master.cluster) in (0, 8)
 
 
 @given(st.text())
 def test_a_name_is_one_part_of_a_name_in_dns(host):
-    name = label(host)
-    assert 1 <= len(name.encode()) <= 63
-    assert "." not in name
-    assert name.isprintable()
+    names = labels(host, CLUSTER)
+    assert len(set(names)) == 2
+    for name in names:
+        assert 1 <= len(name.encode()) <= 63
+        assert "." not in name
+        assert name.isprintable()
 
 
 def test_a_host_name_is_shown_without_its_domain():
-    assert label("desk.lan.example") == "desk"
-    assert label("") == "unnamed"
+    assert labels("desk.lan.example", CLUSTER) == ("desk", "desk-0f3a")
+    assert labels("", CLUSTER) == ("unnamed", "unnamed-0f3a")

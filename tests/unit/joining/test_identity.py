@@ -130,7 +130,9 @@ def test_a_worker_remembers_its_masters(tmp_path: Path) -> None:
     book.remember(place, A.public)
     book.remember(Address("::1", 7070), B.public)
     assert TrustedMasters(tmp_path).key_of(place) == A.public
-    assert book.addresses() == ("10.0.0.1:7070", "[::1]:7070")
+    assert list(book.masters().items()) == [(Address("::1", 7070), B.public), (place, A.public)]
+    book.remember(place, B.public)
+    assert next(iter(book.masters().items())) == (place, B.public)
 
 
 @pytest.mark.parametrize(
