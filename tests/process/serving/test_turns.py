@@ -3,7 +3,7 @@
 import contextlib
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,12 +33,22 @@ def cluster(clusters: Callable[..., Serving], tmp_path: Path) -> Serving:
     return cluster
 
 
-def floods(cluster: Serving) -> socket.socket:
+@contextlib.contextmanager
+def flooded(cluster: Serving, key: str = FLOOD) -> Iterator[None]:
+    """The cluster crawls, and one client has all places in its queue that it can have."""
+    with cluster.crawling(), contextlib.ExitStack() as stack:
+        for _ in range((QUEUE_LIMIT + PARALLEL) // CHOICES + 1):
+            stack.enter_context(_flood(cluster, key))
+        cluster.wait_until(lambda seen: (seen["running"], seen["queued"]) == (PARALLEL, QUEUE_LIMIT))
+        yield
+
+
+def _flood(cluster: Serving, key: str) -> socket.socket:
     """A connection on which a long prompt asks for many long answers, which nobody reads."""
     prompts = [" ".join(["fox"] * LONG)] * CHOICES
     body = json.dumps({"model": "demo", "prompt": prompts, "max_tokens": 300, "ignore_eos": True}).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {FLOOD}\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     connection = socket.create_connection((HOST, cluster.port + 4), LIMIT_S)
@@ -58,17 +68,13 @@ def test_a_key_that_floods_keeps_no_other_waiting(cluster: Serving) -> None:
     with (
         openai.OpenAI(api_key=FLOOD, **options) as flood,
         openai.OpenAI(api_key=OTHER, **options) as other,
-        contextlib.ExitStack() as stack,
+        ThreadPoolExecutor(1) as threads,
+        flooded(cluster),
     ):
-        stack.enter_context(cluster.crawling())
-        for _ in range((QUEUE_LIMIT + PARALLEL) // CHOICES + 1):
-            stack.enter_context(floods(cluster))
-        cluster.wait_until(lambda seen: (seen["running"], seen["queued"]) == (PARALLEL, QUEUE_LIMIT))
         words = f"{QUEUE_LIMIT} requests are waiting already, {QUEUE_LIMIT} of this client"
         with pytest.raises(openai.RateLimitError, match=words) as refused:
             flood.completions.create(model="demo", prompt="Once", max_tokens=2)
         assert refused.value.response.headers["retry-after"] == "1"
-        threads = stack.enter_context(ThreadPoolExecutor(1))
         answer = threads.submit(other.completions.create, model="demo", prompt="Once", max_tokens=2)
         wait_for(lambda: answer.done() or requests(cluster, long=False), LIMIT_S)
         running = [one["id"] for one in requests(cluster, long=True) if one["state"] != "queued"]
