@@ -76,7 +76,7 @@ class _Self:
 @click.command()
 @click.option(
     "--connect",
-    help=f"The master's HOST or HOST:PORT. Without it and a token, masters with --announce are looked for.  "
+    help=f"The master's HOST or HOST:PORT. Without it and a token: the one joined last, or one with --announce.  "
     f"[default port: {CONTROL_PORT}]",
 )
 @click.option("--token", help="What the master printed. Without one, a code is shown and confirmed there.")
