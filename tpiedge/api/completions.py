@@ -12,7 +12,8 @@ from starlette.requests import Request
 from tpiedge.api.answering import Send, send_json
 from tpiedge.api.anthropic_request import read_messages_request
 from tpiedge.api.asked import AnsweredAtOnce, Asked, Choice, FormatName
-from tpiedge.api.body import Receive, parse_object
+from tpiedge.api.body import Receive
+from tpiedge.api.bounded_json import parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work

@@ -157,6 +157,7 @@ def _rest(fields: BodyFields) -> None:
 
 def _messages(fields: BodyFields) -> list[Chat]:
     found: list[Chat] = []
+    latest = _LatestCalls()
     for message in objects(fields, "messages", fields.raw("messages") or []):
         role = message.text("role")
         if role not in _ROLES:
@@ -167,11 +168,11 @@ def _messages(fields: BodyFields) -> list[Chat]:
         calls = message.raw("tool_calls")
         if calls:
             said["tool_calls"] = [
-                _call(call, f"{len(found)}-{number}")
+                _call(call, f"{len(found)}-{number}", latest)
                 for number, call in enumerate(objects(message, "tool_calls", calls))
             ]
         if role == "tool":
-            said["tool_call_id"] = message.text("tool_call_id") or _called(found, message.text("tool_name"))
+            said["tool_call_id"] = message.text("tool_call_id") or latest.of(message.text("tool_name"))
         thoughts = message.text("thinking")
         if thoughts:
             said["reasoning_content"] = thoughts
@@ -180,7 +181,21 @@ def _messages(fields: BodyFields) -> list[Chat]:
     return found
 
 
-def _call(call: BodyFields, number: str) -> Chat:
+class _LatestCalls:
+    """The ids of each tool's latest call, as results need not say what they are of."""
+
+    def __init__(self) -> None:
+        self._by_tool: dict[str | None, str] = {}
+
+    def add(self, tool: str, identity: str) -> None:
+        self._by_tool[tool] = self._by_tool[None] = identity
+
+    def of(self, tool: str | None) -> str:
+        """Of any tool where the result does not say."""
+        return self._by_tool.get(tool, "call_0")
+
+
+def _call(call: BodyFields, number: str, latest: _LatestCalls) -> Chat:
     """Theirs have no ids of necessity, and arguments that are objects."""
     function = call.nested("function")
     name = None if function is None else function.text("name")
@@ -191,17 +206,8 @@ def _call(call: BodyFields, number: str) -> Chat:
     text = json.dumps(dict(arguments.items()) if arguments else {})
     function.ignore(("index",))
     function.overlook()
-    found = {"id": call.text("id") or f"call_{number}", "type": "function"}
+    identity = call.text("id") or f"call_{number}"
+    latest.add(name, identity)
     call.ignore(("type",))
     call.overlook()
-    return {**found, "function": {"name": name, "arguments": text}}
-
-
-def _called(before: list[Chat], tool: str | None) -> str:
-    """The id of the last call of that tool, or of any where its result does not say."""
-    for message in reversed(before):
-        calls = message.get("tool_calls")
-        for call in reversed(calls if isinstance(calls, list) else []):
-            if tool in (None, call["function"]["name"]):
-                return str(call["id"])
-    return "call_0"
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": text}}

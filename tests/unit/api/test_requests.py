@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpiedge.api.body import parse_object
+from tpiedge.api.bounded_json import MAX_DEPTH, parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.errors import ApiError
@@ -534,6 +534,16 @@ def test_the_number_of_values_has_a_limit():
     assert parse_object(body, 5) == values
     with pytest.raises(ApiError, match="more than 4 values"):
         parse_object(body, 4)
+
+
+@pytest.mark.parametrize("level", [(b"[", b"]"), (b'{"a":', b"}")], ids=ascii)
+def test_nesting_has_a_limit(level):
+    def nested(depth):
+        return b'{"a":' + level[0] * (depth - 1) + b"0" + level[1] * (depth - 1) + b"}"
+
+    assert parse_object(nested(MAX_DEPTH), MOST_VALUES)
+    with pytest.raises(ApiError, match=f"nested too deeply: at most {MAX_DEPTH}"):
+        parse_object(nested(MAX_DEPTH + 1), MOST_VALUES)
 
 
 def test_commas_within_a_text_are_no_values():
