@@ -24,7 +24,7 @@ _SHOWN: Final = 64
 
 
 @dataclass(slots=True)
-class _Request:
+class _RequestNotes:
     """What the objects of one request have in common: the fields without an effect, and how many values the JSON in its
     texts has so far."""
 
@@ -40,12 +40,12 @@ class BodyFields:
     """
 
     def __init__(
-        self, values: Mapping[str, object], where: str = "", request: _Request | None = None
+        self, values: Mapping[str, object], where: str = "", request: _RequestNotes | None = None
     ) -> None:
         self._values = values
         self._where = where
         self._known: set[str] = set()
-        self._request = request or _Request()
+        self._request = request or _RequestNotes()
 
     @property
     def ignored(self) -> tuple[str, ...]:
