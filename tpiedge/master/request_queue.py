@@ -21,11 +21,11 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
 
-from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
+from tpiedge.errors import Cancelled, GrammarRefused, InternalError, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
 from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.request_lines import RequestLine, request_line
@@ -40,6 +40,9 @@ __all__ = ["QUEUE_LIMIT", "Dismissed", "PendingAnswer", "QueueFull", "RequestQue
 #: Requests that may wait; more are refused.
 QUEUE_LIMIT: Final = 64
 
+
+_FAULTS: Final[Mapping[str, type[UserError]]] = {"UserError": UserError, "GrammarRefused": GrammarRefused}
+"""What rank 0 may find of a request; all else is a defect."""
 
 _Said = AnswerPart | Paused | Resumed | TakenUp | Finished
 _Event = _Said | TpiedgeError
@@ -288,7 +291,7 @@ class RequestQueue:
                 case Finished():
                     self._finish(message, running)
                 case Failed(kind=kind, message=text):
-                    self._fail([running], (UserError if kind == "UserError" else InternalError)(text))
+                    self._fail([running], _FAULTS.get(kind, InternalError)(text))
 
     @property
     def reading(self) -> bool:
