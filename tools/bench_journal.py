@@ -93,7 +93,7 @@ def _token_us(folder: RecordFolder | None, tokens: int) -> float:
 async def _read(folder: RecordFolder | None, tokens: int) -> None:
     generation = _Tokens(tokens)
     if folder is None:
-        await _hear(StreamBridge("bench", [generation]))
+        await _hear(StreamBridge("bench", [generation], (), lambda _: generation))
         return
     answer = KeptAnswer(_ACCEPTED, folder.begin(_ACCEPTED), None, time.monotonic)
     reader = answer.read(collects=False)

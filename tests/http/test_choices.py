@@ -1,8 +1,11 @@
 """Several answers to one request: choices of a prompt, prompts in a list, and prompts that are echoed."""
 
+import threading
+
 import openai
 import pytest
 
+from tpiedge.api.openai_format import OpenAIFormat
 from tpiedge.errors import PeerLost
 from tpiedge.wire.control import PromptScores
 from tpiedge.wire.requests import GenerationRequest
@@ -206,3 +209,37 @@ def test_the_scores_of_an_echo(client, service):
     for token, offset in zip(scores.tokens[1:], scores.text_offset[1:], strict=True):
         shown = token if offset else token.removeprefix(" ")
         assert text[offset : offset + len(shown)] == shown
+
+
+def test_the_scores_of_a_long_echo_hold_up_nobody(client, service, monkeypatch):
+    """They are streamed in small parts, and a whole answer of them is written beside the event loop."""
+    ids = service.tokenizer.encode("Once upon a time there was a girl. " * 20)[:300]
+    writers, whole = [], OpenAIFormat.whole
+
+    def script(generation):
+        end = len(generation.request.prompt_ids)
+        for first in range(1, end, 50):
+            scores = tuple(-0.5 - number for number in range(first, min(first + 50, end)))
+            likeliest = tuple((rank, -0.25) for _ in scores for rank in range(20))
+            generation.tell(PromptScores(1, generation.request.id, first, scores, likeliest))
+        generation.finish("length")
+
+    def noted(form, *parts):
+        writers.append(threading.current_thread().name)
+        return whole(form, *parts)
+
+    service.script = script
+    monkeypatch.setattr(OpenAIFormat, "whole", noted)
+    asked = {"model": "babbler", "prompt": ids, "echo": True, "logprobs": 20, "max_tokens": 0}
+    (choice,) = client.completions.create(**asked).choices
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert len(choice.logprobs.tokens) == len(ids)
+    assert max(len(chunk.logprobs.tokens) for chunk in chunks) <= 64
+    assert "".join(chunk.text for chunk in chunks) == choice.text
+    for part in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        told = [one for chunk in chunks for one in getattr(chunk.logprobs, part)]
+        assert told == getattr(choice.logprobs, part)
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    client.completions.create(**asked | {"prompt": ids[:20]})
+    aside, loop = writers
+    assert aside != loop

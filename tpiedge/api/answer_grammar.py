@@ -25,8 +25,8 @@ _STRUCTURED = ("json", "regex", "choice", "grammar")
 _OBJECT = {"type": "object"}
 
 
-def read_grammar(fields: BodyFields, service: Service) -> Grammar | None:
-    """What the answer must keep to, if anything; at most one of the fields may say so. Raises ApiError."""
+def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
+    """What the answer must keep to, if anything, and the field that says so: at most one may. Raises ApiError."""
     found: dict[str, Grammar] = {}
     form = fields.nested("response_format")
     if form is not None and (grammar := _response_format(form, service)) is not None:
@@ -45,7 +45,7 @@ def read_grammar(fields: BodyFields, service: Service) -> Grammar | None:
     if len(found) > 1:
         first, second, *_ = found
         raise refused(f"'{first}' and '{second}' both say what the answer must be: give one", second)
-    return next(iter(found.values()), None)
+    return next(((grammar, param) for param, grammar in found.items()), (None, ""))
 
 
 def schema_grammar(schema: object, param: str, service: Service) -> Grammar:

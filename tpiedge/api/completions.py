@@ -2,30 +2,25 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.answering import Send, send_json
-from tpiedge.api.anthropic_request import read_messages_request
-from tpiedge.api.asked import AnsweredAtOnce, Asked, Choice, FormatName
+from tpiedge.api.asked import AnsweredAtOnce, Choice, FormatName
 from tpiedge.api.body import Receive
 from tpiedge.api.bounded_json import parse_object
-from tpiedge.api.chat_request import read_chat
-from tpiedge.api.completion_request import read_completion
 from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
-from tpiedge.api.embedding_request import read_embeddings
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswer, KeptAnswers, Parting
 from tpiedge.api.limits import Limits
-from tpiedge.api.ollama_request import read_embed, read_generate, read_old_embeddings, read_ollama_chat
 from tpiedge.api.records import key_mark
-from tpiedge.api.responses_request import read_response
 from tpiedge.api.service import Busy, Generation, Service
 from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.vain_fields import VainFields
@@ -37,21 +32,8 @@ _EVENT_DIGITS = 18
 _AT_ONCE = 16
 """So many choices of one request are asked for at a time."""
 
-_FORMS: Final[Mapping[FormatName, tuple[str, Callable[[dict[str, object], Service, str], Asked]]]] = {
-    "completion": ("cmpl", read_completion),
-    "chat": ("chatcmpl", read_chat),
-    "embeddings": ("embd", read_embeddings),
-    "message": ("msg", read_messages_request),
-    "response": ("resp", read_response),
-    "ollama-chat": ("chat", read_ollama_chat),
-    "ollama-generate": ("generate", read_generate),
-    "ollama-embed": ("embed", read_embed),
-    "ollama-embeddings": ("embed", read_old_embeddings),
-}
-"""What answers' names begin with, and what reads their requests."""
 _Opened: TypeAlias = tuple[Callable[[], AnswerFeed], Callable[[Parting], None]]
 """What opens the answer, and what leaves it."""
-_KINDS: Final[Mapping[FormatName, str]] = {"completion": "text_completion", "chat": "chat.completion"}
 
 
 class Completions:
@@ -94,9 +76,9 @@ class Completions:
     def _accept(self, body: bytearray, key: bytes) -> Work:
         """Parse, check, tokenize, submit: in a thread."""
         values = parse_object(body, self._limits.body_values)
-        prefix, read = _FORMS[self._form]
-        name = f"{prefix}-{secrets.token_hex(12)}"
-        asked = read(values, self._service, name)
+        form = ANSWER_FORMS[self._form]
+        name = f"{form.prefix}-{secrets.token_hex(12)}"
+        asked = form.read(values, self._service, name)
         self._vain.say(asked.ignored)
         created, model = int(time.time()), self._service.model().name
         only = asked.choices[0] if len(asked.choices) == 1 else None
@@ -162,7 +144,7 @@ class Resumptions:
         if scope["method"] == "DELETE":
             if not self._running.delete(name, self._form, key):
                 self._found(name, key).delete()
-            kind = f"{_KINDS[self._form]}.deleted"
+            kind = f"{ANSWER_FORMS[self._form].kind}.deleted"
             await send_json(send, 200, {"id": name, "object": kind, "deleted": True})
             return
         after = _last_event(Headers(scope=scope).get("last-event-id"))

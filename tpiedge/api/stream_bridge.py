@@ -91,8 +91,8 @@ class StreamBridge:
         self,
         name: str,
         generations: Sequence[Generation],
-        waiting: Sequence[GenerationRequest] = (),
-        submit: Callable[[GenerationRequest], Generation] | None = None,
+        waiting: Sequence[GenerationRequest],
+        submit: Callable[[GenerationRequest], Generation],
     ) -> None:
         """`generations`: of the first choices; `waiting`: the requests of those for which `submit` asks in their turn,
         which raises as Service.submit. `name`: of the threads."""
@@ -129,7 +129,7 @@ class StreamBridge:
 
     def _ask(self) -> None:
         """For the next choice, if one waits."""
-        if self._over or not self._waiting or self._submit is None:
+        if self._over or not self._waiting:
             return
         try:
             generation = self._submit(self._waiting[0])

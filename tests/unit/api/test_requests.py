@@ -413,7 +413,9 @@ def test_choices_are_only_so_many(service, fields):
 def test_an_echo_is_scored_where_scores_are_wanted(service, logprobs, scored):
     values = {"model": "babbler", "prompt": "hello", "echo": True, "max_tokens": 0, "logprobs": logprobs}
     (choice,) = read_completion(values, service, "cmpl-1").choices
-    assert choice.echo == "hello"
+    assert choice.echo is not None
+    assert choice.echo.text == "hello"
+    assert choice.echo.ids == choice.request.prompt_ids
     assert choice.request.max_tokens == 0
     assert choice.request.prompt_scores == scored
 
@@ -422,7 +424,7 @@ def test_the_echo_of_tokens_is_their_text(service):
     ids = service.tokenizer.encode("hello there")
     values = {"model": "babbler", "prompt": ids, "echo": True}
     (choice,) = read_completion(values, service, "cmpl-1").choices
-    assert choice.echo == service.tokenizer.decode(ids, skip_special=False)
+    assert choice.echo.text == service.tokenizer.decode(ids, skip_special=False)
 
 
 def test_a_prompt_may_fill_the_context_where_nothing_is_to_follow(service):
