@@ -18,11 +18,12 @@ from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
-from tpiedge.api.kept_answers import KeptAnswer, KeptAnswers, Parting
+from tpiedge.api.kept_answer import KeptAnswer, Parting
+from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import key_mark
 from tpiedge.api.service import Busy, Generation, Service
-from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
+from tpiedge.api.stream_bridge import AnswerFeed, FurtherChoices, StreamBridge
 from tpiedge.api.vain_fields import VainFields
 from tpiedge.wire.requests import GenerationRequest
 
@@ -105,21 +106,32 @@ class Completions:
 
         Raises as Service.submit where not even one is taken."""
         generations: list[Generation] = []
+        further = FurtherChoices((), self._service.submit, self._service.postpone)
 
         def leave(parting: Parting) -> None:
+            further.close()
             if parting is not Parting.SERVED:
                 for generation in generations:
                     generation.cancel()
 
         try:
-            for request in requests[:_AT_ONCE]:
+            self._submit_first(requests, generations)
+            left = requests[len(generations) :]
+            further = FurtherChoices(left, self._service.submit, self._service.postpone)
+        except Exception:
+            leave(Parting.FOR_GOOD)
+            raise
+        return lambda: StreamBridge(name, generations, further), leave
+
+    def _submit_first(self, requests: Sequence[GenerationRequest], generations: list[Generation]) -> None:
+        """As many as have places, at least one."""
+        for request in requests[:_AT_ONCE]:
+            try:
                 generations.append(self._service.submit(request))
-        except Exception as error:
-            if not (isinstance(error, Busy) and generations):
-                leave(Parting.FOR_GOOD)
-                raise
-        waiting = requests[len(generations) :]
-        return lambda: StreamBridge(name, generations, waiting, self._service.submit), leave
+            except Busy:
+                if not generations:
+                    raise
+                return
 
 
 class Resumptions:

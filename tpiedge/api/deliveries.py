@@ -22,7 +22,7 @@ from tpiedge.api.answering import (
 from tpiedge.api.asked import Choice, FormatName, Reply
 from tpiedge.api.body import Disconnected, Receive
 from tpiedge.api.formats import AnswerHead
-from tpiedge.api.kept_answers import Parting
+from tpiedge.api.kept_answer import Parting
 from tpiedge.api.limits import Limits
 from tpiedge.api.prompt_echo import PromptEcho
 from tpiedge.api.records import marks

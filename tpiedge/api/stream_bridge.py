@@ -9,13 +9,14 @@ Laws:
 2. No more than `_AHEAD` events of a choice wait for the client: a slow reader holds the thread back, not memory.
 3. Everything that can end an answer (an error, a deadline, a client that leaves) comes through the same queue.
 4. A client's choices take turns: a further one is asked for when one has ended, and again and again where the queue is
-   full, so that no request takes every place.
+   full, so that no request takes every place. Until then it is counted with the requests that wait.
 """
 
 import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -24,7 +25,7 @@ from tpiedge.errors import InternalError, TpiedgeError
 from tpiedge.wire.control import Finished
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["AnswerFeed", "ChoiceEvent", "EventQueue", "StreamBridge"]
+__all__ = ["AnswerFeed", "ChoiceEvent", "EventQueue", "FurtherChoices", "StreamBridge"]
 
 _AHEAD = 256
 
@@ -84,6 +85,41 @@ class EventQueue:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
+class FurtherChoices:
+    """Requests that the cluster is asked for one after the other, and knows to be postponed until then. For one thread
+    at a time."""
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        submit: Callable[[GenerationRequest], Generation],
+        postpone: Callable[[int], None],
+    ) -> None:
+        """`submit`, `postpone`: as of Service, whose Busy the latter raises here."""
+        self._requests = deque(requests)
+        self._submit = submit
+        self._postpone = postpone
+        if requests:
+            postpone(len(requests))
+
+    @property
+    def count(self) -> int:
+        return len(self._requests)
+
+    def submit(self) -> Generation:
+        """The next one, which stays one of them where this raises as Service.submit."""
+        generation = self._submit(self._requests[0])
+        self._requests.popleft()
+        self._postpone(-1)
+        return generation
+
+    def close(self) -> None:
+        """Those that are left are not asked for. Idempotent."""
+        if self._requests:
+            self._postpone(-len(self._requests))
+            self._requests.clear()
+
+
 class StreamBridge:
     """An `AnswerFeed` of generations."""
 
@@ -91,15 +127,12 @@ class StreamBridge:
         self,
         name: str,
         generations: Sequence[Generation],
-        waiting: Sequence[GenerationRequest],
-        submit: Callable[[GenerationRequest], Generation],
+        further: "FurtherChoices",
     ) -> None:
-        """`generations`: of the first choices; `waiting`: the requests of those for which `submit` asks in their turn,
-        which raises as Service.submit. `name`: of the threads."""
+        """`generations`: of the first choices; `further`: those that have their turn later. `name`: of the threads."""
         self._name = name
         self._events = EventQueue()
-        self._waiting = list(waiting)
-        self._submit = submit
+        self._further = further
         self._listeners: list[_Listener] = []
         self._over = False
         for generation in generations:
@@ -116,6 +149,7 @@ class StreamBridge:
 
     def cancel(self) -> None:
         self._over = True
+        self._further.close()
         for listener in self._listeners:
             listener.cancel()
 
@@ -129,16 +163,15 @@ class StreamBridge:
 
     def _ask(self) -> None:
         """For the next choice, if one waits."""
-        if self._over or not self._waiting:
+        if self._over or not self._further.count:
             return
         try:
-            generation = self._submit(self._waiting[0])
+            generation = self._further.submit()
         except Busy as busy:
             asyncio.get_running_loop().call_later(busy.retry_after_s, self._ask)
         except TpiedgeError as error:
             self._events.put(error)
         else:
-            del self._waiting[0]
             try:
                 self._listen(generation)
             except RuntimeError as error:  # the system has no thread left
