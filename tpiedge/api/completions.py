@@ -1,5 +1,6 @@
 """POST of what is answered, as /v1/chat/completions, and GET of the answers that clients may come again for."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, MutableMapping, Sequence
@@ -62,20 +63,20 @@ class Completions:
         self._form = form
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        key = self._guard.key_needed(scope["headers"])
+        key, loop = self._guard.key_needed(scope["headers"]), asyncio.get_running_loop()
         with self._intake.place() as take:
             body = await self._intake.body(Request(scope, receive), take)
             try:
                 work = await self._intake.run(
-                    lambda: self._accept(body, key), lambda late: late.leave(Parting.FOR_GOOD)
+                    lambda: self._accept(body, key, loop), lambda late: late.leave(Parting.FOR_GOOD)
                 )
             except AnsweredAtOnce as known:
                 await send_json(send, 200, known.body)
                 return
         await self._deliveries.deliver(work, scope, receive, send)
 
-    def _accept(self, body: bytearray, key: bytes) -> Work:
-        """Parse, check, tokenize, submit: in a thread."""
+    def _accept(self, body: bytearray, key: bytes, loop: asyncio.AbstractEventLoop) -> Work:
+        """Parse, check, tokenize, submit: in a thread. The answer will be read on `loop`."""
         values = parse_object(body, self._limits.body_values)
         form = ANSWER_FORMS[self._form]
         name = f"{form.prefix}-{secrets.token_hex(12)}"
@@ -88,7 +89,7 @@ class Completions:
             reader = kept.accept(only.request, asked.reply, created, model, key)
             opened: _Opened = reader.open, reader.leave
         else:
-            opened = self._submitted(name, [choice.request for choice in asked.choices])
+            opened = self._submitted(name, [choice.request for choice in asked.choices], loop)
         return Work(
             name,
             asked.choices,
@@ -101,27 +102,23 @@ class Completions:
             mark=key_mark(key),
         )
 
-    def _submitted(self, name: str, requests: Sequence[GenerationRequest]) -> _Opened:
+    def _submitted(
+        self, name: str, requests: Sequence[GenerationRequest], loop: asyncio.AbstractEventLoop
+    ) -> _Opened:
         """The first choices are asked for, the others have their turn later.
 
         Raises as Service.submit where not even one is taken."""
         generations: list[Generation] = []
-        further = FurtherChoices((), self._service.submit, self._service.postpone)
-
-        def leave(parting: Parting) -> None:
-            further.close()
-            if parting is not Parting.SERVED:
-                for generation in generations:
-                    generation.cancel()
-
         try:
             self._submit_first(requests, generations)
             left = requests[len(generations) :]
             further = FurtherChoices(left, self._service.submit, self._service.postpone)
         except Exception:
-            leave(Parting.FOR_GOOD)
+            for generation in generations:
+                generation.cancel()
             raise
-        return lambda: StreamBridge(name, generations, further), leave
+        bridge = StreamBridge(name, generations, further, loop)
+        return lambda: bridge, lambda _: bridge.cancel()
 
     def _submit_first(self, requests: Sequence[GenerationRequest], generations: list[Generation]) -> None:
         """As many as have places, at least one."""

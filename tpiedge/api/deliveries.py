@@ -143,7 +143,6 @@ class Deliveries:
             named = True
 
         try:
-            # Where the system has no thread left, the work is not left alone.
             feed = work.open()
             self._running.add(work, feed)
             answering = Answering(

@@ -16,6 +16,7 @@ Laws:
    the master's end.
 """
 
+import asyncio
 import enum
 import threading
 from collections.abc import Callable, Sequence
@@ -276,7 +277,7 @@ class AnswerReader:
 
     def open(self) -> Self:
         """On the event loop that reads."""
-        self._answer.attach(self, EventQueue())
+        self._answer.attach(self, EventQueue(asyncio.get_running_loop()))
         return self
 
     async def next(self, within_s: float) -> ChoiceEvent | None:

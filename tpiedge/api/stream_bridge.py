@@ -58,10 +58,10 @@ class AnswerFeed(Protocol):
 
 
 class EventQueue:
-    """Made on the event loop that reads it."""
+    """Read on the event loop `loop`."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._queue: asyncio.Queue[ChoiceEvent | BaseException] = asyncio.Queue()
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
@@ -128,15 +128,24 @@ class StreamBridge:
         name: str,
         generations: Sequence[Generation],
         further: "FurtherChoices",
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`generations`: of the first choices; `further`: those that have their turn later. `name`: of the threads."""
+        """`generations`: of the first choices; `further`: those that have their turn later. `name`: of the threads.
+        Made beside `loop`, which reads it: threads that start are waited for, which is long where all processors are
+        busy. Raises RuntimeError, with everything cancelled, where the system has no thread left."""
         self._name = name
-        self._events = EventQueue()
+        self._events = EventQueue(loop)
         self._further = further
         self._listeners: list[_Listener] = []
         self._over = False
-        for generation in generations:
-            self._listen(generation)
+        try:
+            for generation in generations:
+                self._listen(generation)
+        except RuntimeError:
+            for generation in generations:
+                generation.cancel()
+            self.cancel()
+            raise
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
         event = await self._events.next(within_s)
@@ -196,14 +205,20 @@ class _Listener:
         self._generation = generation
         self._choice = choice
         self._post = post
-        self._room = threading.Semaphore(_AHEAD)
+        # Counts of one thread each, and no lock: its holder could be kept from a busy processor, and the event loop,
+        # with all answers, would wait for that.
+        self._posted = self._taken = 0
+        self._waits = False
+        self._room = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def took(self) -> None:
         """One of its events was taken."""
-        self._room.release()
+        self._taken += 1
+        if self._waits:
+            self._room.set()
 
     def cancel(self) -> None:
         self._stop(self._generation.cancel)
@@ -220,7 +235,19 @@ class _Listener:
         if not self._stopped.is_set():
             self._stopped.set()
             tell()
-            self._room.release()  # the thread may wait for a reader that is gone
+            self._room.set()  # the thread may wait for a reader that is gone
+
+    def _await_room(self) -> None:
+        """Until fewer wait than may. Whoever takes one after the second look sees that this thread waits."""
+        while self._full():
+            self._waits = True
+            self._room.clear()
+            if self._full():
+                self._room.wait()
+            self._waits = False
+
+    def _full(self) -> bool:
+        return self._posted - self._taken >= _AHEAD and not self._stopped.is_set()
 
     def _run(self) -> None:
         ended = False
@@ -228,7 +255,8 @@ class _Listener:
             for event in self._generation.events():
                 ended = isinstance(event, Finished)
                 if not self._stopped.is_set():
-                    self._room.acquire()
+                    self._await_room()
+                    self._posted += 1
                     self._post((self._choice, event))
             if not ended:
                 raise InternalError("the answer ended without its end: report it")
