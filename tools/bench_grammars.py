@@ -136,7 +136,7 @@ class Bench:
                 print(f"no call: {text!r}: {schema}: {error}", file=sys.stderr)
 
     def _allowed(self, constraint: Constraint) -> np.ndarray:
-        (mask,) = constraint.masks()
+        (mask,) = constraint.masks(shared=False)
         return np.flatnonzero(np.unpackbits(mask, count=self._rows, bitorder="little"))
 
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpiedge.api.asked import Reply
-from tpiedge.api.kept_answers import KeptAnswer, Parting
+from tpiedge.api.kept_answer import KeptAnswer, Parting
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.service import AnswerEvent
-from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
+from tpiedge.api.stream_bridge import AnswerFeed, FurtherChoices, StreamBridge
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -93,7 +93,8 @@ def _token_us(folder: RecordFolder | None, tokens: int) -> float:
 async def _read(folder: RecordFolder | None, tokens: int) -> None:
     generation = _Tokens(tokens)
     if folder is None:
-        await _hear(StreamBridge("bench", [generation]))
+        none = FurtherChoices((), lambda _: generation, lambda _: None)
+        await _hear(StreamBridge("bench", [generation], none, asyncio.get_running_loop()))
         return
     answer = KeptAnswer(_ACCEPTED, folder.begin(_ACCEPTED), None, time.monotonic)
     reader = answer.read(collects=False)

@@ -24,6 +24,7 @@ from pathlib import Path
 __all__ = [
     "Cancelled",
     "DiskFull",
+    "GrammarRefused",
     "HubError",
     "IntegrityError",
     "InternalError",
@@ -53,6 +54,10 @@ class UserError(TpiedgeError):
     """What the user gave cannot be used."""
 
     exit_code = 2
+
+
+class GrammarRefused(UserError):
+    """What an answer must keep to is wrong, or takes too much."""
 
 
 class ContextFull(UserError):

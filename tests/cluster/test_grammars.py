@@ -266,7 +266,7 @@ def test_a_grammar_that_is_too_much_hurts_nobody_else(
             ended += [one for one in leader.step() if isinstance(one, Failed)]
         assert leader.pages[0] == 0
     (failed,) = ended
-    assert (failed.request, failed.kind) == ("bad", "UserError")
+    assert (failed.request, failed.kind) == ("bad", "GrammarRefused")
     assert re.match(why if why.startswith("the") else f".*{why}", failed.message)
     assert "\n" not in failed.message
     assert len(told) >= 3
@@ -281,10 +281,10 @@ def test_a_grammar_that_fails_in_the_middle_of_its_answer_hurts_nobody_else(
 ) -> None:
     usual, calls = getattr(grammars.Constraint, asked), itertools.count()
 
-    def failing(constraint: grammars.Constraint) -> object:
+    def failing(constraint: grammars.Constraint, **shared: bool) -> object:
         if next(calls) == 3:
             raise UserError("the grammar is refused: it has had enough")
-        return usual(constraint)
+        return usual(constraint, **shared)
 
     monkeypatch.setattr(grammars.Constraint, asked, failing)
     ended: list[Failed] = []
@@ -303,13 +303,39 @@ def test_a_grammar_that_fails_in_the_middle_of_its_answer_hurts_nobody_else(
     assert told
 
 
-def test_a_grammar_has_only_so_long(
+def test_a_grammar_that_is_slow_beside_others_ends_its_answer_alone(
     demo: Callable[..., InProcessCluster],
     ask: Callable[..., GenerationRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammars, "_COMPILE_S", -1.0)
-    with demo() as cluster, pytest.raises(UserError, match="takes too much time or memory"):
+    """Where it has its steps for itself, it holds up nobody."""
+    for allowed in ("_MASK_S", "_PART", "_SLACK_S"):
+        monkeypatch.setattr(grammars, allowed, 0.0)
+    ended: list[Failed] = []
+    told: list[Token] = []
+    with demo(2, sequences=3) as cluster:
+        leader = cluster.leader
+        assert cluster.generate(ask("alone", PERSON))
+        leader.submit(ask("bad", PERSON), lambda event: None)
+        while leader.preparing:
+            leader.await_grammar(0.5)
+            assert not leader.step()
+        leader.submit(ask("good", None, 30), lambda event: told.append(event))  # type: ignore[arg-type]
+        while not leader.idle:
+            ended += [one for one in leader.step() if isinstance(one, Failed)]
+    (failed,) = ended
+    assert (failed.request, failed.kind) == ("bad", "GrammarRefused")
+    assert "beside other answers it takes more than 0 ms of a processor for each token" in failed.message
+    assert len(told) > 5
+
+
+def test_the_process_of_a_grammar_has_only_so_long(
+    demo: Callable[..., InProcessCluster],
+    ask: Callable[..., GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammars, "_READY_S", -1.0)
+    with demo() as cluster, pytest.raises(UserError, match="was not ready within"):
         cluster.generate(ask("one", PERSON))
 
 

@@ -3,13 +3,16 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import openai
 import pytest
 
-from tpiedge.errors import PeerLost, UserError
+from tests.http.conftest import KnowingTemplate
+from tpiedge.errors import GrammarRefused, PeerLost, UserError
 
 LIMIT_S = 20.0
 USER = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
 def says(service, text, reason="stop"):
@@ -179,6 +182,34 @@ def test_a_failure_before_the_first_token_has_its_status(client, service, stream
     assert raised.value.status_code == status
     assert raised.value.code == code
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("completions", {"prompt": "x", "grammar": 'start: "a"'}, "grammar"),
+        ("completions", {"prompt": "x", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        (
+            "chat/completions",
+            {"messages": USER, "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ("chat/completions", {"messages": USER, "tools": TOOLS, "tool_choice": "required"}, "tools"),
+        ("responses", {"input": "x", "text": {"format": {"type": "json_object"}}}, "text.format"),
+    ],
+)
+def test_a_grammar_that_the_cluster_refuses_is_named_by_its_field(
+    serve, service, path, fields, param, stream
+):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    service.template = KnowingTemplate()
+    service.script = lambda generation: generation.fail(GrammarRefused("the grammar is refused: too large"))
+    body = {"model": "babbler", "stream": stream} | fields
+    answer = httpx.post(f"{serve().url}/v1/{path}", json=body, timeout=20, trust_env=False)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["message"]) == (param, "the grammar is refused: too large")
 
 
 @pytest.mark.fault("H9", "the client raises the error with its cause")

@@ -1,8 +1,13 @@
 """Several answers to one request: choices of a prompt, prompts in a list, and prompts that are echoed."""
 
+import threading
+import time
+
+import httpx
 import openai
 import pytest
 
+from tpiedge.api.openai_format import OpenAIFormat
 from tpiedge.errors import PeerLost
 from tpiedge.wire.control import PromptScores
 from tpiedge.wire.requests import GenerationRequest
@@ -90,6 +95,60 @@ def test_a_request_is_refused_where_not_even_one_choice_finds_a_place(client, se
         list(generation.events())
     speaks(service)
     assert client.completions.create(model="babbler", prompt="x", n=2).choices[1].text == WORDS[1]
+
+
+def waiting(server):
+    page = httpx.get(f"{server.url}/metrics", timeout=20, trust_env=False).text
+    return next(
+        float(line.split()[1]) for line in page.splitlines() if line.startswith("tpiedge_requests_waiting ")
+    )
+
+
+def until(server, count):
+    deadline = time.monotonic() + 20
+    while waiting(server) != count:
+        assert time.monotonic() < deadline, waiting(server)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("ends", ["leaves", "fails", "answered"])
+def test_choices_that_have_not_had_their_turn_count_as_waiting(serve, service, ends):
+    """Four of twenty have a place."""
+    server = serve()
+    service.script = lambda generation: generation.say(5)
+    service.retry_after_s = 0.01
+    body = {"model": "babbler", "prompt": [[5]] * 20, "stream": True}
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=20, trust_env=False) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        until(server, 16)
+        speaks(service)
+        running = [service.generations.get(timeout=20) for _ in range(4)]
+        if ends == "fails":
+            running[0].fail(PeerLost(1, "step 3", "killed by signal 9"))
+            with pytest.raises(httpx.RemoteProtocolError, match="without sending complete"):
+                "".join(lines)
+        elif ends == "answered":
+            for generation in running:
+                generation.finish()
+            assert "[DONE]" in "".join(lines)
+    until(server, 0)
+
+
+def test_only_so_many_choices_may_wait(client, service):
+    """What was asked for already is given up."""
+    service.most_postponed = 15
+    service.script = lambda generation: generation.say(5)
+    with pytest.raises(openai.RateLimitError, match="too many are postponed") as raised:
+        client.completions.create(model="babbler", prompt=[[5]] * 20)
+    assert raised.value.code == "queue_full"
+    for generation in [service.generations.get(timeout=20) for _ in range(4)]:
+        assert generation.cancelled.wait(20)
+        generation.finish()
+        list(generation.events())
+    speaks(service)
+    assert len(client.completions.create(model="babbler", prompt=[[5]] * 19).choices) == 19
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -206,3 +265,37 @@ def test_the_scores_of_an_echo(client, service):
     for token, offset in zip(scores.tokens[1:], scores.text_offset[1:], strict=True):
         shown = token if offset else token.removeprefix(" ")
         assert text[offset : offset + len(shown)] == shown
+
+
+def test_the_scores_of_a_long_echo_hold_up_nobody(client, service, monkeypatch):
+    """They are streamed in small parts, and a whole answer of them is written beside the event loop."""
+    ids = service.tokenizer.encode("Once upon a time there was a girl. " * 20)[:300]
+    writers, whole = [], OpenAIFormat.whole
+
+    def script(generation):
+        end = len(generation.request.prompt_ids)
+        for first in range(1, end, 50):
+            scores = tuple(-0.5 - number for number in range(first, min(first + 50, end)))
+            likeliest = tuple((rank, -0.25) for _ in scores for rank in range(20))
+            generation.tell(PromptScores(1, generation.request.id, first, scores, likeliest))
+        generation.finish("length")
+
+    def noted(form, *parts):
+        writers.append(threading.current_thread().name)
+        return whole(form, *parts)
+
+    service.script = script
+    monkeypatch.setattr(OpenAIFormat, "whole", noted)
+    asked = {"model": "babbler", "prompt": ids, "echo": True, "logprobs": 20, "max_tokens": 0}
+    (choice,) = client.completions.create(**asked).choices
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert len(choice.logprobs.tokens) == len(ids)
+    assert max(len(chunk.logprobs.tokens) for chunk in chunks) <= 64
+    assert "".join(chunk.text for chunk in chunks) == choice.text
+    for part in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        told = [one for chunk in chunks for one in getattr(chunk.logprobs, part)]
+        assert told == getattr(choice.logprobs, part)
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    client.completions.create(**asked | {"prompt": ids[:20]})
+    aside, loop = writers
+    assert aside != loop

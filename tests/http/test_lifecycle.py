@@ -279,7 +279,7 @@ def test_no_prompt_nor_key_in_what_is_logged(serve, service, caplog, capfd):
 def test_a_defect_is_told_in_the_log_with_its_place_and_without_its_words(
     serve, service, caplog, monkeypatch
 ):
-    def fail(_request):
+    def fail(_request, **_more):
         raise LookupError("my private prompt")
 
     monkeypatch.setattr(service, "submit", fail)

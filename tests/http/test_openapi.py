@@ -122,7 +122,7 @@ class Read:
         self._body = None
 
     def note(self, fields, key):
-        noted = fields._ignored  # which the objects of one body share
+        noted = fields._request  # which the objects of one body share
         self._body = noted if self._body is None else self._body
         if noted is self._body and not self.refusing:
             self.names[INDEX.sub("[]", fields.name("")).rstrip(".")].add(key)

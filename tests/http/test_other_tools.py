@@ -165,3 +165,16 @@ def test_what_tools_gave_goes_back_to_ollama_s_chat(llama, model):
     (_, said, *results), _, _ = model.template.seen
     ids = {call["function"]["name"]: call["id"] for call in said["tool_calls"]}
     assert [one["tool_call_id"] for one in results] == [ids["add"], ids["weather"]]
+
+
+def test_a_result_is_the_latest_call_s_of_its_tool(llama, model):
+    """Whatever came between; of the latest call at all, where it does not say, and of none that was never called."""
+    answers(model, CALLS)
+    add, weather = ({"function": {"name": name, "arguments": {}}} for name in ("add", "weather"))
+    rounds = [{"role": "assistant", "tool_calls": [add, weather]} for _ in range(50)]
+    gave = [
+        {"role": "tool", "content": "x"} | told for told in ({"tool_name": "add"}, {}, {"tool_name": "oven"})
+    ]
+    llama.chat(model="babbler", messages=[*ASKED, *rounds, *gave], tools=TOOLS)
+    results = model.template.seen[0][-len(gave) :]
+    assert [one["tool_call_id"] for one in results] == ["call_50-0", "call_50-1", "call_0"]

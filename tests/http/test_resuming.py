@@ -14,14 +14,8 @@ from tests.http.conftest import DEMO, SECRET
 from tpiedge.api.app import Api
 from tpiedge.api.asked import Reply
 from tpiedge.api.guard import Guard
-from tpiedge.api.kept_answers import (
-    COLLECTED_WITHIN_S,
-    LEFT_S,
-    UNFINISHED_S,
-    KeptAnswer,
-    KeptAnswers,
-    Parting,
-)
+from tpiedge.api.kept_answer import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, KeptAnswer, Parting
+from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder

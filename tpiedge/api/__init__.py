@@ -3,18 +3,19 @@ thread of its own for a request.
 
 `server` listens (`listener` counts connections, `connection` cuts slow clients), `guard` decides who may call, by
 `keys` and `origins`, `app` routes: `completions` answers, `texts` counts tokens, `ollama` says what its clients ask
-about models, `admin` manages workers and shows the `cluster`, `metrics` counts. A request: `body` reads it, `fields`
-checks each field of it, by way of `completion_request`, `chat_request` or `embedding_request`; of other APIs
-`responses_request`, `anthropic_request` and `ollama_request` make a chat, by `translation`. `vain_fields` says what
-has no effect, `messages` and `encoding` make token ids, `sampling` says how they go on, `answer_grammar` in which
-form, `tools` what may be called, `call_grammars` how, `asked` is what comes of it, `intake` limits it by `limits`.
+about models, `admin` manages workers and shows the `cluster`, `metrics` counts. A request: `body` reads it,
+`bounded_json` parses it, `fields` checks each field of it, by way of `completion_request`, `chat_request` or
+`embedding_request`; of other APIs `responses_request`, `anthropic_request` and `ollama_request` make a chat, by
+`translation`. `vain_fields` says what has no effect, `messages` and `encoding` make token ids, `sampling` says how they
+go on, `answer_grammar` in which form, `tools` what may be called, `call_grammars` how, `asked` is what comes of it,
+`intake` limits it by `limits`.
 
-Its answer: `deliveries` brings it, `answering` sends what `stream_bridge` brings from the cluster's iterators,
-`transcript` makes text of tokens, after a `prompt_echo`, and one of the `formats` makes `frames` of it and of what is
-`spoken` in it: `openai_format`, `responses_format`, `anthropic_format`, `ollama_format` or `embedding_format`.
-`errors` are OpenAI's, which others see in their own `error_shapes`. Where answers are to survive the server,
-`kept_answers` outlive their connections, and a `record_folder` has their `records`. `service` is what a cluster must
-offer.
+Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
+the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, and one of the `formats` makes
+`frames` of it and of what is `spoken` in it: `openai_format`, `responses_format`, `anthropic_format`, `ollama_format`
+or `embedding_format`. `errors` are OpenAI's, which others see in their own `error_shapes`. Where answers are to survive
+the server, `kept_answers`, each a `kept_answer`, outlive their connections, and a `record_folder` has their `records`.
+`service` is what a cluster must offer.
 
 `openapi` with `openapi_fields`, `openapi_others` and `openapi_parts` describes the routes for clients. `page` is what a
 browser shows, and has nothing to do with the others.

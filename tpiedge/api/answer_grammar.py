@@ -1,8 +1,8 @@
 """The fields that say which form an answer must have: OpenAI's `response_format`, `grammar`, and vLLM's names."""
 
 import json
-from collections.abc import Iterable
 
+from tpiedge.api.bounded_json import is_deeper
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
@@ -25,8 +25,8 @@ _STRUCTURED = ("json", "regex", "choice", "grammar")
 _OBJECT = {"type": "object"}
 
 
-def read_grammar(fields: BodyFields, service: Service) -> Grammar | None:
-    """What the answer must keep to, if anything; at most one of the fields may say so. Raises ApiError."""
+def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
+    """What the answer must keep to, if anything, and the field that says so: at most one may. Raises ApiError."""
     found: dict[str, Grammar] = {}
     form = fields.nested("response_format")
     if form is not None and (grammar := _response_format(form, service)) is not None:
@@ -45,7 +45,7 @@ def read_grammar(fields: BodyFields, service: Service) -> Grammar | None:
     if len(found) > 1:
         first, second, *_ = found
         raise refused(f"'{first}' and '{second}' both say what the answer must be: give one", second)
-    return next(iter(found.values()), None)
+    return next(((grammar, param) for param, grammar in found.items()), (None, ""))
 
 
 def schema_grammar(schema: object, param: str, service: Service) -> Grammar:
@@ -57,12 +57,9 @@ def check_schema(schema: object, param: str) -> dict[str, object]:
     """The schema, if it can be one. Raises ApiError."""
     if not isinstance(schema, dict):
         raise refused(f"'{param}' must be a JSON schema: an object", param, "invalid_type")
-    level: list[object] = [schema]
-    for _ in range(_MAX_DEPTH):
-        level = [inner for one in level for inner in _inner(one)]
-        if not level:
-            return schema
-    raise refused(f"'{param}' is nested more than {_MAX_DEPTH} deep", param)
+    if is_deeper(schema, _MAX_DEPTH):
+        raise refused(f"'{param}' is nested more than {_MAX_DEPTH} deep", param)
+    return schema
 
 
 def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Grammar:
@@ -108,28 +105,12 @@ def _response_format(form: BodyFields, service: Service) -> Grammar | None:
 def _structured(fields: BodyFields, key: str, kind: str, service: Service) -> Grammar:
     """As vLLM's clients say it."""
     value, param = fields.raw(key), fields.name(key)
-    if kind == "json":
-        return schema_grammar(_parsed(value), param, service)
+    if kind == "json":  # which may come as a text
+        return schema_grammar(fields.parsed(key), param, service)
     if kind == "choice":
         return grammar_of("lark", _alternatives(value, param), param, service)
     text = fields.text(key) or ""
     return grammar_of("regex" if kind == "regex" else "lark", text, param, service)
-
-
-def _parsed(value: object) -> object:
-    """A schema may come as text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-def _inner(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _alternatives(value: object, param: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 from tpiedge.api.body import Disconnected, Receive
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.formats import AnswerFormat
-from tpiedge.api.frames import json_bytes, numbered
+from tpiedge.api.frames import json_bytes, json_parts, numbered
 from tpiedge.api.limits import Limits
 from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import TextPiece, Transcript
@@ -62,6 +62,8 @@ IGNORED = "x-ignored-fields"
 _OPEN_S = 0.25
 #: After so many events others have their turn.
 _TURN = 64
+#: So many scores are written at once.
+_MANY_SCORES = 2048
 _BLANK = b"\n"  # JSON may begin with it
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _UNBUFFERED = (b"x-accel-buffering", b"no")
@@ -102,7 +104,7 @@ class ServerEnds(ApiError):
 class Answering:
     """Runs once, for an answer with a transcript for each of its choices. `name`: of its request; `resumable`: whether
     a client that comes again can have the rest; `after`: the number of the event that a stream of it begins after;
-    `ignored`: names of the request's fields that have no effect."""
+    `ignored`: names of the request's fields that have no effect; `grammar` as of Reply."""
 
     name: str
     form: AnswerFormat
@@ -113,6 +115,7 @@ class Answering:
     resumable: bool = False
     after: int = 0
     ignored: tuple[str, ...] = ()
+    grammar: str = ""
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send the answer. Raises ApiError before the first byte, Aborted after it, Disconnected, Stalled."""
@@ -157,7 +160,12 @@ class Answering:
             if found is not None and found[0] not in open_choices:
                 continue
             choice, event = (0, None) if found is None else found
-            piece = None if event is None else self.transcripts[choice].feed(event)
+            piece = None
+            if event is not None:
+                for part in self.transcripts[choice].before(event):
+                    yield choice, part
+                    await asyncio.sleep(0)
+                piece = self.transcripts[choice].feed(event)
             if isinstance(event, Paused) and self.stream:
                 event = None
             if event is None or (piece is not None and self.stream):
@@ -186,18 +194,27 @@ class Answering:
                     started = True
                     await self._start(send, _JSON_HEADERS)
                 await self._write(send, _BLANK)
-            answer = self.form.whole(pieces, self.transcripts)
+            body = await self._body(pieces)
         except (Disconnected, Stalled):
             raise
         except Exception as error:
             if not started:
-                raise of_exception(error) from error
+                raise self._error(error) from error
             self._break_off(error)
-            answer = self.form.failure(of_exception(error), self._tokens)
+            body = json_bytes(self.form.failure(self._error(error), self._tokens))
         if started:
-            await self._guarded(send({"type": "http.response.body", "body": json_bytes(answer)}))
+            await self._guarded(send({"type": "http.response.body", "body": body}))
         else:
-            await self._guarded(send_json(send, 200, answer, dict(self._named())))
+            await self._guarded(_send_body(send, 200, body, dict(self._named())))
+
+    async def _body(self, pieces: Sequence[Sequence[TextPiece]]) -> bytes:
+        """Of a whole answer. Thousands of scores take seconds: a thread writes them."""
+        tokens = (token for parts in pieces for piece in parts for token in piece.tokens)
+        if sum(1 + len(token.logprobs) for token in tokens) <= _MANY_SCORES:
+            return json_bytes(self.form.whole(pieces, self.transcripts))
+        return await asyncio.to_thread(
+            lambda: b"".join(json_parts(self.form.whole(pieces, self.transcripts)))
+        )
 
     async def _stream(self, send: Send) -> None:
         started, number = False, 0
@@ -218,9 +235,9 @@ class Answering:
             raise
         except Exception as error:
             if not started:
-                raise of_exception(error) from error
+                raise self._error(error) from error
             self._break_off(error)
-            await self._write(send, self.form.broken(of_exception(error), self._tokens))
+            await self._write(send, self.form.broken(self._error(error), self._tokens))
             raise Aborted from error
         await self._guarded(send({"type": "http.response.body", "body": b""}))
 
@@ -246,6 +263,9 @@ class Answering:
                 yield None
         for frame in self.form.closing(self.transcripts):
             yield frame
+
+    def _error(self, error: Exception) -> ApiError:
+        return of_exception(error, self.grammar or None)
 
     @property
     def _tokens(self) -> int:
@@ -292,7 +312,10 @@ async def send_json(
     send: Send, status: int, value: object, headers: MutableMapping[str, str] | None = None
 ) -> None:
     """A whole response."""
-    body = json_bytes(value)
+    await _send_body(send, status, json_bytes(value), headers)
+
+
+async def _send_body(send: Send, status: int, body: bytes, headers: MutableMapping[str, str] | None) -> None:
     found = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
     found += [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": found})

@@ -7,15 +7,18 @@ from tpiedge.api.asked import MAX_TOKENS, Asked, check_model
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
-from tpiedge.api.translation import Chat, copied, needed, objects, read_translated, text_parts
+from tpiedge.api.translation import Chat, Dialect, copied, needed, objects, text_parts
 
 __all__ = ["count_tokens", "read_messages_request"]
 
-_NAMES: Final = {"stop": "stop_sequences"}
 _COPIED: Final = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"}
-_IGNORED: Final = (
-    "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
-    "diagnostics", "user_profile_id", "workspace_id",
+_DIALECT: Final = Dialect(
+    "message",
+    names={"stop": "stop_sequences", "response_format": "output_config.format"},
+    ignored=(
+        "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
+        "diagnostics", "user_profile_id", "workspace_id",
+    ),
 )  # fmt: skip
 _STATEFUL: Final = ("container", "mcp_servers")
 _THOUGHTS: Final = ("thinking", "redacted_thinking")
@@ -55,9 +58,7 @@ def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Aske
     # What the assistant has begun to say, the answer goes on with.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant"
     fields.unsupported(_STATEFUL)
-    fields.ignore(_IGNORED)
-    fields.overlook()
-    return read_translated(chat, "message", fields, service, name, _NAMES, stream=stream)
+    return _DIALECT.asked(chat, fields, service, name, stream=stream)
 
 
 def _messages(fields: BodyFields) -> list[Chat]:

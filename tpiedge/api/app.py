@@ -1,8 +1,8 @@
 """The HTTP application: routes, the guard before them, and one shape for every error."""
 
 import asyncio
-from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Final
+from collections.abc import Callable, MutableMapping
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.api.admin import Admin
+from tpiedge.api.answer_forms import ANSWER_FORMS, AnswerForm
 from tpiedge.api.answering import Aborted, BrokenOff, Send, Stalled, send_json
 from tpiedge.api.asked import FormatName
 from tpiedge.api.body import Disconnected, Receive, discard
@@ -37,15 +38,6 @@ _SWEEP_S = 1.0
 #: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.
 _HEARD_S = 0.5
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
-_OTHERS: Final[Mapping[str, FormatName]] = {
-    "/v1/embeddings": "embeddings",
-    "/v1/responses": "response",
-    "/v1/messages": "message",
-    "/api/chat": "ollama-chat",
-    "/api/generate": "ollama-generate",
-    "/api/embed": "ollama-embed",
-    "/api/embeddings": "ollama-embeddings",
-}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -76,9 +68,12 @@ class Api:
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
-            *self._answers("/v1/completions", "completion"),
-            *self._answers("/v1/chat/completions", "chat"),
-            *(self._other(path, form) for path, form in _OTHERS.items()),
+            *(
+                route
+                for name, form in ANSWER_FORMS.items()
+                if form.path
+                for route in self._answers(form, name)
+            ),
             *ollama_routes(service, self._intake),
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
@@ -149,15 +144,14 @@ class Api:
             self._service, self._intake, self._deliveries, kept, self._guard, self._limits, self._vain, form
         )
 
-    def _other(self, path: str, form: FormatName) -> Route:
-        """Answers of other APIs, for which nobody comes again."""
-        return Route(path, self._completions(form, None), methods=["POST"])
-
-    def _answers(self, path: str, form: FormatName) -> list[Route]:
-        resumptions = Resumptions(self._deliveries, self._running, self._kept, form)
+    def _answers(self, form: AnswerForm, name: FormatName) -> list[Route]:
+        """Nobody comes again for those of other APIs."""
+        if not form.kind:
+            return [Route(form.path, self._completions(name, None), methods=["POST"])]
+        resumptions = Resumptions(self._deliveries, self._running, self._kept, name)
         return [
-            Route(path, self._completions(form, self._kept), methods=["POST"]),
-            Route(f"{path}/{{id}}", resumptions, methods=["GET", "DELETE"]),
+            Route(form.path, self._completions(name, self._kept), methods=["POST"]),
+            Route(f"{form.path}/{{id}}", resumptions, methods=["GET", "DELETE"]),
         ]
 
     async def _ready(self, _request: Request) -> Response:

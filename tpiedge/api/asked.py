@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
+from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
 from tpiedge.model.call_forms import CallForm
@@ -53,6 +54,7 @@ MAX_TEXT_NAME = 64
 
 _LATEST = ":latest"  # which Ollama's clients write after a name
 _MAX_STOPS = 16
+_MAX_PARAM = 64
 _MAX_STOP_CHARACTERS = 256
 _IGNORED = (
     "user",
@@ -87,7 +89,7 @@ class Reply:
 
     `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several` and `thinking` are
     those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts, where the form
-    needs that.
+    needs that. `grammar`: the field of the request that says what the answer must keep to, if one does.
     """
 
     format: FormatName
@@ -107,6 +109,7 @@ class Reply:
     ] = ()
     several: bool = True
     thinking: Thinking = ""
+    grammar: Annotated[str, MaxLength(_MAX_PARAM)] = ""
 
     @property
     def speech(self) -> SpeechForm:
@@ -119,11 +122,11 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One of the answers that a request asks for. `prompt`: the number of the prompt that it continues; `echo`: the
-    text of the prompt, where the answer is to begin with it."""
+    prompt, where the answer is to begin with it."""
 
     request: GenerationRequest
     prompt: int = 0
-    echo: str | None = None
+    echo: EchoedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

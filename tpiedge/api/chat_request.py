@@ -50,13 +50,13 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
     _only_text(fields)
     tools = read_tools(fields)
-    grammar = read_grammar(fields, service)
+    form, form_param = read_grammar(fields, service)
     variables = read_variables(fields)
     messages = read_messages(fields)
     goes_on = _goes_on(fields, messages)
     ignore_eos = rest_of(fields)
     calls = tool_form(tools, service)
-    grammar = _one_grammar(grammar, required_call_grammar(tools, calls, service))
+    grammar = _one_grammar(form, required_call_grammar(tools, calls, service))
     ids, thinking = _prompt(
         messages, variables, service, tools.shown, goes_on=goes_on, formed=grammar is not None
     )
@@ -69,6 +69,7 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
         texts=text_parameters(tools) if calls == "qwen-xml" else (),
         several=tools.several,
         thinking=thinking,
+        grammar=form_param or ("tools" if grammar else ""),
     )
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)

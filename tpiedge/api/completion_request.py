@@ -19,6 +19,7 @@ from tpiedge.api.asked import (
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
+from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
@@ -41,7 +42,7 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
     fields.unsupported(("suffix",), "")
     fields.unsupported(("messages",))
     fields.unsupported(("best_of",), count)
-    grammar = read_grammar(fields, service)
+    grammar, param = read_grammar(fields, service)
     given = fields.raw("prompt")
     ignore_eos = rest_of(fields)
     prompts = _prompts(given, fields)
@@ -55,9 +56,9 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
         limit = answer_limit("prompt", maximum, len(ids), service)
         request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
         scored = echo and logprobs is not None
-        text = _echo(prompt, ids, service) if echo else None
-        choices.append(Choice(replace(request, prompt_scores=scored), number, text))
-    return Asked(named_choices(choices, count, name), reply, fields.ignored)
+        echoed = _echo(prompt, ids, service) if echo else None
+        choices.append(Choice(replace(request, prompt_scores=scored), number, echoed))
+    return Asked(named_choices(choices, count, name), replace(reply, grammar=param), fields.ignored)
 
 
 def _prompts(value: object, fields: BodyFields) -> list[str | list[object]]:
@@ -81,7 +82,10 @@ def _prompt_ids(prompt: str | list[object], service: Service) -> tuple[int, ...]
     return read_token_ids(prompt, "prompt", service)
 
 
-def _echo(prompt: str | list[object], ids: tuple[int, ...], service: Service) -> str:
+def _echo(prompt: str | list[object], ids: tuple[int, ...], service: Service) -> EchoedPrompt:
+    tokenizer, text = service.tokenizer, ""
     if isinstance(prompt, str):
-        return prompt
-    return service.tokenizer.decode(ids, skip_special=False) if service.tokenizer else ""
+        text = prompt
+    elif tokenizer is not None:
+        text = tokenizer.decode(ids, skip_special=False)
+    return EchoedPrompt.of(text, ids, tokenizer)

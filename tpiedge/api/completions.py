@@ -1,33 +1,31 @@
 """POST of what is answered, as /v1/chat/completions, and GET of the answers that clients may come again for."""
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.answering import Send, send_json
-from tpiedge.api.anthropic_request import read_messages_request
-from tpiedge.api.asked import AnsweredAtOnce, Asked, Choice, FormatName
-from tpiedge.api.body import Receive, parse_object
-from tpiedge.api.chat_request import read_chat
-from tpiedge.api.completion_request import read_completion
+from tpiedge.api.asked import AnsweredAtOnce, Choice, FormatName
+from tpiedge.api.body import Receive
+from tpiedge.api.bounded_json import parse_object
 from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
-from tpiedge.api.embedding_request import read_embeddings
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
-from tpiedge.api.kept_answers import KeptAnswer, KeptAnswers, Parting
+from tpiedge.api.kept_answer import KeptAnswer, Parting
+from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
-from tpiedge.api.ollama_request import read_embed, read_generate, read_old_embeddings, read_ollama_chat
 from tpiedge.api.records import key_mark
-from tpiedge.api.responses_request import read_response
 from tpiedge.api.service import Busy, Generation, Service
-from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
+from tpiedge.api.stream_bridge import AnswerFeed, FurtherChoices, StreamBridge
 from tpiedge.api.vain_fields import VainFields
 from tpiedge.wire.requests import GenerationRequest
 
@@ -37,21 +35,8 @@ _EVENT_DIGITS = 18
 _AT_ONCE = 16
 """So many choices of one request are asked for at a time."""
 
-_FORMS: Final[Mapping[FormatName, tuple[str, Callable[[dict[str, object], Service, str], Asked]]]] = {
-    "completion": ("cmpl", read_completion),
-    "chat": ("chatcmpl", read_chat),
-    "embeddings": ("embd", read_embeddings),
-    "message": ("msg", read_messages_request),
-    "response": ("resp", read_response),
-    "ollama-chat": ("chat", read_ollama_chat),
-    "ollama-generate": ("generate", read_generate),
-    "ollama-embed": ("embed", read_embed),
-    "ollama-embeddings": ("embed", read_old_embeddings),
-}
-"""What answers' names begin with, and what reads their requests."""
 _Opened: TypeAlias = tuple[Callable[[], AnswerFeed], Callable[[Parting], None]]
 """What opens the answer, and what leaves it."""
-_KINDS: Final[Mapping[FormatName, str]] = {"completion": "text_completion", "chat": "chat.completion"}
 
 
 class Completions:
@@ -81,23 +66,24 @@ class Completions:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         headers, (host, _) = scope["headers"], scope.get("client") or ("", 0)
         key, client = self._guard.key_needed(headers), self._guard.client(headers, host)
+        loop = asyncio.get_running_loop()
         with self._intake.place() as take:
             body = await self._intake.body(Request(scope, receive), take)
             try:
                 work = await self._intake.run(
-                    lambda: self._accept(body, key, client), lambda late: late.leave(Parting.FOR_GOOD)
+                    lambda: self._accept(body, key, client, loop), lambda late: late.leave(Parting.FOR_GOOD)
                 )
             except AnsweredAtOnce as known:
                 await send_json(send, 200, known.body)
                 return
         await self._deliveries.deliver(work, scope, receive, send)
 
-    def _accept(self, body: bytearray, key: bytes, client: str) -> Work:
-        """Parse, check, tokenize, submit: in a thread."""
+    def _accept(self, body: bytearray, key: bytes, client: str, loop: asyncio.AbstractEventLoop) -> Work:
+        """Parse, check, tokenize, submit: in a thread. The answer will be read on `loop`."""
         values = parse_object(body, self._limits.body_values)
-        prefix, read = _FORMS[self._form]
-        name = f"{prefix}-{secrets.token_hex(12)}"
-        asked = read(values, self._service, name)
+        form = ANSWER_FORMS[self._form]
+        name = f"{form.prefix}-{secrets.token_hex(12)}"
+        asked = form.read(values, self._service, name)
         self._vain.say(asked.ignored)
         created, model = int(time.time()), self._service.model().name
         only = asked.choices[0] if len(asked.choices) == 1 else None
@@ -106,7 +92,8 @@ class Completions:
             reader = kept.accept(only.request, asked.reply, created, model, key, client)
             opened: _Opened = reader.open, reader.leave
         else:
-            opened = self._submitted(name, [choice.request for choice in asked.choices], client)
+            submit = partial(self._service.submit, client=client)
+            opened = self._submitted(name, [choice.request for choice in asked.choices], submit, loop)
         return Work(
             name,
             asked.choices,
@@ -119,27 +106,42 @@ class Completions:
             mark=key_mark(key),
         )
 
-    def _submitted(self, name: str, requests: Sequence[GenerationRequest], client: str) -> _Opened:
+    def _submitted(
+        self,
+        name: str,
+        requests: Sequence[GenerationRequest],
+        submit: Callable[[GenerationRequest], Generation],
+        loop: asyncio.AbstractEventLoop,
+    ) -> _Opened:
         """The first choices are asked for, the others have their turn later.
 
         Raises as Service.submit where not even one is taken."""
-        submit = partial(self._service.submit, client=client)
         generations: list[Generation] = []
-
-        def leave(parting: Parting) -> None:
-            if parting is not Parting.SERVED:
-                for generation in generations:
-                    generation.cancel()
-
         try:
-            for request in requests[:_AT_ONCE]:
-                generations.append(submit(request))
-        except Exception as error:
-            if not (isinstance(error, Busy) and generations):
-                leave(Parting.FOR_GOOD)
+            _submit_first(requests, submit, generations)
+            left = requests[len(generations) :]
+            further = FurtherChoices(left, submit, self._service.postpone)
+        except Exception:
+            for generation in generations:
+                generation.cancel()
+            raise
+        bridge = StreamBridge(name, generations, further, loop)
+        return lambda: bridge, lambda _: bridge.cancel()
+
+
+def _submit_first(
+    requests: Sequence[GenerationRequest],
+    submit: Callable[[GenerationRequest], Generation],
+    generations: list[Generation],
+) -> None:
+    """As many as have places, at least one."""
+    for request in requests[:_AT_ONCE]:
+        try:
+            generations.append(submit(request))
+        except Busy:
+            if not generations:
                 raise
-        waiting = requests[len(generations) :]
-        return lambda: StreamBridge(name, generations, waiting, submit), leave
+            return
 
 
 class Resumptions:
@@ -164,7 +166,7 @@ class Resumptions:
         if scope["method"] == "DELETE":
             if not self._running.delete(name, self._form, key):
                 self._found(name, key).delete()
-            kind = f"{_KINDS[self._form]}.deleted"
+            kind = f"{ANSWER_FORMS[self._form].kind}.deleted"
             await send_json(send, 200, {"id": name, "object": kind, "deleted": True})
             return
         after = _last_event(Headers(scope=scope).get("last-event-id"))

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from starlette.datastructures import Headers
 
+from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.answering import (
     Aborted,
     Answering,
@@ -18,18 +19,13 @@ from tpiedge.api.answering import (
     ServerEnds,
     Stalled,
 )
-from tpiedge.api.anthropic_format import AnthropicFormat
 from tpiedge.api.asked import Choice, FormatName, Reply
 from tpiedge.api.body import Disconnected, Receive
-from tpiedge.api.embedding_format import EmbeddingFormat
-from tpiedge.api.formats import AnswerFormat, AnswerHead
-from tpiedge.api.kept_answers import Parting
+from tpiedge.api.formats import AnswerHead
+from tpiedge.api.kept_answer import Parting
 from tpiedge.api.limits import Limits
-from tpiedge.api.ollama_format import OllamaEmbedFormat, OllamaFormat
-from tpiedge.api.openai_format import OpenAIFormat
 from tpiedge.api.prompt_echo import PromptEcho
 from tpiedge.api.records import marks
-from tpiedge.api.responses_format import ResponsesFormat
 from tpiedge.api.service import Service
 from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import Transcript
@@ -37,18 +33,6 @@ from tpiedge.errors import Cancelled
 
 __all__ = ["Deliveries", "RunningAnswers", "Work"]
 
-_FORMATS: Final[Mapping[FormatName, Callable[[AnswerHead], AnswerFormat]]] = {
-    "completion": OpenAIFormat,
-    "chat": OpenAIFormat,
-    "embeddings": EmbeddingFormat,
-    "embeddings-base64": EmbeddingFormat,
-    "message": AnthropicFormat,
-    "response": ResponsesFormat,
-    "ollama-chat": OllamaFormat,
-    "ollama-generate": OllamaFormat,
-    "ollama-embed": OllamaEmbedFormat,
-    "ollama-embeddings": OllamaEmbedFormat,
-}
 #: How often it is looked whether all was sent, which it nearly always is at once.
 _UNSENT_S = 0.02
 
@@ -159,12 +143,11 @@ class Deliveries:
             named = True
 
         try:
-            # Where the system has no thread left, the work is not left alone.
             feed = work.open()
             self._running.add(work, feed)
             answering = Answering(
                 work.name,
-                _FORMATS[work.reply.format](head),
+                ANSWER_FORMS[work.reply.format].write(head),
                 work.reply.stream,
                 feed,
                 [
@@ -175,6 +158,7 @@ class Deliveries:
                 work.resumable,
                 work.after,
                 work.ignored,
+                work.reply.grammar,
             )
             await answering.run(receive, send_named)
             if work.resumable:
@@ -193,7 +177,7 @@ class Deliveries:
 
 
 def _echo(choice: Choice) -> PromptEcho | None:
-    return None if choice.echo is None else PromptEcho(choice.echo, choice.request.prompt_ids)
+    return None if choice.echo is None else PromptEcho(choice.echo)
 
 
 async def _sent(scope: MutableMapping[str, Any], limit_s: float) -> None:

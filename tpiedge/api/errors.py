@@ -9,6 +9,7 @@ from pathlib import Path
 from tpiedge.api.service import Busy, Unavailable
 from tpiedge.errors import (
     Cancelled,
+    GrammarRefused,
     OutOfMemory,
     PeerError,
     PeerLost,
@@ -64,8 +65,9 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
     return ApiError(400, message, code, param=param)
 
 
-def of_exception(error: BaseException) -> ApiError:
-    """What a client is told of `error`; nothing of the inside where it is a defect, whose place the log tells."""
+def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
+    """What a client is told of `error`; nothing of the inside where it is a defect, whose place the log tells.
+    `grammar`: the field of the request that says what the answer must keep to."""
     match error:
         case ApiError():
             return error
@@ -80,6 +82,8 @@ def of_exception(error: BaseException) -> ApiError:
             return ApiError(404, str(error), "unknown_worker")
         case CannotDrain():
             return ApiError(409, str(error), "cannot_drain")
+        case GrammarRefused():
+            return refused(str(error), grammar)
         case UserError():
             return refused(str(error))
         case OutOfMemory():

@@ -2,13 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from tpiedge.api.bounded_json import Excessive, parse_text
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.wire.fields import Range
 
-__all__ = ["BodyFields"]
+__all__ = ["MAX_TEXT_VALUES", "BodyFields"]
 
+MAX_TEXT_VALUES: Final = 65_536
+"""Of JSON in the texts of one request, all of them together."""
 
 _NEAR_LENGTH: Final = 6
 """A shorter name may be one edit from another and mean something else, as top_k and top_p."""
@@ -19,6 +23,15 @@ _STRANGE: Final = re.compile(r"[^\w.\[\]-]", re.ASCII)
 _SHOWN: Final = 64
 
 
+@dataclass(slots=True)
+class _RequestNotes:
+    """What the objects of one request have in common: the fields without an effect, and how many values the JSON in its
+    texts has so far."""
+
+    ignored: dict[str, None] = field(default_factory=dict)
+    text_values: int = 0
+
+
 class BodyFields:
     """Knows which keys were asked for, so that `finish` can refuse the others, or `overlook` note them.
 
@@ -27,16 +40,16 @@ class BodyFields:
     """
 
     def __init__(
-        self, values: Mapping[str, object], where: str = "", ignored: dict[str, None] | None = None
+        self, values: Mapping[str, object], where: str = "", request: _RequestNotes | None = None
     ) -> None:
         self._values = values
         self._where = where
         self._known: set[str] = set()
-        self._ignored = {} if ignored is None else ignored
+        self._request = request or _RequestNotes()
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        return tuple(self._ignored)
+        return tuple(self._request.ignored)
 
     def name(self, key: str) -> str:
         """`key` as an error names it: "messages[2].content"."""
@@ -78,6 +91,20 @@ class BodyFields:
             raise self.wrong_type(key, "a string", value)
         return value
 
+    def parsed(self, key: str) -> object:
+        """The value that the text of the field is, where it is JSON; else the field as it is. Raises ApiError for more
+        of it than a request may have."""
+        value = self.raw(key)
+        if not isinstance(value, str):
+            return value
+        try:
+            found, self._request.text_values = parse_text(value, MAX_TEXT_VALUES, self._request.text_values)
+        except Excessive as error:
+            raise refused(f"'{self.name(key)}' {error}", self.name(key)) from None
+        except ValueError:
+            return value
+        return found
+
     def nested(self, key: str) -> "BodyFields | None":
         value = self.raw(key)
         if value is None:
@@ -88,7 +115,7 @@ class BodyFields:
 
     def inner(self, value: Mapping[str, object], key: str) -> "BodyFields":
         """Of an object that is found somewhere under `key`."""
-        return BodyFields(value, f"{self.name(key)}.", self._ignored)
+        return BodyFields(value, f"{self.name(key)}.", self._request)
 
     def items(self) -> Mapping[str, object]:
         """All of the object, for one whose keys are data."""
@@ -138,10 +165,11 @@ class BodyFields:
             self._note(key)
 
     def _note(self, key: str) -> None:
-        if len(self._ignored) < _MOST_IGNORED:
+        ignored = self._request.ignored
+        if len(ignored) < _MOST_IGNORED:
             name = _INDEX.sub("[]", self.name(key)[:_SHOWN])
             # The header would end with a blank, which none may, where the last name is empty.
-            self._ignored[_STRANGE.sub("?", name) or "?"] = None
+            ignored[_STRANGE.sub("?", name) or "?"] = None
 
     def wrong_type(self, key: str, wanted: str, value: object) -> ApiError:
         got = _type_name(value)

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from tpiedge.api.body import parse_object, read_body
+from tpiedge.api.body import read_body
+from tpiedge.api.bounded_json import parse_object
 from tpiedge.api.errors import ApiError
 from tpiedge.api.limits import Limits
 from tpiedge.api.service import Busy

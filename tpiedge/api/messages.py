@@ -1,6 +1,5 @@
 """The messages of a chat: text, calls of tools, and what these gave."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,22 +90,20 @@ def _call(item: object, index: int, message: BodyFields) -> dict[str, Any]:
     function = call.nested("function")
     if function is None or call.raw("type") not in (None, "function"):
         raise refused(f"'{call.name('function')}' is missing", call.name("function"))
-    name, text = function.text("name"), function.text("arguments")
+    name, arguments = function.text("name"), _arguments(function)
     if not name:
         raise refused(f"'{function.name('name')}' is missing", function.name("name"))
     call.ignore(("index",))
     identity = call.text("id") or ""
     function.overlook()
     call.overlook()
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": _arguments(text)}}
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _arguments(text: str | None) -> object:
+def _arguments(function: BodyFields) -> object:
     """As an object, which templates write as they like it; what is none stays a text."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
+    text = function.text("arguments")
+    value = function.parsed("arguments") if text else {}
     return value if isinstance(value, dict) else text
 
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-from dataclasses import replace
 from typing import Final
 
 from tpiedge.api.asked import AnsweredAtOnce, Asked, FormatName, Reply, check_model
@@ -12,7 +11,7 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import Service
-from tpiedge.api.translation import Chat, copied, objects, read_translated, renamed
+from tpiedge.api.translation import Chat, Dialect, copied, objects, renamed
 
 __all__ = ["read_embed", "read_generate", "read_old_embeddings", "read_ollama_chat"]
 
@@ -33,6 +32,8 @@ _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
     "response_format": "format",
 }
 _IGNORED: Final = ("keep_alive", "truncate", "shift", "context")
+_CHATS: Final = Dialect("ollama-chat", _NAMES, _IGNORED)
+_TEXTS: Final = Dialect("ollama-generate", _NAMES, _IGNORED)
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _ENDLESS: Final = (-1, -2)
 """As many tokens as there is room for."""
@@ -50,8 +51,7 @@ def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> 
     chat["messages"] = messages
     if fields.raw("tools"):
         chat["tools"] = fields.raw("tools")
-    _rest(fields)
-    return read_translated(chat, "ollama-chat", fields, service, name, _NAMES, stream=stream)
+    return _CHATS.asked(chat, fields, service, name, stream=stream)
 
 
 def read_generate(values: dict[str, object], service: Service, name: str) -> Asked:
@@ -63,14 +63,17 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
     fields.unsupported(("suffix", "template"), "")
     fields.unsupported(("images",))
     raw, system, prompt = fields.flag("raw"), fields.text("system"), fields.text("prompt")
-    _rest(fields)
     if not prompt:
         raise _loaded(service, {"response": ""})
-    if raw or service.template is None:
-        return _completed(asked, prompt, fields, service, name, stream=stream)
+    if raw or service.template is None:  # without the model's template
+        if "response_format" in asked:
+            raise refused("'format' is not supported with 'raw'", "format", "unsupported_parameter")
+        asked.pop("chat_template_kwargs", None)
+        asked["prompt"] = prompt
+        return _TEXTS.asked(asked, fields, service, name, stream=stream, read=read_completion)
     messages = [{"role": "system", "content": system}] if system else []
     asked["messages"] = [*messages, {"role": "user", "content": prompt}]
-    return read_translated(asked, "ollama-generate", fields, service, name, _NAMES, stream=stream)
+    return _TEXTS.asked(asked, fields, service, name, stream=stream)
 
 
 def read_embed(values: dict[str, object], service: Service, name: str) -> Asked:
@@ -97,30 +100,13 @@ def _embedded(values: dict[str, object], service: Service, name: str, key: str, 
     options = fields.nested("options")
     if options is not None:
         options.overlook()
-    _rest(fields)
+    fields.ignore(_IGNORED)
+    fields.overlook()
     try:
         choices = embedding_choices(embedding_inputs(given, fields), service, "mean", name)
     except ApiError as error:
         raise renamed(error, {"input": key}) from None
     return Asked(choices, Reply(form, True, False, None, (), False), fields.ignored)
-
-
-def _completed(
-    asked: Chat, prompt: str, fields: BodyFields, service: Service, name: str, *, stream: bool
-) -> Asked:
-    """Without the model's template."""
-    if "response_format" in asked:
-        raise refused("'format' is not supported with 'raw'", "format", "unsupported_parameter")
-    asked.pop("chat_template_kwargs", None)
-    try:
-        found = read_completion({"model": service.model().name, **asked, "prompt": prompt}, service, name)
-    except ApiError as error:
-        raise renamed(error, _NAMES) from None
-    return replace(
-        found,
-        reply=replace(found.reply, format="ollama-generate", stream=stream),
-        ignored=tuple(dict.fromkeys((*fields.ignored, *found.ignored))),
-    )
 
 
 def _wishes(fields: BodyFields) -> Chat:
@@ -150,13 +136,9 @@ def _wishes(fields: BodyFields) -> Chat:
     return asked
 
 
-def _rest(fields: BodyFields) -> None:
-    fields.ignore(_IGNORED)
-    fields.overlook()
-
-
 def _messages(fields: BodyFields) -> list[Chat]:
     found: list[Chat] = []
+    latest = _LatestCalls()
     for message in objects(fields, "messages", fields.raw("messages") or []):
         role = message.text("role")
         if role not in _ROLES:
@@ -167,11 +149,11 @@ def _messages(fields: BodyFields) -> list[Chat]:
         calls = message.raw("tool_calls")
         if calls:
             said["tool_calls"] = [
-                _call(call, f"{len(found)}-{number}")
+                _call(call, f"{len(found)}-{number}", latest)
                 for number, call in enumerate(objects(message, "tool_calls", calls))
             ]
         if role == "tool":
-            said["tool_call_id"] = message.text("tool_call_id") or _called(found, message.text("tool_name"))
+            said["tool_call_id"] = message.text("tool_call_id") or latest.of(message.text("tool_name"))
         thoughts = message.text("thinking")
         if thoughts:
             said["reasoning_content"] = thoughts
@@ -180,7 +162,21 @@ def _messages(fields: BodyFields) -> list[Chat]:
     return found
 
 
-def _call(call: BodyFields, number: str) -> Chat:
+class _LatestCalls:
+    """The ids of each tool's latest call, as results need not say what they are of."""
+
+    def __init__(self) -> None:
+        self._by_tool: dict[str | None, str] = {}
+
+    def add(self, tool: str, identity: str) -> None:
+        self._by_tool[tool] = self._by_tool[None] = identity
+
+    def of(self, tool: str | None) -> str:
+        """Of any tool where the result does not say."""
+        return self._by_tool.get(tool, "call_0")
+
+
+def _call(call: BodyFields, number: str, latest: _LatestCalls) -> Chat:
     """Theirs have no ids of necessity, and arguments that are objects."""
     function = call.nested("function")
     name = None if function is None else function.text("name")
@@ -191,17 +187,8 @@ def _call(call: BodyFields, number: str) -> Chat:
     text = json.dumps(dict(arguments.items()) if arguments else {})
     function.ignore(("index",))
     function.overlook()
-    found = {"id": call.text("id") or f"call_{number}", "type": "function"}
+    identity = call.text("id") or f"call_{number}"
+    latest.add(name, identity)
     call.ignore(("type",))
     call.overlook()
-    return {**found, "function": {"name": name, "arguments": text}}
-
-
-def _called(before: list[Chat], tool: str | None) -> str:
-    """The id of the last call of that tool, or of any where its result does not say."""
-    for message in reversed(before):
-        calls = message.get("tool_calls")
-        for call in reversed(calls if isinstance(calls, list) else []):
-            if tool in (None, call["function"]["name"]):
-                return str(call["id"])
-    return "call_0"
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": text}}

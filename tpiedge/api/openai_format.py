@@ -26,6 +26,7 @@ class OpenAIFormat:
         self._head = head
         self._reply = head.reply
         self._chat = head.reply.format == "chat"
+        self._known: dict[int, bytes | None] = {}
         self._speech = [SpokenChoice(head.reply.speech) for _ in head.prompts]
 
     def opening(self) -> Sequence[bytes]:
@@ -203,7 +204,12 @@ class OpenAIFormat:
         return _spelled(token, self._bytes(token))
 
     def _bytes(self, token: int) -> bytes | None:
-        return self._head.tokenizer.token_bytes(token) if self._head.tokenizer else None
+        """Each is asked for once: of a long prompt's scores most are of the same tokens."""
+        if self._head.tokenizer is None:
+            return None
+        if token not in self._known:
+            self._known[token] = self._head.tokenizer.token_bytes(token)
+        return self._known[token]
 
 
 def _spelled(token: int, data: bytes | None) -> str:

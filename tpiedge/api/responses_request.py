@@ -6,21 +6,24 @@ from tpiedge.api.asked import Asked, check_model
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
-from tpiedge.api.translation import Chat, copied, needed, objects, read_translated, text_parts
+from tpiedge.api.translation import Chat, Dialect, copied, needed, objects, text_parts
 
 __all__ = ["read_response"]
 
-_NAMES: Final = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 _COPIED: Final = {
     "max_output_tokens": "max_tokens",
     "temperature": "temperature",
     "top_p": "top_p",
     "parallel_tool_calls": "parallel_tool_calls",
 }
-_IGNORED: Final = (
-    "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_options", "prompt_cache_retention", "include", "max_tool_calls", "top_logprobs",
-    "context_management", "moderation",
+_DIALECT: Final = Dialect(
+    "response",
+    names={"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
+    ignored=(
+        "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_options", "prompt_cache_retention", "include", "max_tool_calls", "top_logprobs",
+        "context_management", "moderation",
+    ),
 )  # fmt: skip
 _STATEFUL: Final = ("previous_response_id", "conversation", "prompt")
 _ROLES: Final = ("system", "developer", "user", "assistant")
@@ -55,9 +58,7 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     chat["messages"] = [*messages, *_input(fields)]
-    fields.ignore(_IGNORED)
-    fields.overlook()
-    return read_translated(chat, "response", fields, service, name, _NAMES, stream=stream)
+    return _DIALECT.asked(chat, fields, service, name, stream=stream)
 
 
 def _input(fields: BodyFields) -> list[Chat]:

@@ -161,6 +161,11 @@ class Service(Protocol):
         Unavailable, or UserError for what the cluster cannot do."""
         ...
 
+    def postpone(self, count: int) -> None:
+        """Count so many requests with those that wait, which will be submitted later; fewer where it is negative.
+        Raises Busy where they would be too many."""
+        ...
+
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> Generation:
         """Queue a request that was accepted before this cluster's start, and of whose answer `said` came: its rest is
         wanted, though nobody waits for it yet. To be called before anything is submitted. Raises Unavailable."""

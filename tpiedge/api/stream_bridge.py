@@ -9,13 +9,14 @@ Laws:
 2. No more than `_AHEAD` events of a choice wait for the client: a slow reader holds the thread back, not memory.
 3. Everything that can end an answer (an error, a deadline, a client that leaves) comes through the same queue.
 4. A client's choices take turns: a further one is asked for when one has ended, and again and again where the queue is
-   full, so that no request takes every place.
+   full, so that no request takes every place. Until then it is counted with the requests that wait.
 """
 
 import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -24,7 +25,7 @@ from tpiedge.errors import InternalError, TpiedgeError
 from tpiedge.wire.control import Finished
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["AnswerFeed", "ChoiceEvent", "EventQueue", "StreamBridge"]
+__all__ = ["AnswerFeed", "ChoiceEvent", "EventQueue", "FurtherChoices", "StreamBridge"]
 
 _AHEAD = 256
 
@@ -57,10 +58,10 @@ class AnswerFeed(Protocol):
 
 
 class EventQueue:
-    """Made on the event loop that reads it."""
+    """Read on the event loop `loop`."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._queue: asyncio.Queue[ChoiceEvent | BaseException] = asyncio.Queue()
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
@@ -84,6 +85,41 @@ class EventQueue:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
+class FurtherChoices:
+    """Requests that the cluster is asked for one after the other, and knows to be postponed until then. For one thread
+    at a time."""
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        submit: Callable[[GenerationRequest], Generation],
+        postpone: Callable[[int], None],
+    ) -> None:
+        """`submit`, `postpone`: as of Service, whose Busy the latter raises here."""
+        self._requests = deque(requests)
+        self._submit = submit
+        self._postpone = postpone
+        if requests:
+            postpone(len(requests))
+
+    @property
+    def count(self) -> int:
+        return len(self._requests)
+
+    def submit(self) -> Generation:
+        """The next one, which stays one of them where this raises as Service.submit."""
+        generation = self._submit(self._requests[0])
+        self._requests.popleft()
+        self._postpone(-1)
+        return generation
+
+    def close(self) -> None:
+        """Those that are left are not asked for. Idempotent."""
+        if self._requests:
+            self._postpone(-len(self._requests))
+            self._requests.clear()
+
+
 class StreamBridge:
     """An `AnswerFeed` of generations."""
 
@@ -91,19 +127,25 @@ class StreamBridge:
         self,
         name: str,
         generations: Sequence[Generation],
-        waiting: Sequence[GenerationRequest] = (),
-        submit: Callable[[GenerationRequest], Generation] | None = None,
+        further: "FurtherChoices",
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`generations`: of the first choices; `waiting`: the requests of those for which `submit` asks in their turn,
-        which raises as Service.submit. `name`: of the threads."""
+        """`generations`: of the first choices; `further`: those that have their turn later. `name`: of the threads.
+        Made beside `loop`, which reads it: threads that start are waited for, which is long where all processors are
+        busy. Raises RuntimeError, with everything cancelled, where the system has no thread left."""
         self._name = name
-        self._events = EventQueue()
-        self._waiting = list(waiting)
-        self._submit = submit
+        self._events = EventQueue(loop)
+        self._further = further
         self._listeners: list[_Listener] = []
         self._over = False
-        for generation in generations:
-            self._listen(generation)
+        try:
+            for generation in generations:
+                self._listen(generation)
+        except RuntimeError:
+            for generation in generations:
+                generation.cancel()
+            self.cancel()
+            raise
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
         event = await self._events.next(within_s)
@@ -116,6 +158,7 @@ class StreamBridge:
 
     def cancel(self) -> None:
         self._over = True
+        self._further.close()
         for listener in self._listeners:
             listener.cancel()
 
@@ -129,16 +172,15 @@ class StreamBridge:
 
     def _ask(self) -> None:
         """For the next choice, if one waits."""
-        if self._over or not self._waiting or self._submit is None:
+        if self._over or not self._further.count:
             return
         try:
-            generation = self._submit(self._waiting[0])
+            generation = self._further.submit()
         except Busy as busy:
             asyncio.get_running_loop().call_later(busy.retry_after_s, self._ask)
         except TpiedgeError as error:
             self._events.put(error)
         else:
-            del self._waiting[0]
             try:
                 self._listen(generation)
             except RuntimeError as error:  # the system has no thread left
@@ -163,14 +205,20 @@ class _Listener:
         self._generation = generation
         self._choice = choice
         self._post = post
-        self._room = threading.Semaphore(_AHEAD)
+        # Counts of one thread each, and no lock: its holder could be kept from a busy processor, and the event loop,
+        # with all answers, would wait for that.
+        self._posted = self._taken = 0
+        self._waits = False
+        self._room = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def took(self) -> None:
         """One of its events was taken."""
-        self._room.release()
+        self._taken += 1
+        if self._waits:
+            self._room.set()
 
     def cancel(self) -> None:
         self._stop(self._generation.cancel)
@@ -187,7 +235,19 @@ class _Listener:
         if not self._stopped.is_set():
             self._stopped.set()
             tell()
-            self._room.release()  # the thread may wait for a reader that is gone
+            self._room.set()  # the thread may wait for a reader that is gone
+
+    def _await_room(self) -> None:
+        """Until fewer wait than may. Whoever takes one after the second look sees that this thread waits."""
+        while self._full():
+            self._waits = True
+            self._room.clear()
+            if self._full():
+                self._room.wait()
+            self._waits = False
+
+    def _full(self) -> bool:
+        return self._posted - self._taken >= _AHEAD and not self._stopped.is_set()
 
     def _run(self) -> None:
         ended = False
@@ -195,7 +255,8 @@ class _Listener:
             for event in self._generation.events():
                 ended = isinstance(event, Finished)
                 if not self._stopped.is_set():
-                    self._room.acquire()
+                    self._await_room()
+                    self._posted += 1
                     self._post((self._choice, event))
             if not ended:
                 raise InternalError("the answer ended without its end: report it")

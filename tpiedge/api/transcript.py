@@ -1,7 +1,7 @@
 """Events of a generation to the pieces of an answer. No input or output here."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tpiedge.api.prompt_echo import PromptEcho
@@ -44,10 +44,10 @@ class Transcript:
         self._now = now
         self.first_s: float | None = None
         """When the first token came."""
-        self._writer = TextWriter(tokenizer, stops, echo.ids if echo else (), marks)
+        self._writer = TextWriter(tokenizer, stops, echo.prompt.ids if echo else (), marks)
         self._tokenizer = tokenizer
         self._echo = echo
-        self._begun = len(echo.text) if echo else 0
+        self._begun = len(echo.prompt.text) if echo else 0
         self._held: list[tuple[Token, int]] = []
         self._embedding: tuple[float, ...] = ()
         self.count = 0
@@ -65,21 +65,16 @@ class Transcript:
         """The stop string that ended the answer; "" where none did."""
         return self._writer.stop
 
+    def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
+        """The prompt, where the answer begins with it and `event` is its first, which is fed then. A long one takes
+        long: others are to have their turns between its pieces."""
+        if self._echo is not None and isinstance(event, Token | Finished):
+            echo, self._echo = self._echo, None
+            for text, tokens, offsets in echo.parts():
+                yield TextPiece(text, tokens, offsets)
+
     def feed(self, event: AnswerEvent) -> TextPiece | None:
         """The piece that `event` completes. Raises Cancelled where the service gave up the request."""
-        piece = self._fed(event)
-        if self._echo is None or not isinstance(event, Token | Finished):
-            return piece
-        echo, self._echo = self._echo, None
-        own = piece or TextPiece("", (), ())
-        return TextPiece(
-            echo.text + own.text,
-            (*echo.tokens, *own.tokens),
-            (*echo.offsets(self._tokenizer), *own.offsets),
-            own.last,
-        )
-
-    def _fed(self, event: AnswerEvent) -> TextPiece | None:
         match event:
             case PromptScores() if self._echo is not None:
                 self._echo.take(event)

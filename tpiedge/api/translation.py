@@ -1,7 +1,7 @@
 """Requests of other APIs become chats of OpenAI's: what one of these can do, the others can."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tpiedge.api.asked import Asked, FormatName
 from tpiedge.api.chat_request import read_chat
@@ -9,7 +9,7 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 
-__all__ = ["MAX_PARTS", "Chat", "copied", "needed", "objects", "read_translated", "renamed", "text_parts"]
+__all__ = ["MAX_PARTS", "Chat", "Dialect", "copied", "needed", "objects", "renamed", "text_parts"]
 
 Chat = dict[str, object]
 """The JSON of a chat request."""
@@ -18,25 +18,36 @@ MAX_PARTS = 4096
 """Of an array of messages, or of the parts of one."""
 
 
-def read_translated(
-    chat: Chat,
-    form: FormatName,
-    fields: BodyFields,
-    service: Service,
-    name: str,
-    names: Mapping[str, str],
-    *,
-    stream: bool,
-) -> Asked:
-    """What `chat` asks for, to be answered in the form `form`. `fields`: of the request that it was made of; `names`:
-    of fields of `chat`, what they are called there. Raises ApiError."""
-    with_model = {"model": service.model().name, **chat}
-    try:
-        asked = read_chat(with_model, service, name)
-    except ApiError as error:
-        raise renamed(error, names) from None
-    ignored = tuple(dict.fromkeys((*fields.ignored, *asked.ignored)))
-    return replace(asked, reply=replace(asked.reply, format=form, stream=stream), ignored=ignored)
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How requests of one form become chats. `names`: of a chat's fields, what they are called there; `ignored`: fields
+    that have no effect."""
+
+    form: FormatName
+    names: Mapping[str, str]
+    ignored: Sequence[str]
+
+    def asked(
+        self,
+        chat: Chat,
+        fields: BodyFields,
+        service: Service,
+        name: str,
+        *,
+        stream: bool,
+        read: Callable[[Chat, Service, str], Asked] = read_chat,
+    ) -> Asked:
+        """What `chat` asks for, as `read` does, with an answer of that name. `fields`: of the request that it was made
+        of, of which everything else was read. Raises ApiError."""
+        fields.ignore(self.ignored)
+        fields.overlook()
+        try:
+            found = read({"model": service.model().name, **chat}, service, name)
+        except ApiError as error:
+            raise renamed(error, self.names) from None
+        grammar = self.names.get(found.reply.grammar, found.reply.grammar)
+        reply = replace(found.reply, format=self.form, stream=stream, grammar=grammar)
+        return replace(found, reply=reply, ignored=tuple(dict.fromkeys((*fields.ignored, *found.ignored))))
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

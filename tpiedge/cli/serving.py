@@ -12,9 +12,10 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.master import what_if
 from tpiedge.master.chronicle import ClusterEvent
 from tpiedge.master.master import Master, NotServing
+from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.request_lines import RequestLine
-from tpiedge.master.request_queue import PendingAnswer, QueueFull
+from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.status import ClusterStatus
 from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
@@ -105,6 +106,12 @@ class MasterService:
             raise Busy(str(error)) from None
         except NotServing as error:
             raise Unavailable(str(error)) from None
+
+    def postpone(self, count: int) -> None:
+        try:
+            self._master.postpone(count)
+        except QueueFull as error:
+            raise Busy(str(error)) from None
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> PendingAnswer:
         return self._master.resume(request, said)

@@ -5,12 +5,13 @@ FOLDER once, and forks for every socket that comes over FD: that child compiles 
 come next. A grammar is hostile until proven otherwise: a few bytes of it can exhaust a stack, a processor or a memory,
 so each child has limits of its own, and nothing but an open socket. No torch here.
 
-A frame is its length (u32), a letter and a body. The parent sends `g`, a JSON object (kind, text, the answer so far,
-and whether a text that is forced is to be spelled in its usual tokens), then `a` (tokens that were drawn) and `d`
-(tokens that may follow), as u32 each, and `r`, which goes back to the beginning. After `g` and after each `a` and `r`
-come `f`, tokens that the grammar forces, and `m`, a mask; after `d` comes `d`, a mask for every token that the grammar
-allows there. A mask is a byte that says whether the answer may end, and a bit for each token. `e` is why there is no
-more.
+A frame is its length (u32), a letter and a body. The child says `r` when it is ready. The parent sends `g`, a JSON
+object (kind, text, the answer so far, and whether a text that is forced is to be spelled in its usual tokens), then `a`
+(tokens that were drawn) and `d` (tokens that may follow), as u32 each, and `b`, which goes back to the beginning. After
+`g` and after each `a` and `b` come `f`, tokens that the grammar forces, and `m`, a mask; after `d` comes `d`, a mask
+for every token that the grammar allows there. A mask is a byte that says whether the answer may end, and a bit for each
+token. Before `m` and `d`, but for the first `m`, comes `c`, the microseconds of a processor (u32) that were spent since
+the last one. `e` is why there is no more.
 """
 
 import array
@@ -20,6 +21,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-#: Seconds of CPU for a grammar, and for the answer to one frame.
+#: Seconds of CPU for a grammar, for one of which an answer has begun, and for the answer to one frame.
 _COMPILE_S = 5.0
+_AGAIN_S = 25.0
 _FRAME_S = 1.0
 #: What the child of one grammar may take beside what it shares with the others.
 _MEMORY = 512 << 20
@@ -125,27 +128,36 @@ def _serve(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
     try:
         if isinstance(vocabulary, str):
             raise ValueError(vocabulary)
+        _send(link, b"r", b"")
         _, body = _receive(link)
-        _within(_COMPILE_S)
         asked = json.loads(body)
+        _within(_AGAIN_S if asked["answer"] else _COMPILE_S)
         matcher = _matcher(vocabulary, asked["kind"], asked["text"])
         if not matcher.consume_tokens(asked["answer"]):
             raise ValueError(f"the answer so far is none of the grammar's: {matcher.get_error()}")
+        forced, usual = matcher.compute_ff_tokens(), asked["usual"]
+        _send(link, b"f", array.array("I", forced).tobytes())
+        _send(link, b"m", _mask(matcher, forced if usual else ()))
+        spent_s = time.process_time()
         while True:
-            forced = matcher.compute_ff_tokens()
-            _send(link, b"f", array.array("I", forced).tobytes())
-            _send(link, b"m", _mask(matcher, forced if asked["usual"] else ()))
             letter, body = _receive(link)
-            while letter == b"d":
-                _within(_FRAME_S)
-                _send(link, b"d", _masks_after(matcher, array.array("I", body), asked["usual"]))
-                letter, body = _receive(link)
             _within(_FRAME_S)
-            if letter == b"r":
-                matcher.reset()
+            ids = array.array("I", body)
+            if letter == b"d":
+                mask = _masks_after(matcher, ids, usual)
             else:
-                matcher.consume_tokens(list(array.array("I", body)))
-            _check(matcher)
+                if letter == b"b":
+                    matcher.reset()
+                else:
+                    matcher.consume_tokens(list(ids))
+                letter = b"m"
+                _check(matcher)
+                forced = matcher.compute_ff_tokens()
+                _send(link, b"f", array.array("I", forced).tobytes())
+                mask = _mask(matcher, forced if usual else ())
+            before_s, spent_s = spent_s, time.process_time()
+            _send(link, b"c", int(1e6 * (spent_s - before_s)).to_bytes(4, "little"))
+            _send(link, letter, mask)
     except (EOFError, ConnectionError):
         return
     except Exception as error:

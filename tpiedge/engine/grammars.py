@@ -5,8 +5,11 @@ may come next, also after each token that the step guesses, so that a step rarel
 
 Laws:
 1. An answer that ends by itself is a text of its grammar; one that ends otherwise is the beginning of one.
-2. A request whose grammar is wrong, or takes more time or memory than it may, is refused, and no other is hurt.
+2. A request whose grammar is wrong, or takes more time or memory than it may, is refused, and no other is hurt: beside
+   others each mask may take `_MASK_S` of a processor, or a part of its step, and all of them `_SLACK_S` more.
 3. What is allowed depends on the grammar and the tokens of the answer alone: another epoch goes on where one ended.
+4. A grammar of which an answer has begun is not refused for the time that it takes to get there again, unless that is
+   many times as long; and none for that which the process takes to get ready.
 """
 
 import contextlib
@@ -25,16 +28,24 @@ import numpy as np
 
 from tpiedge.engine.sampler import TokenMask
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
-from tpiedge.errors import UserError
+from tpiedge.errors import GrammarRefused, UserError
 from tpiedge.sanitise import sanitised_line
-from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.requests import GenerationRequest, Grammar
 
 __all__ = ["AnswerConstraint", "Constraint", "Grammars", "await_any"]
 
 _CHILD: Final = "tpiedge.engine.grammar_child"
-#: How long a grammar may take until its first mask, the tokenizer's reading included; and an answer of the child.
+#: How long the child may take until it has read the tokenizer; then a grammar until its first mask, and one of which an
+#: answer has begun; and an answer of the child. All that comes before a mask is less than a request may stand still.
+_READY_S: Final = 25.0
 _COMPILE_S: Final = 20.0
+_AGAIN_S: Final = 30.0
 _ANSWER_S: Final = 10.0
+#: What masks may cost of a processor where others share the steps: each of them, or this part of the step, and beyond
+#: that in all, until it was made up for.
+_MASK_S: Final = 0.005
+_PART: Final = 0.1
+_SLACK_S: Final = 1.0
 #: How long a step waits for the tokens that a grammar forces, which save steps.
 _FORCED_S: Final = 0.002
 _HEAD: Final = 5
@@ -61,8 +72,9 @@ class AnswerConstraint(Protocol):
         """These tokens may be drawn one after the other: what is allowed after each of them will be asked."""
         ...
 
-    def masks(self) -> Iterator[TokenMask | None]:
-        """What may be drawn next; then after each token that was guessed, as far as that is known. None allows all."""
+    def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
+        """What may be drawn next; then after each token that was guessed, as far as that is known. None allows all.
+        `shared`: whether other answers wait for it, too."""
         ...
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -101,13 +113,7 @@ class Grammars:
             raise UserError(
                 f"this machine has no room for the process of a grammar: {error.strerror}"
             ) from None
-        asked = {
-            "kind": request.grammar.kind,
-            "text": request.grammar.text,
-            "answer": request.answer_ids,
-            "usual": request.grammar.begins is None,
-        }
-        return Constraint(ours, json.dumps(asked).encode("ascii"), request.stop_ids, self._end, self._rows)
+        return Constraint(ours, request, request.grammar, self._end, self._rows)
 
     def _session(self, end: int) -> socket.socket:
         """The link to a new process of its own. Raises OSError."""
@@ -152,17 +158,24 @@ class Grammars:
 
 
 class Constraint:
-    """An AnswerConstraint: of a grammar, from the answer's beginning to its end. All methods raise UserError where the
-    grammar is refused."""
+    """An AnswerConstraint: of a grammar, from the answer's beginning to its end. All methods raise GrammarRefused where
+    the grammar is refused."""
 
     def __init__(
-        self, link: socket.socket, asked: bytes, stop_ids: Sequence[int], child_end: int, rows: int
+        self,
+        link: socket.socket,
+        request: GenerationRequest,
+        grammar: Grammar,
+        child_end: int,
+        rows: int,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`asked`: what the child is to compile. `child_end`: the token that it takes for the answer's end, in place of
-        `stop_ids`."""
+        """`child_end`: the token that the child takes for the answer's end, in place of the request's own. `now` gives
+        seconds."""
         self._link = link
         self._rows = rows
-        self._stop_ids = frozenset(stop_ids)
+        self._now = now
+        self._stop_ids = frozenset(request.stop_ids)
         self._end_ids = self._stop_ids | {child_end}
         self._link.setblocking(False)
         self._unsent = b""
@@ -170,8 +183,19 @@ class Constraint:
         self._forced: tuple[int, ...] | None = None
         self._mask: TokenMask | None = None
         self._following: list[TokenMask] | None = []
-        self._deadline = time.monotonic() + _COMPILE_S
-        self._send(b"g", asked)
+        self._compile_s = _AGAIN_S if request.answer_ids else _COMPILE_S
+        self._deadline = now() + _READY_S
+        self._is_ready = False
+        #: Of a processor: what was told since tokens were drawn last, and how much more than allowed all was.
+        self._cost_s = self._debt_s = 0.0
+        self._drawn_at = now()
+        asked = {
+            "kind": grammar.kind,
+            "text": grammar.text,
+            "answer": request.answer_ids,
+            "usual": grammar.begins is None,
+        }
+        self._send(b"g", json.dumps(asked).encode("ascii"))
 
     def fileno(self) -> int:
         return self._link.fileno()
@@ -189,11 +213,12 @@ class Constraint:
             self._following = None
             self._send(b"d", array("I", ids).tobytes())
 
-    def masks(self) -> Iterator[TokenMask]:
+    def masks(self, *, shared: bool) -> Iterator[TokenMask]:
         """After the guesses up to one that is not allowed."""
         done = self._await(lambda: self._mask is not None and self._following is not None, _ANSWER_S)
         if not done or self._mask is None or self._following is None:
             raise _too_much()
+        self._account(1 + len(self._following), shared=shared)
         yield self._mask
         yield from self._following
 
@@ -202,7 +227,7 @@ class Constraint:
 
     def restart(self) -> None:
         """None of the tokens was drawn. Once the last mask has come."""
-        self._renew(b"r", b"")
+        self._renew(b"b", b"")
 
     def close(self) -> None:
         """Ends its process."""
@@ -212,8 +237,20 @@ class Constraint:
         """After which something else is allowed."""
         self._forced = self._mask = None
         self._following = []
-        self._deadline = time.monotonic() + _ANSWER_S
+        self._deadline = self._now() + _ANSWER_S
         self._send(letter, body)
+
+    def _account(self, masks: int, *, shared: bool) -> None:
+        """Of what they cost; in between no other answer is held up."""
+        step_s, self._drawn_at = self._now() - self._drawn_at, self._now()
+        cost_s, self._cost_s = self._cost_s, 0.0
+        if shared:
+            self._debt_s = max(0.0, self._debt_s + cost_s - max(_MASK_S * masks, _PART * step_s))
+        if self._debt_s > _SLACK_S:
+            raise GrammarRefused(
+                "the grammar is refused: beside other answers it takes more than "
+                f"{_MASK_S * 1e3:g} ms of a processor for each token; give a smaller one"
+            )
 
     def _send(self, letter: bytes, body: bytes) -> None:
         """What does not fit on the way at once, as a long answer so far, goes later: the child may not have begun."""
@@ -231,9 +268,9 @@ class Constraint:
 
     def _await(self, enough: Callable[[], bool], limit_s: float) -> bool:
         """Whether there is `enough`, within that time."""
-        until = time.monotonic() + limit_s
+        until = self._now() + limit_s
         while not enough():
-            now = time.monotonic()
+            now = self._now()
             unsent = [self._link] if self._unsent else []
             readable, writable, _ = select.select([self._link], unsent, [], max(0.0, until - now))
             if readable:
@@ -241,7 +278,7 @@ class Constraint:
             elif writable:
                 self._flush()
             elif self._mask is None and now > self._deadline:
-                raise _too_much()
+                raise _too_much() if self._is_ready else _not_ready()
             elif now >= until:
                 return False
         return True
@@ -266,10 +303,15 @@ class Constraint:
 
     def _understand(self, letter: bytes, body: bytes) -> None:
         match letter:
+            case b"r":
+                self._is_ready = True
+                self._deadline = self._now() + self._compile_s
             case b"f":
                 forced = array("I", body).tolist()
                 within = next((i for i, token in enumerate(forced) if token >= self._rows), len(forced))
                 self._forced = tuple(forced[:within])
+            case b"c":
+                self._cost_s += int.from_bytes(body, "little") / 1e6
             case b"m":
                 self._mask = self._mask_of(np.frombuffer(body, np.uint8))
             case b"d":
@@ -278,7 +320,7 @@ class Constraint:
                 self._following = [self._mask_of(one) for one in following]
             case _:
                 why = sanitised_line(body.decode(errors="replace"), _MAX_WHY)
-                raise UserError(f"the grammar is refused: {why}")
+                raise GrammarRefused(f"the grammar is refused: {why}")
 
     def _mask_of(self, said: TokenMask) -> TokenMask:
         """With the request's own end tokens, where the answer may end."""
@@ -300,5 +342,9 @@ def _set(mask: TokenMask, token: int, allowed: bool) -> None:
         mask[token // 8] = mask[token // 8] | bit if allowed else mask[token // 8] & ~bit
 
 
-def _too_much() -> UserError:
-    return UserError("the grammar is refused: it takes too much time or memory; give a smaller one")
+def _too_much() -> GrammarRefused:
+    return GrammarRefused("the grammar is refused: it takes too much time or memory; give a smaller one")
+
+
+def _not_ready() -> UserError:
+    return UserError(f"the process of a grammar was not ready within {_READY_S:g} s: try again later")

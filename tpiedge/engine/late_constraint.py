@@ -64,11 +64,11 @@ class LateConstraint:
             with self._or_free():
                 self._constraint.guess(ids)
 
-    def masks(self) -> Iterator[TokenMask | None]:
+    def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
         """None where everything may be drawn. Not after a guess that begins the grammar, or ends it."""
         self._kept = 0
         if self._within:
-            if (yield from self._asked()):
+            if (yield from self._asked(shared)):
                 yield None
             return
         yield None
@@ -93,11 +93,11 @@ class LateConstraint:
     def close(self) -> None:
         self._constraint.close()
 
-    def _asked(self) -> Generator[TokenMask, None, bool]:
+    def _asked(self, shared: bool) -> Generator[TokenMask, None, bool]:
         """The masks up to the first place where the grammar's text may end, or where it fails. Returns whether the
         grammar was left there."""
         with self._or_free():
-            for mask in self._constraint.masks():
+            for mask in self._constraint.masks(shared=shared):
                 if _has(mask, self._stop):
                     self._within = False
                     break
@@ -109,7 +109,7 @@ class LateConstraint:
         """With the tokens of an earlier epoch, one after the other."""
         earlier, self._earlier = self._earlier, ()
         for token in earlier:
-            next(self.masks())
+            next(self.masks(shared=False))
             self.accept([token])
 
     def _think(self, token: int) -> None:

@@ -410,7 +410,7 @@ class Leader:
                 continue
             tokens: list[int] = []
             with self._meter.head_span(), _refusing(live):
-                tokens += self._drawn(live, piece, logits_MV[first:])
+                tokens += self._drawn(live, piece, logits_MV[first:], shared=len(pieces) > 1)
             first += piece.drafted + 1
             self._batcher.decided(piece, tokens)
             if live.constraint is not None and live.reason is None and tokens:
@@ -429,15 +429,16 @@ class Leader:
             self._logits_MV = room
         return room
 
-    def _drawn(self, live: _Live, piece: StepPiece, logits_MV: Tensor) -> Iterator[int]:
-        """The tokens at the piece's last position and after every guess that came true."""
+    def _drawn(self, live: _Live, piece: StepPiece, logits_MV: Tensor, *, shared: bool) -> Iterator[int]:
+        """The tokens at the piece's last position and after every guess that came true. `shared`: the step has others,
+        too."""
         request = live.sequence.request
         index = live.sequence.answer_tokens
         if index >= request.max_tokens:
             live.reason = "length"
             return
         guesses = [*piece.ids[len(piece.ids) - piece.drafted :], None]
-        masks = live.constraint.masks() if live.constraint is not None else repeat(None)
+        masks = live.constraint.masks(shared=shared) if live.constraint is not None else repeat(None)
         for row, (guess, allowed) in enumerate(zip(guesses, masks, strict=False)):
             drawn = live.sampler.sample(logits_MV[row], allowed)
             live.sampler.accept(drawn.token)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tpiedge.errors import InternalError, UserError
+from tpiedge.errors import GrammarRefused, InternalError
 from tpiedge.kernels.draw import Filters, draw, likeliest
 from tpiedge.wire.requests import Sampling
 
@@ -98,8 +98,8 @@ class Sampler:
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
         """Draw the token at `position` from f32 logits of shape [V], which stay as they are; one of those `allowed`.
 
-        Raises InternalError for logits of the wrong shape, with NaN or +inf, or all -inf; UserError where they are of
-        all tokens that are allowed.
+        Raises InternalError for logits of the wrong shape, with NaN or +inf, or all -inf; GrammarRefused where those of
+        all tokens that are allowed are -inf.
         """
         raw_V = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
@@ -116,7 +116,7 @@ class Sampler:
         bits_V = np.unpackbits(allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
         masked_V: _F32 = np.where(bits_V, scores_V, np.float32(-np.inf))
         if masked_V.max() == -np.inf:
-            raise UserError(
+            raise GrammarRefused(
                 f"the grammar allows none of the model's tokens at position {self._position}: give another one"
             )
         return masked_V

@@ -9,10 +9,10 @@ desired one, `session_manager` runs a `session` per plan, each with its `epoch` 
 machine's own node, `pace` says which machines are slower than they measured, for `speeds` to note, `switching` and
 `worth` when a faster plan is worth its pause, given the `reading_rate` of prompts, `handover` what one session leaves
 for the next, `retries` when to plan again after a failure, `outbox` sends without waiting, `request_queue` queues
-requests, with a `journal` of each answer, clients take `turns` in it, `request_watch` finds stuck ones, `blame` says
-which node caused a loss, `notices` which workers hear that they are spare, `pauses` says why answers pause,
-`request_times` how long requests take and `history` what becomes of plans, each as a `histogram`, `request_lines` how
-each request gets on and a `chronicle` what happened last, `absent` who is missing, `drains` takes users' orders to do
-without a worker, `what_if` predicts what that would change, `snapshot` makes the `status` that other threads read.
-`master` puts them together.
+requests, each a `pending_answer` with its `journal`, clients take `turns` in it, `request_watch` finds stuck ones,
+`blame` says which node caused a loss, `notices` which workers hear that they are spare, `pauses` says why answers
+pause, `request_times` how long requests take and `history` what becomes of plans, each as a `histogram`,
+`request_lines` how each request gets on and a `chronicle` what happened last, `absent` who is missing, `drains` takes
+users' orders to do without a worker, `what_if` predicts what that would change, `snapshot` makes the `status` that
+other threads read. `master` puts them together.
 """

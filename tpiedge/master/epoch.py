@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tpiedge.clock import Clock
 from tpiedge.errors import (
+    GrammarRefused,
     InternalError,
     OutOfMemory,
     PeerLost,
@@ -52,6 +53,7 @@ EpochEvent = Message | TpiedgeError
 
 _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
     "UserError": UserError,
+    "GrammarRefused": GrammarRefused,
     "OutOfMemory": OutOfMemory,
     "ReadFault": ResourceError,
     "IntegrityError": ResourceError,

@@ -24,13 +24,14 @@ from tpiedge.master.chronicle import ClusterEvent
 from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
 from tpiedge.master.outbox import Outbox
+from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.quarantine import Reputation
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.reception import Reception
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_lines import RequestLine
-from tpiedge.master.request_queue import QUEUE_LIMIT, PendingAnswer, RequestQueue
+from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus
@@ -124,6 +125,10 @@ class Master:
         if self._failed is not None or self._reconciler.hopeless:
             self._requests.refuse(self._reconciler.not_serving())
         return self._requests.submit(request, client)
+
+    def postpone(self, count: int) -> None:
+        """So many more requests will be submitted later, or fewer where it is negative. Raises QueueFull."""
+        self._requests.postpone(count)
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> PendingAnswer:
         """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for

@@ -16,35 +16,38 @@ Laws:
 7. Of those that wait, who did not get on in most losses begins first, suspects (`journal.py`) before all others even
    where nobody waits for them, if nothing runs. Beside a suspect nothing begins, and it gives its place to nobody: so
    one that ends every epoch is found, and it alone fails.
+8. A request for many answers submits some of them and later the others, so that it does not take every place. Those
+   that it postpones take none, but count with those that wait, and have a limit of their own.
 """
 
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
 
-from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
-from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
+from tpiedge.errors import Cancelled, GrammarRefused, InternalError, ProtocolError, TpiedgeError, UserError
+from tpiedge.master.journal import Resumed, TakenUp
+from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.reading_rate import ReadingRate
-from tpiedge.master.request_lines import RequestLine, request_line
-from tpiedge.master.request_times import RequestHistograms, RequestTimes, Timeline
+from tpiedge.master.request_lines import RequestLine
+from tpiedge.master.request_times import RequestHistograms, RequestTimes
 from tpiedge.master.status import Totals
 from tpiedge.master.turns import Turns
 from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["QUEUE_LIMIT", "Dismissed", "PendingAnswer", "QueueFull", "RequestQueue"]
+__all__ = ["POSTPONED_LIMIT", "QUEUE_LIMIT", "Dismissed", "QueueFull", "RequestQueue"]
 
 #: Requests of one client that may wait, and half of those of all; more are refused.
 QUEUE_LIMIT: Final = 64
+#: Choices of requests that may wait until they are submitted: four times as many as one request may have.
+POSTPONED_LIMIT: Final = 8192
 
-
-_Said = AnswerPart | Paused | Resumed | TakenUp | Finished
-_Event = _Said | TpiedgeError
+_FAULTS: Final[Mapping[str, type[UserError]]] = {"UserError": UserError, "GrammarRefused": GrammarRefused}
+"""What rank 0 may find of a request; all else is a defect."""
 
 
 class QueueFull(TpiedgeError):
@@ -53,85 +56,6 @@ class QueueFull(TpiedgeError):
 
 class Dismissed(Cancelled):
     """An administrator ended the request."""
-
-
-class PendingAnswer:
-    """One accepted request, for the thread that submitted it. Made by `RequestQueue.submit`."""
-
-    def __init__(
-        self,
-        request: GenerationRequest,
-        client: str,
-        cancel: Callable[["PendingAnswer"], None],
-        wake: Callable[[], None],
-    ) -> None:
-        self.request = request
-        self.client = client
-        self.journal = Journal(request)
-        self.times = Timeline()
-        #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
-        self.attended = True
-        self.gives_way = False
-        #: Whether an earlier master accepted it, and this one has not asked for it yet.
-        self.inherited = False
-        #: Whether the caller has all that it wanted, and whether it wants no more.
-        self.whole = False
-        self.unwanted = False
-        #: Whether an administrator ended it, which the caller is told.
-        self.dismissed = False
-        self._told = ""
-        self._cancel = cancel
-        self._wake = wake
-        self._events: queue.Queue[_Event] = queue.Queue()
-
-    def events(self) -> Iterator[_Said]:
-        """The request's events, up to Finished. Blocks between them; raises the error that ended the request.
-
-        Closing the iterator early cancels the request.
-        """
-        ended = False
-        try:
-            while not ended:
-                event = self._events.get()  # bounded by the first law
-                ended = isinstance(event, Finished | TpiedgeError)
-                if isinstance(event, TpiedgeError):
-                    raise event
-                yield event
-        finally:
-            if not ended:
-                self.cancel()
-
-    def attend(self, attended: bool) -> None:
-        """Says whether somebody waits for the answer. Thread-safe, does not block."""
-        self.attended = attended
-        self._wake()
-
-    def cancel(self) -> None:
-        """Ends the request early. Thread-safe, idempotent, does not block."""
-        self._cancel(self)
-
-    def complete(self) -> None:
-        """Ends the request early as a success, because its answer is whole (a stop string). Otherwise like `cancel`."""
-        self.whole = True
-        self.cancel()
-
-    def line(self, now: float, *, running: bool) -> RequestLine:
-        """How it gets on; for RequestQueue alone."""
-        return request_line(
-            self.journal, self.times, self._told, now, running=running, attended=self.attended
-        )
-
-    def put(self, event: _Event) -> None:
-        """Adds an event; for RequestQueue alone."""
-        if not isinstance(event, TakenUp):  # it pauses on
-            self._told = ""
-        self._events.put(event)
-
-    def pause(self, why: str) -> None:
-        """Adds why it pauses, unless that is what came last; for RequestQueue alone."""
-        if why != self._told:
-            self.put(Paused(why))
-            self._told = why
 
 
 class RequestQueue:
@@ -158,6 +82,7 @@ class RequestQueue:
         self._lock = threading.Lock()
         self._waiting: deque[PendingAnswer] = deque()
         self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
+        self._postponed = 0
         self._suspected = False
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
@@ -177,7 +102,8 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        """How many wait, with those that are postponed."""
+        return len(self._waiting) + self._postponed
 
     @property
     def running(self) -> int:
@@ -236,6 +162,14 @@ class RequestQueue:
             self._waiting.append(answering)
         self._on_submit()
         return answering
+
+    def postpone(self, count: int) -> None:
+        """So many more requests will be submitted later, or fewer where it is negative. Raises QueueFull."""
+        with self._lock:
+            if count > 0 and self._postponed + count > POSTPONED_LIMIT:
+                self._count(refused=1)
+                raise QueueFull(f"{self._postponed} choices of requests are waiting already: try again later")
+            self._postponed += count
 
     def resume(self, request: GenerationRequest, said: Sequence[Token], why: str) -> PendingAnswer:
         """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
@@ -301,7 +235,7 @@ class RequestQueue:
                 case Finished():
                     self._finish(message, running)
                 case Failed(kind=kind, message=text):
-                    self._fail([running], (UserError if kind == "UserError" else InternalError)(text))
+                    self._fail([running], _FAULTS.get(kind, InternalError)(text))
 
     @property
     def reading(self) -> bool:

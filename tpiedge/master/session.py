@@ -313,7 +313,7 @@ class Session:
                 self._watch.measured(event, self._clock.now())
             case Finished() | Failed() if self._watch.watches(event.request):
                 self._watch.end(event.request, self._clock.now())
-                self._answered |= isinstance(event, Finished) or event.kind == "UserError"
+                self._answered |= isinstance(event, Finished) or event.kind in ("UserError", "GrammarRefused")
         self._tell(event)
 
     def _broke(self, error: TpiedgeError) -> None:

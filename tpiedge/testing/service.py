@@ -172,6 +172,8 @@ class FakeService:
         self._places = places
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
+        self.most_postponed = 1000
+        self._postponed = 0
         self._lock = threading.Lock()
         self.called = "babbler"
         self.also_called: tuple[str, ...] = ()
@@ -181,7 +183,9 @@ class FakeService:
 
     def status(self) -> ClusterStatus:
         ready, running = not (self.unavailable or self.failed), len(self._running)
-        found = ClusterStatus(ready, self.unavailable, self._nodes, 0, running, failed=self.failed)
+        found = ClusterStatus(
+            ready, self.unavailable, self._nodes, self._postponed, running, failed=self.failed
+        )
         if self.settles:
             self._set_state("drained", *(node.name for node in self._nodes if node.state == "draining"))
         return found
@@ -223,6 +227,12 @@ class FakeService:
         self.script(generation)
         self.generations.put(generation)
         return generation
+
+    def postpone(self, count: int) -> None:
+        with self._lock:
+            if self._postponed + count > self.most_postponed:
+                raise Busy("too many are postponed", self.retry_after_s)
+            self._postponed += count
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> FakeGeneration:
         generation = FakeGeneration(request, len(said), attended=False)

@@ -54,6 +54,13 @@ def test_what_the_answer_must_be(service, ask, fields, grammar):
 @pytest.mark.parametrize(
     ("param", "fields", "why"),
     [
+        ("guided_json", {"guided_json": "[" * 60_000}, "is nested too deeply"),
+        ("guided_json", {"guided_json": "[0" + ",0" * 100_000 + "]"}, "has more than 65536 values"),
+        (
+            "structured_outputs.json",
+            {"structured_outputs": {"json": '{"a":' * 200 + "0" + "}" * 200}},
+            "is nested too deeply",
+        ),
         ("response_format", {"response_format": "json"}, "must be an object"),
         ("response_format.type", {"response_format": {"type": "xml"}}, "must be 'text', 'json_object' or"),
         ("response_format.type", {"response_format": {}}, "must be 'text', 'json_object' or"),

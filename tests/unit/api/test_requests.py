@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpiedge.api.body import parse_object
+from tpiedge.api.bounded_json import MAX_DEPTH, parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.errors import ApiError
@@ -413,7 +413,9 @@ def test_choices_are_only_so_many(service, fields):
 def test_an_echo_is_scored_where_scores_are_wanted(service, logprobs, scored):
     values = {"model": "babbler", "prompt": "hello", "echo": True, "max_tokens": 0, "logprobs": logprobs}
     (choice,) = read_completion(values, service, "cmpl-1").choices
-    assert choice.echo == "hello"
+    assert choice.echo is not None
+    assert choice.echo.text == "hello"
+    assert choice.echo.ids == choice.request.prompt_ids
     assert choice.request.max_tokens == 0
     assert choice.request.prompt_scores == scored
 
@@ -422,7 +424,7 @@ def test_the_echo_of_tokens_is_their_text(service):
     ids = service.tokenizer.encode("hello there")
     values = {"model": "babbler", "prompt": ids, "echo": True}
     (choice,) = read_completion(values, service, "cmpl-1").choices
-    assert choice.echo == service.tokenizer.decode(ids, skip_special=False)
+    assert choice.echo.text == service.tokenizer.decode(ids, skip_special=False)
 
 
 def test_a_prompt_may_fill_the_context_where_nothing_is_to_follow(service):
@@ -534,6 +536,16 @@ def test_the_number_of_values_has_a_limit():
     assert parse_object(body, 5) == values
     with pytest.raises(ApiError, match="more than 4 values"):
         parse_object(body, 4)
+
+
+@pytest.mark.parametrize("level", [(b"[", b"]"), (b'{"a":', b"}")], ids=ascii)
+def test_nesting_has_a_limit(level):
+    def nested(depth):
+        return b'{"a":' + level[0] * (depth - 1) + b"0" + level[1] * (depth - 1) + b"}"
+
+    assert parse_object(nested(MAX_DEPTH), MOST_VALUES)
+    with pytest.raises(ApiError, match=f"nested too deeply: at most {MAX_DEPTH}"):
+        parse_object(nested(MAX_DEPTH + 1), MOST_VALUES)
 
 
 def test_commas_within_a_text_are_no_values():

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.api.test_requests import VOCABULARY, InstantTemplate, chat, service
 from tpiedge.api.errors import ApiError
+from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields
 from tpiedge.model.template import ChatTemplate
 from tpiedge.testing.service import FakeService
 
@@ -188,6 +189,42 @@ def test_calls_that_cannot_be_are_refused(knowing, param, message):
     with pytest.raises(ApiError) as raised:
         chat(knowing, messages=[message])
     assert raised.value.param == param
+
+
+def called_with(*arguments):
+    calls = [{"id": "c", "function": {"name": "f", "arguments": text}} for text in arguments]
+    return [USER, {"role": "assistant", "tool_calls": calls}]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": ' + "[" * 200_000 + "]" * 200_000 + "}", f"has more than {MAX_TEXT_VALUES} values"),
+        ('{"a": [' + "[]," * MAX_TEXT_VALUES + "[]]}", f"has more than {MAX_TEXT_VALUES} values"),
+        ('{"a": ' + "[" * 200 + "]" * 200 + "}", "is nested too deeply"),
+        ("[" * 60_000, "is nested too deeply"),
+    ],
+    ids=["deep and many", "many", "deep", "deep and unfinished"],
+)
+@pytest.mark.fault("H2", "JSON within a text has the limits of a body")
+def test_arguments_are_bounded_as_bodies_are(knowing, text, why):
+    with pytest.raises(ApiError, match=why) as raised:
+        chat(knowing, messages=called_with("{}", text))
+    assert raised.value.param == "messages[1].tool_calls[1].function.arguments"
+    assert len(raised.value.message) < 200
+
+
+def test_all_texts_of_a_request_are_bounded_together():
+    """Strings within them have any number of commas."""
+    value = {"a": [0] * 1_000, "b": ",[{" * 100_000}
+    fields = BodyFields({"inner": {"text": json.dumps(value)}, "broken": "{oh", "object": {}})
+    inner = fields.nested("inner")
+    for _ in range(65):
+        assert inner.parsed("text") == value
+    assert fields.parsed("broken") == "{oh"
+    assert fields.parsed("object") == {}
+    with pytest.raises(ApiError, match=f"'inner.text' has more than {MAX_TEXT_VALUES} values"):
+        inner.parsed("text")
 
 
 @pytest.mark.parametrize(

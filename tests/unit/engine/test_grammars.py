@@ -1,6 +1,7 @@
 """What grammars allow, by the process that knows, for tokenizers of every kind and vocabularies that differ."""
 
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 
 from tests.unit.model.vocabularies import KINDS
 from tpiedge.engine.grammars import Constraint, Grammars
-from tpiedge.errors import UserError
+from tpiedge.errors import GrammarRefused, UserError
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 END = 2
@@ -36,11 +38,11 @@ class Walker:
         )
         return self._grammars.begin(request)
 
-    def allowed(self, constraint: Constraint) -> list[set[int]]:
+    def allowed(self, constraint: Constraint, *, shared: bool = False) -> list[set[int]]:
         """Of the next position, and after each guess."""
         return [
             set(np.flatnonzero(np.unpackbits(mask, count=self._rows, bitorder="little")).tolist())
-            for mask in constraint.masks()
+            for mask in constraint.masks(shared=shared)
         ]
 
 
@@ -160,4 +162,103 @@ def test_a_tokenizer_that_cannot_be_read_refuses_each_request(tmp_path: Path) ->
         closing(grammars.begin(request)) as constraint,
         pytest.raises(UserError, match=why),
     ):
-        list(constraint.masks())
+        list(constraint.masks(shared=False))
+
+
+class Child:
+    """Says by hand what the process of a grammar says, of a model with 16 tokens."""
+
+    def __init__(self, answer: Sequence[int] = ()) -> None:
+        ours, self._link = socket.socketpair()
+        self.clock = ManualClock()
+        grammar = Grammar("regex", "a*")
+        request = GenerationRequest("r", (1,), 99, stop_ids=(END,), answer_ids=tuple(answer), grammar=grammar)
+        self.constraint = Constraint(ours, request, grammar, END, 16, self.clock.now)
+
+    def say(self, letter: bytes, body: bytes = b"") -> None:
+        self._link.sendall(len(body).to_bytes(4, "little") + letter + body)
+
+    def mask(self, cost_s: float) -> None:
+        self.say(b"c", int(cost_s * 1e6).to_bytes(4, "little"))
+        self.say(b"m", bytes(3))
+
+    def close(self) -> None:
+        self.constraint.close()
+        self._link.close()
+
+
+@pytest.mark.parametrize(("answer", "limit_s"), [((), 20.0), ((5, 6), 30.0)], ids=["first", "again"])
+def test_the_time_of_a_grammar_begins_when_its_process_is_ready(
+    answer: Sequence[int], limit_s: float
+) -> None:
+    """However long the tokenizer took; and one of which an answer has begun has more of it."""
+    with closing(Child(answer)) as child:
+        child.clock.advance(24.9)
+        assert not child.constraint.ready()
+        child.say(b"r")
+        assert not child.constraint.ready()
+        child.clock.advance(limit_s - 0.1)
+        assert not child.constraint.ready()
+        child.clock.advance(0.2)
+        with pytest.raises(GrammarRefused, match="takes too much time or memory"):
+            child.constraint.ready()
+
+
+def test_a_process_that_does_not_get_ready_is_not_the_grammar_s_fault() -> None:
+    with closing(Child()) as child:
+        child.clock.advance(25.1)
+        with pytest.raises(UserError, match="was not ready within 25 s: try again later") as raised:
+            child.constraint.ready()
+        assert not isinstance(raised.value, GrammarRefused)
+
+
+def steps(child: Child, cost_s: float, step_s: float, *, shared: bool, most: int = 1000) -> int:
+    """How many masks of that cost there are until the grammar is refused; at most so many."""
+    child.say(b"r")
+    child.say(b"m", bytes(3))
+    list(child.constraint.masks(shared=shared))
+    for number in range(most):
+        child.constraint.accept([5])
+        child.mask(cost_s)
+        child.clock.advance(step_s)
+        try:
+            list(child.constraint.masks(shared=shared))
+        except GrammarRefused:
+            return number
+    return most
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "step_s", "shared", "masks"),
+    [
+        (0.005, 0.01, True, 1000),  # each may take so much
+        (0.0151, 0.01, True, 99),  # what is more than that adds up to a second
+        (0.9, 0.01, True, 1),
+        (0.9, 0.01, False, 1000),
+        (0.05, 0.5, True, 1000),  # a slow machine has slow steps
+        (0.15, 0.5, True, 10),
+    ],
+)
+def test_what_masks_may_cost_beside_others(cost_s: float, step_s: float, shared: bool, masks: int) -> None:
+    with closing(Child()) as child:
+        assert steps(child, cost_s, step_s, shared=shared) == masks
+
+
+def test_what_a_mask_took_too_much_is_made_up_for() -> None:
+    with closing(Child()) as child:
+        assert steps(child, 0.9, 0.01, shared=True, most=1) == 1
+        assert steps(child, 0.0, 0.01, shared=True, most=200) == 200
+        assert steps(child, 0.9, 0.01, shared=True, most=1) == 1
+
+
+def test_guesses_cost_a_mask_each() -> None:
+    with closing(Child()) as child:
+        child.say(b"r")
+        child.say(b"m", bytes(3))
+        for _ in range(300):
+            child.constraint.guess([5, 6, 7])
+            child.say(b"c", (20_000).to_bytes(4, "little"))
+            child.say(b"d", bytes(9))
+            assert len(list(child.constraint.masks(shared=True))) == 4
+            child.constraint.accept([5, 6, 7, 8])
+            child.mask(0.0)

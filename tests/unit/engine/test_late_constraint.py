@@ -156,7 +156,7 @@ def draw(late: LateConstraint, ids: Sequence[int]) -> list[bool | None]:
     found: list[bool | None] = []
     for token in ids:
         late.guess(())
-        mask = next(iter(late.masks()))
+        mask = next(iter(late.masks(shared=False)))
         found.append(None if mask is None else bool(mask[token // 8] >> token % 8 & 1))
         if found[-1] is False:
             break
@@ -203,7 +203,7 @@ def test_calls_that_are_required_are_read_as_calls(model: Model, form: CallForm)
     with closing(model.grammars.begin(request)) as constraint:
         while END not in ids:
             assert len(ids) < 300
-            (mask,) = constraint.masks()
+            (mask,) = constraint.masks(shared=False)
             ids += [allowed_least(constraint, mask)]
             constraint.accept(ids[-1:])
     text = model.tokenizer.decode(ids[:-1], skip_special=False)
@@ -227,18 +227,18 @@ def test_guesses_go_as_far_as_a_call_begins_or_ends(model: Model) -> None:
     begin = ids.index(model.ids(opener)[0])
     with closing(model.begin(model.grammar("hermes"))) as late:
         late.guess(ids)
-        assert list(late.masks()) == [None] * (begin + 1)
+        assert list(late.masks(shared=False)) == [None] * (begin + 1)
         late.accept(ids[: begin + 1])
         more = [*ids[begin + 1 :], *model.ids("\nand more"), END]
         late.guess(more)
-        masks = list(late.masks())
+        masks = list(late.masks(shared=False))
         assert len(masks) == len(ids) - begin
         assert all(mask is not None for mask in masks[:-1])
         assert masks[-1] is None
         late.accept(more[: len(masks)])
         assert late.forced() == ()
         late.guess([])
-        assert list(late.masks()) == [None]
+        assert list(late.masks(shared=False)) == [None]
 
 
 def test_another_epoch_goes_on_where_one_ended(model: Model) -> None:

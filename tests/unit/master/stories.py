@@ -10,8 +10,8 @@ from tpiedge.master.arranging import Arranges
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan, Served
 from tpiedge.master.journal import Paused
 from tpiedge.master.master import Master
+from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.rank_zero import RankZero
-from tpiedge.master.request_queue import PendingAnswer
 from tpiedge.master.roster import Machine
 from tpiedge.master.status import NodeStatus
 from tpiedge.pack.share import NodeShare, Share

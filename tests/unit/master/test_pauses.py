@@ -11,7 +11,7 @@ from tests.unit.master.stories import Story, two_machines
 from tpiedge.errors import OutOfMemory, PeerLost, TpiedgeError
 from tpiedge.master.journal import Paused
 from tpiedge.master.pauses import Pauses
-from tpiedge.master.request_queue import PendingAnswer
+from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.roster import Roster
 
 LOST = PeerLost(2, "the work", "its process ended or its connection broke", "dell-1")

@@ -12,7 +12,8 @@ from tests.unit.master.stories import request
 from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import GUILTY, SUSPECT, Paused, Resumed, TakenUp
 from tpiedge.master.master import NotServing
-from tpiedge.master.request_queue import Dismissed, PendingAnswer, QueueFull, RequestQueue
+from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.request_queue import POSTPONED_LIMIT, Dismissed, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
 from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import Embedding, Failed, Finished, PromptScores, Ready, Token
@@ -86,6 +87,29 @@ def test_an_answer_comes_in_its_order_and_ends_with_finished() -> None:
         book.requests.tell(message)
     assert events(answering) == said
     assert book.requests.idle
+
+
+def test_what_is_postponed_waits_and_takes_no_place() -> None:
+    book = Book(limit=2)
+    book.requests.postpone(3)
+    assert book.requests.waiting == 3
+    book.submit("r-1")
+    book.submit("r-2")
+    book.requests.postpone(-1)
+    assert book.requests.waiting == 4
+    book.requests.postpone(-2)
+    assert book.requests.waiting == 2
+
+
+def test_only_so_many_are_postponed() -> None:
+    book = Book()
+    book.requests.postpone(POSTPONED_LIMIT)
+    with pytest.raises(QueueFull, match=f"{POSTPONED_LIMIT} choices of requests are waiting already"):
+        book.requests.postpone(1)
+    assert book.requests.totals.refused == 1
+    book.requests.postpone(-1)
+    book.requests.postpone(1)
+    assert book.requests.waiting == POSTPONED_LIMIT
 
 
 def test_what_became_of_the_requests_is_counted() -> None:

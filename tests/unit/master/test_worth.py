@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.master.stories import SERVED, Story, paused, request, two_machines
-from tpiedge.master.request_queue import PendingAnswer
+from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.worth import Worth
 from tpiedge.wire.requests import GenerationRequest
 

@@ -1,0 +1,322 @@
+"""One answer whose readers come and go.
+
+Laws:
+
+1. What is said of an answer is recorded before anybody hears it.
+2. A reader gets its answer from the beginning on, whatever others had of it. There is one at a time: a new one takes
+   the place of the one before, whose client may have lost its connection without our knowing.
+3. An answer whose reader's connection ends goes on without one and waits for the next: for LEFT_S or, of a reader that
+   came for the whole of it, as those of law 4. Then it ends; at once, where its client says so or cannot come again.
+4. An answer of the master before this one goes on without a reader. As a stream it waits for one for the grace, as a
+   whole for COLLECTED_WITHIN_S after its end, and for that UNFINISHED_S at most. The latter counts from the request on,
+   however many masters there were since.
+5. What nobody reads gives way to what somebody waits for (`Generation.attend`).
+6. A stop string ends the work also where nobody reads.
+7. A record lasts until its answer was delivered, failed, was cancelled, or its client was told of an error, and beyond
+   the master's end.
+"""
+
+import asyncio
+import enum
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from tpiedge.api.answering import ServerEnds
+from tpiedge.api.errors import ApiError
+from tpiedge.api.record_folder import RecordFile
+from tpiedge.api.records import AcceptedRequest
+from tpiedge.api.service import AnswerEvent, Generation
+from tpiedge.api.stream_bridge import ChoiceEvent, EventQueue
+from tpiedge.errors import Cancelled, InternalError, MasterFailed
+from tpiedge.master.journal import Paused, TakenUp
+from tpiedge.model.text import TextWriter
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.wire.control import Finished, Token
+
+__all__ = ["COLLECTED_WITHIN_S", "LEFT_S", "UNFINISHED_S", "AnswerReader", "KeptAnswer", "Parting"]
+
+COLLECTED_WITHIN_S: Final = 600.0
+"""For how long a whole answer of the master before is kept after its end."""
+UNFINISHED_S: Final = 24 * 3600.0
+"""For how long it may lack its end, while nobody comes for it and others come first."""
+LEFT_S: Final = 60.0
+"""For how long an answer waits for a client whose connection ended."""
+
+
+class Parting(enum.Enum):
+    """How a client goes."""
+
+    #: It has all of the answer.
+    SERVED = enum.auto()
+    #: It was told of an error, or does not even know the answer's id: it does not come again.
+    FOR_GOOD = enum.auto()
+    #: Its connection ended: it may come again.
+    LOST = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """For how long an answer waits for a reader; with `unfinished_s` from its end on, and so long for that."""
+
+    within_s: float
+    unfinished_s: float | None = None
+
+    def limit_s(self, over: bool) -> float:
+        """For how long now; `over`: whether the answer has its end."""
+        return self.within_s if over or self.unfinished_s is None else self.unfinished_s
+
+
+_LEFT: Final = _Patience(LEFT_S)
+_COLLECTED: Final = _Patience(COLLECTED_WITHIN_S, UNFINISHED_S)
+
+
+class KeptAnswer:
+    """One accepted request, and all that was said of its answer. For any thread."""
+
+    def __init__(
+        self,
+        accepted: AcceptedRequest,
+        file: RecordFile,
+        tokenizer: Tokenizer | None,
+        now: Callable[[], float],
+        said: Sequence[Token] = (),
+        grace_s: float = 0.0,
+        age_s: float = 0.0,
+    ) -> None:
+        """`said`: what `file` holds already; `grace_s`: for how long it waits for its first reader, if it is a stream
+        of the master before; `age_s`: how long ago that accepted it."""
+        self.accepted = accepted
+        self._file = file
+        self._now = now
+        self._stops = (
+            TextWriter(tokenizer, accepted.reply.stops, marks=accepted.reply.speech.marks)
+            if accepted.reply.stops
+            else None
+        )
+        self._said: list[AnswerEvent] = list(said)
+        self._lock = threading.Lock()
+        self._stopped = any(self._stops_at(event) for event in said)
+        self._over = self._stopped
+        self._error: BaseException | None = None
+        self._reader: AnswerReader | None = None
+        self._patience = _Patience(grace_s) if accepted.reply.stream else _COLLECTED
+        self._unread_since = now()
+        #: Of a whole answer, until it has a reader.
+        self._accepted_at = None if accepted.reply.stream else self._unread_since - age_s
+        self._left_at: float | None = None
+        self._generation: Generation | None = None
+        self._thread: threading.Thread | None = None
+        #: Whether it was delivered, or nobody wants it any more.
+        self.ended = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether a stop string has ended it: nothing is missing."""
+        return self._stopped
+
+    def follow(self, generation: Generation) -> None:
+        """Keeps what `generation` says. To be called once, unless it is whole already."""
+        self._generation = generation
+        name = f"kept {self.accepted.request.id}"
+        self._thread = threading.Thread(target=self._run, args=(generation,), name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread left
+            self._thread = None
+            self.end()
+            raise
+
+    def read(self, *, collects: bool) -> "AnswerReader":
+        """A new reader, who takes the place of the one before. `collects`: by GET, for the whole of the answer."""
+        reader = AnswerReader(self, collects=collects)
+        with self._lock:
+            before, self._reader, self._accepted_at = self._reader, reader, None
+            if before is not None:
+                before.supersede(_superseded())
+            self._attend(True)
+        return reader
+
+    @property
+    def left_at(self) -> float | None:
+        """When the connection of its client ended, which it waits for; None while it does not."""
+        with self._lock:
+            return self._left_at if self._reader is None else None
+
+    @property
+    def waited_s(self) -> float | None:
+        """For how long it waited for a reader, where that is too long."""
+        with self._lock:
+            if self._reader is not None:
+                return None
+            limit_s = self._patience.limit_s(self._over)
+            if self._now() - self._unread_since > limit_s:
+                return limit_s
+            in_all_s = UNFINISHED_S + (COLLECTED_WITHIN_S if self._over else 0.0)
+            late = self._accepted_at is not None and self._now() - self._accepted_at > in_all_s
+            return in_all_s if late else None
+
+    def delete(self) -> None:
+        """Its client wants it no more, whoever reads it."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.supersede(Cancelled("the answer was deleted by its client"))
+        self.end()
+
+    def end(self) -> None:
+        """It was delivered, or nobody wants it any more: the work and the record end. Idempotent."""
+        self.ended = True
+        self._file.delete()
+        self._cancel()
+
+    def keep(self) -> None:
+        """The master ends: the work ends too, but the record stays. Idempotent."""
+        self._file.keep()
+        self._cancel()
+
+    def join(self, limit_s: float) -> None:
+        """Waits for its thread, at most that long."""
+        if self._thread is not None:
+            self._thread.join(limit_s)
+
+    # --- for its reader
+
+    def complete(self) -> None:
+        """The reader has all of it, by a stop string."""
+        if self._generation is not None:
+            self._generation.complete()
+
+    def attach(self, reader: "AnswerReader", events: EventQueue) -> None:
+        """Tells the reader what was said so far, but for pauses that are over, and then what follows."""
+        with self._lock:
+            reader.events = events
+            if self._reader is not reader:
+                reader.tell(_superseded())
+                return
+            for number, event in enumerate(self._said, 1):
+                if not isinstance(event, Paused) or number == len(self._said):
+                    reader.tell(event)
+            if self._over:
+                reader.tell(self._last_word())
+
+    def detach(self, reader: "AnswerReader", *, collects: bool) -> None:
+        """The reader reads no more; `collects` as of `read`. Idempotent."""
+        with self._lock:
+            if self._reader is reader:
+                self._reader, self._left_at = None, self._now()
+                self._unread_since = self._left_at
+                self._patience = _COLLECTED if collects else _LEFT
+                self._attend(False)
+
+    # --- its thread
+
+    def _run(self, generation: Generation) -> None:
+        error: BaseException | None = None
+        try:
+            for event in generation.events():
+                if isinstance(event, TakenUp):
+                    self._file.take_up()
+                elif not self._stopped:
+                    self._say(event)
+        except BaseException as raised:  # handed to the reader
+            error = raised
+        if isinstance(error, MasterFailed):
+            error = ServerEnds()
+        elif error is not None and not self._stopped:
+            self._file.delete()
+        with self._lock:
+            self._over, self._error = True, error
+            if self._reader is None and self._patience.unfinished_s is not None:
+                self._unread_since = self._now()
+            elif self._reader is not None:
+                self._reader.tell(self._last_word())
+
+    def _say(self, event: AnswerEvent) -> None:
+        if isinstance(event, Token):
+            self._file.add(event)
+        stopped = self._stops_at(event)
+        with self._lock:
+            self._said.append(event)
+            self._stopped = stopped
+            if self._reader is not None:
+                self._reader.tell(event)
+        if stopped:
+            self.complete()
+
+    def _last_word(self) -> BaseException:
+        """What a reader hears who still waits."""
+        return self._error or InternalError("the answer ended without its end: report it")
+
+    def _stops_at(self, event: AnswerEvent) -> bool:
+        """Whether a stop string is complete with it."""
+        return self._stops is not None and isinstance(event, Token) and self._stops.push(event.token)[1]
+
+    def _attend(self, attended: bool) -> None:
+        if self._generation is not None:
+            self._generation.attend(attended)
+
+    def _cancel(self) -> None:
+        # Its reader may have all of it before its thread has noticed the end.
+        finished = bool(self._said) and isinstance(self._said[-1], Finished)
+        if self._generation is not None and not (self._over or self._stopped or finished):
+            self._generation.cancel()
+
+
+class AnswerReader:
+    """An `AnswerFeed` for one connection, from `open` on."""
+
+    def __init__(self, answer: KeptAnswer, *, collects: bool) -> None:
+        self._answer = answer
+        self._collects = collects
+        #: Where it hears the answer, from `open` on; under the answer's lock.
+        self.events: EventQueue | None = None
+        self._superseded = False
+        self._gone = False
+
+    def open(self) -> Self:
+        """On the event loop that reads."""
+        self._answer.attach(self, EventQueue(asyncio.get_running_loop()))
+        return self
+
+    async def next(self, within_s: float) -> ChoiceEvent | None:
+        if self.events is None:
+            raise InternalError("an answer is read that was not opened: report it")
+        return await self.events.next(within_s)
+
+    def end(self, error: BaseException) -> None:
+        self.tell(error)
+
+    def cancel(self) -> None:
+        """What becomes of the answer, `leave` says."""
+        self._gone = True
+        self._answer.detach(self, collects=self._collects)
+
+    def complete(self, _choice: int) -> None:
+        self._answer.complete()
+
+    def join(self, _limit_s: float) -> bool:
+        return self._gone
+
+    def leave(self, parting: Parting) -> None:
+        """The connection's end. Idempotent."""
+        self.cancel()
+        if not self._superseded and parting is not Parting.LOST:
+            self._answer.end()
+
+    # --- for its answer, from any thread
+
+    def tell(self, item: AnswerEvent | BaseException) -> None:
+        """What comes next. Before `open` it needs not be told: everything is told then."""
+        if self.events is not None:
+            self.events.post(item if isinstance(item, BaseException) else (0, item))
+
+    def supersede(self, why: Exception) -> None:
+        """It has the place no more, and is told why."""
+        self._superseded = True
+        self.tell(why)
+
+
+def _superseded() -> ApiError:
+    return ApiError(409, "another connection reads this answer now", "superseded")

@@ -1,0 +1,96 @@
+"""One accepted request, as the thread sees it that submitted it."""
+
+import queue
+from collections.abc import Callable, Iterator
+
+from tpiedge.errors import TpiedgeError
+from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
+from tpiedge.master.request_lines import RequestLine, request_line
+from tpiedge.master.request_times import Timeline
+from tpiedge.wire.control import AnswerPart, Finished
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["PendingAnswer"]
+
+_Said = AnswerPart | Paused | Resumed | TakenUp | Finished
+_Event = _Said | TpiedgeError
+
+
+class PendingAnswer:
+    """One accepted request, for the thread that submitted it. Made by `RequestQueue.submit`."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        client: str,
+        cancel: Callable[["PendingAnswer"], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`client`: whose turn it is when it begins."""
+        self.request = request
+        self.client = client
+        self.journal = Journal(request)
+        self.times = Timeline()
+        #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
+        self.attended = True
+        self.gives_way = False
+        #: Whether an earlier master accepted it, and this one has not asked for it yet.
+        self.inherited = False
+        #: Whether the caller has all that it wanted, and whether it wants no more.
+        self.whole = False
+        self.unwanted = False
+        #: Whether an administrator ended it, which the caller is told.
+        self.dismissed = False
+        self._told = ""
+        self._cancel = cancel
+        self._wake = wake
+        self._events: queue.Queue[_Event] = queue.Queue()
+
+    def events(self) -> Iterator[_Said]:
+        """The request's events, up to Finished. Blocks between them; raises the error that ended the request.
+
+        Closing the iterator early cancels the request.
+        """
+        ended = False
+        try:
+            while not ended:
+                event = self._events.get()  # bounded by the first law
+                ended = isinstance(event, Finished | TpiedgeError)
+                if isinstance(event, TpiedgeError):
+                    raise event
+                yield event
+        finally:
+            if not ended:
+                self.cancel()
+
+    def attend(self, attended: bool) -> None:
+        """Says whether somebody waits for the answer. Thread-safe, does not block."""
+        self.attended = attended
+        self._wake()
+
+    def cancel(self) -> None:
+        """Ends the request early. Thread-safe, idempotent, does not block."""
+        self._cancel(self)
+
+    def complete(self) -> None:
+        """Ends the request early as a success, because its answer is whole (a stop string). Otherwise like `cancel`."""
+        self.whole = True
+        self.cancel()
+
+    def line(self, now: float, *, running: bool) -> RequestLine:
+        """How it gets on; for RequestQueue alone."""
+        return request_line(
+            self.journal, self.times, self._told, now, running=running, attended=self.attended
+        )
+
+    def put(self, event: _Event) -> None:
+        """Adds an event; for RequestQueue alone."""
+        if not isinstance(event, TakenUp):  # it pauses on
+            self._told = ""
+        self._events.put(event)
+
+    def pause(self, why: str) -> None:
+        """Adds why it pauses, unless that is what came last; for RequestQueue alone."""
+        if why != self._told:
+            self.put(Paused(why))
+            self._told = why
