@@ -28,12 +28,13 @@ from typing import Final, NoReturn
 
 from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
+from tpiedge.master.reading_progress import Reading, ReadingProgress
 from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.request_lines import RequestLine, request_line
 from tpiedge.master.request_times import RequestHistograms, RequestTimes, Timeline
 from tpiedge.master.status import Totals
 from tpiedge.master.turns import Turns
-from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, PromptScores, Token
+from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, Heartbeat, PromptScores, Token
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -43,7 +44,7 @@ __all__ = ["QUEUE_LIMIT", "Dismissed", "PendingAnswer", "QueueFull", "RequestQue
 QUEUE_LIMIT: Final = 64
 
 
-_Said = AnswerPart | Paused | Resumed | TakenUp | Finished
+_Said = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
 _Event = _Said | TpiedgeError
 
 
@@ -69,6 +70,7 @@ class PendingAnswer:
         self.client = client
         self.journal = Journal(request)
         self.times = Timeline()
+        self.progress = ReadingProgress()
         #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
         self.attended = True
         self.gives_way = False
@@ -118,8 +120,22 @@ class PendingAnswer:
     def line(self, now: float, *, running: bool) -> RequestLine:
         """How it gets on; for RequestQueue alone."""
         return request_line(
-            self.journal, self.times, self._told, now, running=running, attended=self.attended
+            self.journal,
+            self.times,
+            self._told,
+            now,
+            running=running,
+            attended=self.attended,
+            reading=self.progress.reading(self.journal.positions),
         )
+
+    def read(self, done_tokens: int, now: float) -> None:
+        """So much of its prompt is read; for RequestQueue alone. Its reader hears that, unless it hears of a pause."""
+        if not self.journal.reading or not self.progress.take(done_tokens, now):
+            return
+        reading = self.progress.reading(self.journal.positions)
+        if reading is not None and self.journal.paused is None:
+            self.put(reading)
 
     def put(self, event: _Event) -> None:
         """Adds an event; for RequestQueue alone."""
@@ -276,6 +292,7 @@ class RequestQueue:
             starting.gives_way = False
             self._running[starting.request.id] = starting
             starting.journal.begun = True
+            starting.progress = ReadingProgress()
             if starting.inherited:
                 starting.inherited = False
                 starting.put(TakenUp())
@@ -289,7 +306,10 @@ class RequestQueue:
         return True
 
     def tell(self, message: Message) -> None:
-        """Passes on a message of rank 0 about a running request."""
+        """Passes on a message of rank 0 about a running request, or about those whose prompts it reads."""
+        if isinstance(message, Heartbeat):
+            self._read(message)
+            return
         name = getattr(message, "request", None)
         with self._lock:
             running = self._running.get(name) if isinstance(name, str) else None
@@ -465,6 +485,13 @@ class RequestQueue:
             self._turns.give(answering.client, 1)
             self._times.token(answering.times, self._now())
         answering.put(new)
+
+    def _read(self, heartbeat: Heartbeat) -> None:
+        with self._lock:
+            now = self._now()
+            for name, done_tokens in heartbeat.reading:
+                if name in self._running:
+                    self._running[name].read(done_tokens, now)
 
     def _look_at_readers(self) -> None:
         if not any(one.journal.reading for one in self._running.values()):

@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 _GRACE_S = 0.2
 #: For how long after a look at the nodes' counters they are kept up to date.
 _OBSERVED_S = 90.0
+#: For how long after a look at timelines steps are recorded, and how often.
+_WATCHED_S = 5.0
+_TIMELINE_S = 1.0
 
 
 class SessionManager:
@@ -63,7 +66,8 @@ class SessionManager:
         self._busy = busy
         self._distrust = Distrust()
         self._number = 0
-        self._observed_until = 0.0
+        self._observed_until = self._watched_until = 0.0
+        self._recorded = 0.0  # when a step was last asked for
         #: The session for whose loss a process was last made to stand by.
         self._covered: Session | None = None
 
@@ -124,20 +128,31 @@ class SessionManager:
         for session in self.active:
             session.tick()
         if serving is not None and self._clock.now() < self._observed_until:
-            serving.ask_counters()
+            serving.ask_counters(timeline=self._is_due())
         if serving is not None and serving is not self._covered and serving.served_s >= SETTLED_S:
             self._covered = serving
             self.warm()
 
-    def observe(self) -> None:
-        """Asks the nodes for their counters with every heartbeat for _OBSERVED_S, and at once on the first call.
+    def observe(self, *, timeline: bool = False) -> None:
+        """Asks the nodes for their counters with every heartbeat for _OBSERVED_S, and at once on the first call; for
+        the `timeline` of a step every _TIMELINE_S for _WATCHED_S.
 
         Further calls only extend the time: more answers than that would count as a flood.
         """
         now = self._clock.now()
+        if timeline:
+            self._watched_until = now + _WATCHED_S
         if self.serving is not None and now >= self._observed_until:
-            self.serving.ask_counters()
+            self.serving.ask_counters(timeline=self._is_due())
         self._observed_until = now + _OBSERVED_S
+
+    def _is_due(self) -> bool:
+        """Whether a step is to be recorded; if so, the next one is so later."""
+        now = self._clock.now()
+        due = now < self._watched_until and now - self._recorded >= _TIMELINE_S
+        if due:
+            self._recorded = now
+        return due
 
     def warm(self) -> None:
         """Has a process stand by for rank 0 of the next session, if there is memory for it. Logs failures."""

@@ -18,6 +18,7 @@ from tpiedge.api.service import (
     NodeStatus,
     PendingJoin,
     RequestLine,
+    StepTimeline,
     Unavailable,
 )
 from tpiedge.errors import UnknownWorker, UserError
@@ -169,6 +170,10 @@ class FakeService:
         #: What `request_lines` and `events` give, beside the requests that run; ids that were dismissed.
         self.told: tuple[ClusterEvent, ...] = ()
         self.dismissed: list[str] = []
+        #: What `timeline` gives.
+        self.recorded: StepTimeline | None = None
+        #: Whether somebody wanted one.
+        self.watched = False
         self._places = places
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
@@ -186,8 +191,12 @@ class FakeService:
             self._set_state("drained", *(node.name for node in self._nodes if node.state == "draining"))
         return found
 
-    def observe(self) -> ClusterStatus:
+    def observe(self, *, timeline: bool = False) -> ClusterStatus:
+        self.watched |= timeline
         return self.status()
+
+    def timeline(self) -> StepTimeline | None:
+        return self.recorded
 
     def request_lines(self) -> tuple[RequestLine, ...]:
         with self._lock:
