@@ -105,7 +105,7 @@ def _picture_us() -> float:
 
     def look() -> None:
         for number in range(_LOOKS):
-            json.dumps(pictures.of(status, model, requests.lines, events, (), float(number)))
+            json.dumps(pictures.of(status, model, requests.lines, events, (), None, float(number)))
 
     return _us(look, _LOOKS)
 

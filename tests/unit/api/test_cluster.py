@@ -176,7 +176,8 @@ def test_how_far_a_prompt_is_read() -> None:
     assert request["reading"] == {"done_tokens": 300, "of_tokens": 900, "tokens_per_s": 150.123, "left_s": 4}
 
 
-#: Rank 0 announces the step, sends what to compute with, and computes twice; w-1 is slower at first, and its clock begins 100 us later than rank 0's step.
+#: Rank 0 announces the step, sends what to compute with, and computes twice; w-1 is slower at first, and its first span
+#: begins 100 us later than rank 0's.
 LEAD = StepSpans(
     1,
     0,
