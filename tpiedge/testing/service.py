@@ -17,6 +17,7 @@ from tpiedge.api.service import (
     ModelInfo,
     NodeStatus,
     PendingJoin,
+    Reading,
     RequestLine,
     StepTimeline,
     Unavailable,
@@ -174,6 +175,8 @@ class FakeService:
         self.recorded: StepTimeline | None = None
         #: Whether somebody wanted one.
         self.watched = False
+        #: How far the prompts of requests are read.
+        self.reading: Reading | None = None
         self._places = places
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
@@ -204,7 +207,7 @@ class FakeService:
         return tuple(
             RequestLine(
                 one.request.id, "answering", 2.0, len(one.request.prompt_ids), one.said,
-                one.request.max_tokens, 1.5, "", 0.0, one.attended,
+                one.request.max_tokens, 1.5, "", 0.0, one.attended, self.reading,
             )
             for one in running
         )  # fmt: skip
