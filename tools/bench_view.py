@@ -1,13 +1,12 @@
 """What it costs to look at a cluster that answers, as the page's view does: `GET /admin/cluster` every second.
 
-    .venv/bin/python -m tools.bench_view [MODEL] [--tokens 400] [--seconds 10] [--repeats 4]
+    .venv/bin/python -m tools.bench_view [MODEL] [--tokens 400] [--seconds 6] [--repeats 8]
 
 A master and two workers on this computer stream one answer of `--tokens` after the other; in turn for `--seconds` while
-nobody looks, and while somebody does. Nodes are asked for their counters for a while after a look, so between a turn
-and the next one nobody looks for as long as that takes to end. Printed: milliseconds of processor time per token, of
-the master, the agents and all nodes together, in both cases, and how much more it is with the view; each as median,
-least and most of the repeats. What else the computer does changes them less than it changes how long a token takes.
-Linux.
+nobody looks, and while somebody does. Printed, each as median, least and most of the repeats: milliseconds of processor
+time per token, of the master, the agents and all nodes together, while nobody looks; what of that is beside the nodes'
+engines, which also wait on the processor, and so take more where it is busy; the latter while somebody looks; and by
+how many hundredths of all processor time that is more. What the engines spend on recording a step is not in it. Linux.
 """
 
 import argparse
@@ -17,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -27,7 +27,9 @@ from tools.streaming import connection, events
 
 _LOOK_S = 1.0
 #: Longer than nodes are asked for counters after a look (`master/session_manager.py`).
-_FORGOTTEN_S = 92.0
+_FORGOTTEN_S = 6.0
+#: Of Linux: the clock of a process's, or a thread's, own processor time.
+_PROCESS, _THREAD = 2, 6
 _LIMIT_S = 300.0
 #: So slow that the plan wants the workers.
 _SLOW = 1e6
@@ -40,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,16 +65,28 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
         cluster.wait_ready(3, _LIMIT_S)
         turns = _Turns(cluster, options)
         turns.take(looks=False)  # what is slow at first is not measured
-        found: dict[str, list[float]] = {"ms per token": [], "ms per token, looked at": [], "% more": []}
-        for number in range(options.repeats):
-            if number:
-                time.sleep(_FORGOTTEN_S)
+        found: dict[str, list[float]] = {}
+        for _ in range(options.repeats):
+            time.sleep(_FORGOTTEN_S)
             alone, seen = turns.take(looks=False), turns.take(looks=True)
-            for values, value in zip(found.values(), (alone, seen, 100 * (seen / alone - 1)), strict=True):
-                values.append(value)
+            for name, value in (
+                ("ms per token", alone.all_ms),
+                ("beside the engines", alone.beside_ms),
+                ("beside them, looked at", seen.beside_ms),
+                ("% more", 100 * (seen.beside_ms - alone.beside_ms) / alone.all_ms),
+            ):
+                found.setdefault(name, []).append(value)
         return found
     finally:
         cluster.close()
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Milliseconds of processor time per token: of all threads, and of those that are no engine."""
+
+    all_ms: float
+    beside_ms: float
 
 
 class _Turns:
@@ -82,22 +96,31 @@ class _Turns:
         self._cluster = cluster
         self._options = options
 
-    def take(self, *, looks: bool) -> float:
-        """Milliseconds of processor time per token."""
+    def take(self, *, looks: bool) -> "_Spent":
+        """What a turn costs. One in which processes began or ended, as for another plan, is taken again."""
         over = threading.Event()
         watcher = threading.Thread(target=self._look, args=(over,))
         if looks:
             watcher.start()
         try:
-            before, tokens = self._cpu_s(), 0
-            deadline = time.monotonic() + self._options.seconds
-            while time.monotonic() < deadline:
-                tokens += self._answer()
-            return 1000 * (self._cpu_s() - before) / tokens
+            while (found := self._turn()) is None:
+                pass
+            return found
         finally:
             over.set()
             if looks:
                 watcher.join()
+
+    def _turn(self) -> "_Spent | None":
+        roots, nodes = self._family()
+        before, tokens = _spent_s(roots, nodes), 0
+        deadline = time.monotonic() + self._options.seconds
+        while time.monotonic() < deadline:
+            tokens += self._answer()
+        if self._family() != (roots, nodes):
+            return None
+        all_s, beside_s = (now - then for now, then in zip(_spent_s(roots, nodes), before, strict=True))
+        return _Spent(1000 * all_s / tokens, 1000 * beside_s / tokens)
 
     def _answer(self) -> int:
         """Its tokens."""
@@ -122,13 +145,23 @@ class _Turns:
                 seen = client.get("/admin/cluster", headers=headers | ({"If-None-Match": tag} if tag else {}))
                 tag = seen.headers["etag"]
 
-    def _cpu_s(self) -> float:
-        """Of all processes of the cluster so far."""
+    def _family(self) -> tuple[list[int], list[int]]:
+        """The processes of master and agents, and those that they started: nodes, for the most part."""
         cluster = self._cluster
-        roots = [cluster.master, *(worker.process for worker in cluster.workers.values())]
-        family = [psutil.Process(one.pid) for one in roots if one is not None]
-        family += [child for parent in list(family) for child in parent.children(recursive=True)]
-        return sum(sum(one.cpu_times()[:2]) for one in family)
+        started = [cluster.master, *(worker.process for worker in cluster.workers.values())]
+        roots = [one.pid for one in started if one is not None]
+        children = [child.pid for pid in roots for child in psutil.Process(pid).children(recursive=True)]
+        return roots, sorted(children)
+
+
+def _spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
+    """By all of these processes so far, and by their threads beside the nodes' first ones, the engines."""
+    found = sum(_clock_s(pid, _PROCESS) for pid in (*roots, *nodes))
+    return found, found - sum(_clock_s(pid, _THREAD) for pid in nodes)
+
+
+def _clock_s(number: int, kind: int) -> float:
+    return time.clock_gettime((~number << 3) | kind)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _GRACE_S = 0.2
 #: For how long after a look at the nodes' counters they are kept up to date.
 _OBSERVED_S = 90.0
-#: For how long after a look at timelines steps are recorded, and how often.
+#: For how long after the look of somebody who looks every second, and how often a step is recorded meanwhile.
 _WATCHED_S = 5.0
 _TIMELINE_S = 1.0
 
@@ -134,8 +134,8 @@ class SessionManager:
             self.warm()
 
     def observe(self, *, timeline: bool = False) -> None:
-        """Asks the nodes for their counters with every heartbeat for _OBSERVED_S, and at once on the first call; for
-        the `timeline` of a step every _TIMELINE_S for _WATCHED_S.
+        """Asks the nodes for their counters with every heartbeat for _OBSERVED_S, and at once on the first call. With
+        `timeline`, of who looks all the time, for _WATCHED_S, and every _TIMELINE_S to record a step.
 
         Further calls only extend the time: more answers than that would count as a flood.
         """
@@ -144,7 +144,7 @@ class SessionManager:
             self._watched_until = now + _WATCHED_S
         if self.serving is not None and now >= self._observed_until:
             self.serving.ask_counters(timeline=self._is_due())
-        self._observed_until = now + _OBSERVED_S
+        self._observed_until = max(self._observed_until, now + (_WATCHED_S if timeline else _OBSERVED_S))
 
     def _is_due(self) -> bool:
         """Whether a step is to be recorded; if so, the next one is so later."""

@@ -53,6 +53,6 @@ export function laneOf(spans, took_s) {
 // Round numbers of milliseconds from 0 to `ms`, a few of them.
 export function ticksOf(ms) {
   const power = 10 ** Math.floor(Math.log10(ms / TICKS));
-  const step = [1, 2, 5, 10].map((times) => times * power).find((one) => ms / one <= TICKS);
+  const step = [1, 2, 5, 10].map((times) => times * power).find((one) => TICKS * one >= ms);
   return Array.from({ length: Math.floor(ms / step) + 1 }, (_, index) => Number((index * step).toPrecision(6)));
 }
