@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import httpx
 import psutil
@@ -28,8 +29,8 @@ from tools.streaming import connection, events
 _LOOK_S = 1.0
 #: Longer than nodes are asked for counters after a look (`master/session_manager.py`).
 _FORGOTTEN_S = 6.0
-#: Of Linux: the clock of a process's, or a thread's, own processor time.
-_PROCESS, _THREAD = 2, 6
+#: Linux's clock of a process's own processor time.
+_PROCESS: Final = 2
 _LIMIT_S = 300.0
 #: So slow that the plan wants the workers.
 _SLOW = 1e6
@@ -156,12 +157,18 @@ class _Turns:
 
 def _spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
     """By all of these processes so far, and by their threads beside the nodes' first ones, the engines."""
-    found = sum(_clock_s(pid, _PROCESS) for pid in (*roots, *nodes))
-    return found, found - sum(_clock_s(pid, _THREAD) for pid in nodes)
+    found = sum(_process_s(pid) for pid in (*roots, *nodes))
+    return found, found - sum(_engine_s(pid) for pid in nodes)
 
 
-def _clock_s(number: int, kind: int) -> float:
-    return time.clock_gettime((~number << 3) | kind)
+def _process_s(pid: int) -> float:
+    """Of all its threads, those that have ended, too."""
+    return time.clock_gettime((~pid << 3) | _PROCESS)
+
+
+def _engine_s(pid: int) -> float:
+    """Of its first thread."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def test_the_second_look_has_what_every_node_said(story: Story) -> None:
     assert ranks_told(story) == [0, 1]
 
 
-def test_they_are_asked_again_with_the_heartbeats_until_no_client_looks_any_more(story: Story) -> None:
+def test_they_are_asked_again_and_again_until_no_client_looks_any_more(story: Story) -> None:
     serving(story)
     story.master.observe()
     story.wait(10.0)
