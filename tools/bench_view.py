@@ -5,8 +5,9 @@
 A master and two workers on this computer stream one answer of `--tokens` after the other; in turn for `--seconds` while
 nobody looks, and while somebody does. Printed, each as median, least and most of the repeats: milliseconds of processor
 time per token, of the master, the agents and all nodes together, while nobody looks; what of that is beside the nodes'
-engines, which also wait on the processor, and so take more where it is busy; the latter while somebody looks; and by
-how many hundredths of all processor time that is more. What the engines spend on recording a step is not in it. Linux.
+engines, which also wait on the processor, and so take more where it is busy; the latter while somebody looks. First the
+same in milliseconds per second while nothing is answered, when less else changes. What the engines spend on recording a
+step is in none of them. Linux.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -65,18 +66,18 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
             cluster.start_worker(name, bytes_per_s=_SLOW)
         cluster.wait_ready(3, _LIMIT_S)
         turns = _Turns(cluster, options)
-        turns.take(looks=False)  # what is slow at first is not measured
+        turns.take(turns.answer, looks=False)  # what is slow at first is not measured
         found: dict[str, list[float]] = {}
-        for _ in range(options.repeats):
-            time.sleep(_FORGOTTEN_S)
-            alone, seen = turns.take(looks=False), turns.take(looks=True)
-            for name, value in (
-                ("ms per token", alone.all_ms),
-                ("beside the engines", alone.beside_ms),
-                ("beside them, looked at", seen.beside_ms),
-                ("% more", 100 * (seen.beside_ms - alone.beside_ms) / alone.all_ms),
-            ):
-                found.setdefault(name, []).append(value)
+        for work, of in ((_rest, "ms per idle second"), (turns.answer, "ms per token")):
+            for _ in range(options.repeats):
+                time.sleep(_FORGOTTEN_S)
+                alone, seen = turns.take(work, looks=False), turns.take(work, looks=True)
+                for name, value in (
+                    (of, alone.all_ms),
+                    (f"{of}, beside the engines", alone.beside_ms),
+                    (f"{of}, beside the engines, looked at", seen.beside_ms),
+                ):
+                    found.setdefault(name, []).append(value)
         return found
     finally:
         cluster.close()
@@ -84,7 +85,7 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
 
 @dataclass(frozen=True)
 class _Spent:
-    """Milliseconds of processor time per token: of all threads, and of those that are no engine."""
+    """Milliseconds of processor time per token, or second: of all threads, and of those that are no engine."""
 
     all_ms: float
     beside_ms: float
@@ -97,14 +98,15 @@ class _Turns:
         self._cluster = cluster
         self._options = options
 
-    def take(self, *, looks: bool) -> "_Spent":
-        """What a turn costs. One in which processes began or ended, as for another plan, is taken again."""
+    def take(self, work: Callable[[], int], *, looks: bool) -> "_Spent":
+        """What a turn of `work` costs, which says how much it did. One in which processes began or ended, as for
+        another plan, is taken again."""
         over = threading.Event()
         watcher = threading.Thread(target=self._look, args=(over,))
         if looks:
             watcher.start()
         try:
-            while (found := self._turn()) is None:
+            while (found := self._turn(work)) is None:
                 pass
             return found
         finally:
@@ -112,18 +114,18 @@ class _Turns:
             if looks:
                 watcher.join()
 
-    def _turn(self) -> "_Spent | None":
+    def _turn(self, work: Callable[[], int]) -> "_Spent | None":
         roots, nodes = self._family()
-        before, tokens = _spent_s(roots, nodes), 0
+        before, done = _spent_s(roots, nodes), 0
         deadline = time.monotonic() + self._options.seconds
         while time.monotonic() < deadline:
-            tokens += self._answer()
+            done += work()
         if self._family() != (roots, nodes):
             return None
         all_s, beside_s = (now - then for now, then in zip(_spent_s(roots, nodes), before, strict=True))
-        return _Spent(1000 * all_s / tokens, 1000 * beside_s / tokens)
+        return _Spent(1000 * all_s / done, 1000 * beside_s / done)
 
-    def _answer(self) -> int:
+    def answer(self) -> int:
         """Its tokens."""
         body = {
             "model": self._cluster.model,
@@ -153,6 +155,12 @@ class _Turns:
         roots = [one.pid for one in started if one is not None]
         children = [child.pid for pid in roots for child in psutil.Process(pid).children(recursive=True)]
         return roots, sorted(children)
+
+
+def _rest() -> int:
+    """One second in which nothing is asked."""
+    time.sleep(1.0)
+    return 1
 
 
 def _spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
