@@ -4,7 +4,7 @@
 
 Printed, as medians in microseconds of processor time: "token", what the queue does for one, its measurement included;
 "measurement", that alone; "look", the page with all histograms and the counters of eight nodes; "picture", that of the
-cluster, with 16 requests and 100 events.
+cluster, with 16 requests, 100 events, and a step of 32 layers on all nodes.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from dataclasses import fields
 
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
-from tpiedge.api.service import ModelInfo
+from tpiedge.api.service import ModelInfo, StepTimeline
 from tpiedge.master.chronicle import EVENTS, ClusterEvent
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.request_times import RequestTimes, Timeline
 from tpiedge.master.status import ClusterStatus, NodeStatus
-from tpiedge.wire.control import Stats, Token
+from tpiedge.wire.control import Stats, StepSpans, Token
 from tpiedge.wire.requests import GenerationRequest
 
 _STREAMS = 16
@@ -103,11 +103,19 @@ def _picture_us() -> float:
     status, requests, pictures = _status(), _running(1), ClusterPicture()
     model, events = ModelInfo("bench", 1024, 0), (ClusterEvent(1.7e9, "joined", "attic", "a line"),) * EVENTS
 
+    timeline = StepTimeline(status.epoch, 1.7e9, tuple(_spans(rank) for rank in range(len(status.nodes))))
+
     def look() -> None:
         for number in range(_LOOKS):
-            json.dumps(pictures.of(status, model, requests.lines, events, (), float(number)))
+            json.dumps(pictures.of(status, model, requests.lines, events, (), timeline, float(number)))
 
     return _us(look, _LOOKS)
+
+
+def _spans(rank: int) -> StepSpans:
+    """Of 32 layers: arithmetic and all-reduces in turn, each half a millisecond."""
+    compute, reduce = (tuple((500 * at, 500 * at + 400) for at in range(first, 128, 2)) for first in (0, 1))
+    return StepSpans(1, rank, 7, 1, compute, reduce, ())
 
 
 def _us(work: Callable[[], None], times: int) -> float:

@@ -36,7 +36,7 @@ def events(
     answers. `note` gets what is said beside them. Raises BrokenAnswer, httpx.HTTPError, and ValueError where an event
     is no JSON."""
     try:
-        for data in AnswerStream(client, path, body, note).events():
+        for data in AnswerStream(client, path, body, note, note).events():
             value = json.loads(data)
             if "error" in value:
                 raise BrokenAnswer(json.dumps(value["error"]))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.units import format_bytes, format_seconds
 
-__all__ = ["ByteProgress", "ProgressCallback", "Say", "StepProgress", "WaitProgress", "say"]
+__all__ = ["ByteProgress", "LiveProgress", "ProgressCallback", "Say", "StepProgress", "WaitProgress", "say"]
 
 _LIVE_S = 0.1
 _PLAIN_S = 5.0
@@ -93,6 +93,22 @@ class WaitProgress:
 
     def finish(self) -> None:
         """Clear the terminal's line."""
+        self._line.wipe()
+
+
+class LiveProgress:
+    """Work of which others say how far it is: `tell(how_far)` again and again, then `finish()`."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._line = _StatusLine(clock or MonotonicClock())
+
+    def tell(self, how_far: str) -> None:
+        """Say it."""
+        if self._line.is_due():
+            self._line.show(how_far)
+
+    def finish(self) -> None:
+        """Clear the terminal's line. Idempotent."""
         self._line.wipe()
 
 

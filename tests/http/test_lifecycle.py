@@ -15,6 +15,7 @@ import pytest
 
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
+from tpiedge.api.service import Reading
 from tpiedge.errors import PeerLost
 
 LIMIT_S = 20.0
@@ -325,3 +326,21 @@ def wait_for_status(http, body, status):
         if answer.status_code == status:
             return
     pytest.fail(f"{answer.status_code}, not {status}")
+
+
+def test_how_far_a_long_prompt_is_read_is_said_in_a_stream_only(serve, service):
+    def read(generation):
+        generation.tell(Reading(300, 900, 0.0, None))
+        generation.tell(Reading(600, 900, 150.0, 2.0))
+        generation.say(5)
+        generation.finish()
+
+    service.script = read
+    url = f"{serve().url}/v1/completions"
+    streamed = httpx.post(url, json=BODY | {"stream": True}).text.splitlines()
+    assert [line for line in streamed if line.startswith(":")] == [
+        ": reading 300 of 900 tokens",
+        ": reading 600 of 900 tokens, 2 s left",
+    ]
+    whole = httpx.post(url, json=BODY | {"stream": False})
+    assert whole.json()["usage"]["completion_tokens"] == 1

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tpiedge.progress import ByteProgress, StepProgress, say
+from tpiedge.progress import ByteProgress, LiveProgress, StepProgress, say
 from tpiedge.testing.clock import ManualClock
 
 TOTAL = 1_000_000
@@ -113,3 +113,17 @@ def test_elsewhere_a_step_is_told_of_every_five_seconds(capsys: pytest.CaptureFi
 def test_lines_for_people_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     say("made")
     assert capsys.readouterr() == ("", "made\n")
+
+
+def test_what_others_say_of_their_work_is_one_line_on_a_terminal(
+    terminal: pytest.CaptureFixture[str],
+) -> None:
+    clock = ManualClock()
+    progress = LiveProgress(clock)
+    for done in (3, 6):
+        clock.advance(1.0)
+        progress.tell(f"reading {done} of 9 tokens")
+    progress.finish()
+    progress.finish()
+    told = "reading 6 of 9 tokens"
+    assert terminal.readouterr().err == f"\rreading 3 of 9 tokens\r{told}\r{' ' * len(told)}\r"

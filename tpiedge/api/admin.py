@@ -51,11 +51,12 @@ class Admin:
         service = self._service
         waiting = await self._intake.run(service.pending)
         picture = self._picture.of(
-            service.observe(),
+            service.observe(timeline=True),
             service.model(),
             service.request_lines(),
             service.events(),
             waiting,
+            service.timeline(),
             time.monotonic(),
         )
         body = json.dumps(picture).encode()

@@ -7,7 +7,8 @@ Laws:
    take a part for the whole. What fails one choice fails all.
 2. A stream begins with its first event or, `_OPEN_S` after the request, with a ping; a whole answer with its end or,
    where that takes long, with blank lines: what fails earlier has a status of its own, what fails later is the one
-   value of the body. The ping of an answer that pauses says why.
+   value of the body. The ping of an answer that pauses says why, one of
+   a long prompt that is read how far that is.
 3. A client that says how long it waits for a byte (OpenAI's do) hears one in half that time: else it would ask again,
    and the same work be done twice.
 4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
@@ -33,6 +34,7 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.master.journal import Paused
+from tpiedge.master.reading_progress import Reading
 from tpiedge.units import format_seconds
 
 __all__ = [
@@ -148,8 +150,8 @@ class Answering:
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
         """The pieces of the answer with the numbers of their choices; None where the client is to hear that we live:
-        after `quiet_s`, then every `ping_s`. The pieces themselves, and that a pause begins, it hears in a stream
-        only."""
+        after `quiet_s`, then every `ping_s`. The pieces themselves, that a pause begins, and how far the prompt is
+        read, it hears in a stream only."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         open_choices = set(range(len(self.transcripts)))
@@ -166,7 +168,7 @@ class Answering:
                     yield choice, part
                     await asyncio.sleep(0)
                 piece = self.transcripts[choice].feed(event)
-            if isinstance(event, Paused) and self.stream:
+            if isinstance(event, Paused | Reading) and self.stream:
                 event = None
             if event is None or (piece is not None and self.stream):
                 due = now() + self.limits.ping_s
@@ -273,8 +275,8 @@ class Answering:
 
     @property
     def _why(self) -> str:
-        """Why the answer pauses, if it does."""
-        return next((one.paused for one in self.transcripts if one.paused), "")
+        """Why the answer pauses, if it does, or how far the prompt is read."""
+        return next((why for one in self.transcripts if (why := one.paused or one.reading)), "")
 
     def _stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
         return (b"content-type", self.form.stream_type), (b"cache-control", b"no-cache"), _NO_SNIFF

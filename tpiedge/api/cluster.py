@@ -1,7 +1,7 @@
 """`GET /admin/cluster`: the cluster as its users think of it, for `tpiedge top` and the page. No socket and no thread.
 
-Computed when somebody looks, from what the master knows. Rates are those between looks: the first look has none, the
-next ones those of the last seconds.
+Computed when somebody looks, from what the master knows. Rates are of the last seconds: those of a machine between two
+arrivals of its counters, of tokens between two looks. So the first look has none.
 
 The time of a step, of each machine: `compute_s` is its arithmetic, `disk_s` its waiting for weights that stream, and
 the rest it spends in all-reduces. The machine that spends least in these waits for nobody: its time is taken for the
@@ -14,8 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
-from tpiedge.api.service import ClusterEvent, ClusterStatus, ModelInfo, NodeStatus, PendingJoin, RequestLine
-from tpiedge.wire.control import Stats
+from tpiedge.api.service import (
+    ClusterEvent,
+    ClusterStatus,
+    ModelInfo,
+    NodeStatus,
+    PendingJoin,
+    RequestLine,
+    StepTimeline,
+)
+from tpiedge.api.timeline import timeline_json
 
 __all__ = ["ClusterPicture", "MachineState"]
 
@@ -25,9 +33,10 @@ MachineState: TypeAlias = Literal[
 """It answers, gets ready to, is not needed, may not for a while, gives its part up, has given it up, waits for a plan,
 or is away."""
 
-#: Rates are of so many seconds at most, and of one at least.
+#: Tokens per second are those of so many seconds at most, and of one at least; rates of a machine of half a one.
 _WINDOW_S: Final = 6.0
 _SHORTEST_S: Final = 0.9
+_SHORTEST_COUNTED_S: Final = 0.5
 _SERVING: Final = "ready"
 _LOADING: Final = ("starting", "joined", "loading", "preparing", "prepared", "fetching")
 _SAME: Final[Mapping[str, MachineState]] = {
@@ -50,7 +59,6 @@ class _Look:
     at: float
     epoch: int
     tokens: int
-    counters: Mapping[int, Stats]
 
 
 class ClusterPicture:
@@ -66,11 +74,12 @@ class ClusterPicture:
         requests: Sequence[RequestLine],
         events: Sequence[ClusterEvent],
         waiting: Sequence[PendingJoin],
+        timeline: StepTimeline | None,
         now: float,
     ) -> _JsonObject:
         """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters."""
         before, look = self._remember(status, now)
-        steps = _steps(before, look)
+        steps = _steps(status.nodes)
         return {
             "object": "tpiedge.cluster",
             "model": {"name": model.name, "context_tokens": model.context_tokens},
@@ -83,7 +92,10 @@ class ClusterPicture:
                 "why": status.collective_why,
             },
             "split_shows": status.split_shows,
-            "machines": [_machine(node, status, before, look, steps.get(node.rank)) for node in status.nodes],
+            "machines": [_machine(node, status, steps.get(node.rank)) for node in status.nodes],
+            "timeline": timeline_json(timeline, status.nodes)
+            if timeline is not None and timeline.epoch == status.epoch
+            else None,
             "waiting": [asdict(one) for one in waiting],
             "requests": [_request(one) for one in requests],
             "events": [asdict(one) for one in events],
@@ -92,12 +104,7 @@ class ClusterPicture:
 
     def _remember(self, status: ClusterStatus, now: float) -> tuple[_Look, _Look]:
         """The look that rates count from, and this one."""
-        counters = {
-            node.rank: node.counters
-            for node in status.nodes
-            if node.rank is not None and node.counters is not None
-        }
-        look = _Look(now, status.epoch, status.totals.tokens, counters)
+        look = _Look(now, status.epoch, status.totals.tokens)
         looks = self._looks
         while looks and (looks[0].epoch != look.epoch or now - looks[0].at > _WINDOW_S):
             looks.popleft()
@@ -107,9 +114,7 @@ class ClusterPicture:
         return before, look
 
 
-def _machine(
-    node: NodeStatus, status: ClusterStatus, before: _Look, look: _Look, step: _JsonObject | None
-) -> _JsonObject:
+def _machine(node: NodeStatus, status: ClusterStatus, step: _JsonObject | None) -> _JsonObject:
     nodes = status.nodes
     return {
         "name": node.name,
@@ -130,7 +135,7 @@ def _machine(
         "memory": _memory(node),
         "disk": {
             "held_bytes": node.disk_bytes,
-            "read_bytes_per_s": _rate(node.rank, "disk_read_bytes", before, look),
+            "read_bytes_per_s": _rate(node, "disk_read_bytes"),
             "spare_ranges": "complete" if node.stocked else "never" if node.not_stocked else "incomplete",
             "why": node.not_stocked,
         },
@@ -147,7 +152,7 @@ def _machine(
         }
         if node.link_bytes_per_s
         else None,
-        "sent_bytes_per_s": _rate(node.rank, "bytes_sent", before, look),
+        "sent_bytes_per_s": _rate(node, "bytes_sent"),
         "step": step,
     }
 
@@ -191,13 +196,12 @@ def _memory(node: NodeStatus) -> _JsonObject:
     }
 
 
-def _steps(before: _Look, look: _Look) -> Mapping[int | None, _JsonObject]:
+def _steps(nodes: Sequence[NodeStatus]) -> Mapping[int | None, _JsonObject]:
     """Where the time of a step went, by rank; nothing while none is taken."""
     found: dict[int, tuple[float, float, float]] = {}
-    for rank, last in look.counters.items():
-        first = before.counters.get(rank)
-        steps = last.steps - first.steps if first is not None else 0
-        if first is None or steps <= 0:
+    for node in nodes:
+        rank, first, last = node.rank, node.earlier, node.counters
+        if rank is None or first is None or last is None or (steps := last.steps - first.steps) <= 0:
             continue
         compute_s = last.compute_s - first.compute_s + last.head_s - first.head_s
         disk_s, reduce_s = last.weight_wait_s - first.weight_wait_s, last.reduce_wait_s - first.reduce_wait_s
@@ -217,15 +221,25 @@ def _steps(before: _Look, look: _Look) -> Mapping[int | None, _JsonObject]:
 def _request(line: RequestLine) -> _JsonObject:
     """Times in whole seconds: a picture in which nothing happens stays the same for as long."""
     age_s = None if line.age_s is None else math.floor(line.age_s)
+    reading = line.reading
     return asdict(line) | {
         "age_s": age_s,
+        "reading": None
+        if reading is None
+        else {
+            "done_tokens": reading.done_tokens,
+            "of_tokens": reading.of_tokens,
+            "tokens_per_s": round(reading.tokens_per_s, 3),
+            "left_s": None if reading.left_s is None else math.ceil(reading.left_s),
+        },
         "tokens_per_s": round(line.tokens_per_s, 3),
         "paused_s": math.floor(line.paused_s),
     }
 
 
 def _totals(status: ClusterStatus, before: _Look, look: _Look) -> _JsonObject:
-    head, totals, spent_s = look.counters.get(0), status.totals, look.at - before.at
+    totals, spent_s = status.totals, look.at - before.at
+    head = next((node.counters for node in status.nodes if node.rank == 0), None)
     rate = (look.tokens - before.tokens) / spent_s if spent_s >= _SHORTEST_S else None
     return {
         "running": status.running,
@@ -239,11 +253,9 @@ def _totals(status: ClusterStatus, before: _Look, look: _Look) -> _JsonObject:
     }
 
 
-def _rate(rank: int | None, field: str, before: _Look, look: _Look) -> float | None:
+def _rate(node: NodeStatus, field: str) -> float | None:
     """Bytes per second; None where that is not known."""
-    spent_s = look.at - before.at
-    first, last = (None, None) if rank is None else (before.counters.get(rank), look.counters.get(rank))
-    if first is None or last is None or spent_s < _SHORTEST_S:
+    if node.counters is None or node.earlier is None or node.earlier_s < _SHORTEST_COUNTED_S:
         return None
-    more: float = getattr(last, field) - getattr(first, field)
-    return round(max(0.0, more) / spent_s)
+    more: float = getattr(node.counters, field) - getattr(node.earlier, field)
+    return round(max(0.0, more) / node.earlier_s)

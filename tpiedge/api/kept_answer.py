@@ -31,6 +31,7 @@ from tpiedge.api.service import AnswerEvent, Generation
 from tpiedge.api.stream_bridge import ChoiceEvent, EventQueue
 from tpiedge.errors import Cancelled, InternalError, MasterFailed
 from tpiedge.master.journal import Paused, TakenUp
+from tpiedge.master.reading_progress import Reading
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
@@ -238,7 +239,8 @@ class KeptAnswer:
             self._file.add(event)
         stopped = self._stops_at(event)
         with self._lock:
-            self._said.append(event)
+            if not isinstance(event, Reading):  # of which the next reader hears anew
+                self._said.append(event)
             self._stopped = stopped
             if self._reader is not None:
                 self._reader.tell(event)

@@ -117,7 +117,7 @@ PATHS: Final[dict[str, JsonSchema]] = {
         "post": operation("The text of tokens", answer("It", ref("text")), ref("detokenize_request"))
     },
     "/admin/cluster": {
-        "get": operation("The cluster as people think of it", answer("It", {"type": "object"}), more=ADMIN)
+        "get": operation("The cluster as people think of it", answer("It", ref("cluster")), more=ADMIN)
     },
     "/admin/whatif": {
         "get": operation(

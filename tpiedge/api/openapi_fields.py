@@ -228,7 +228,74 @@ def _whole(shown: Mapping[str, JsonSchema]) -> JsonSchema:
     )
 
 
+_SPANS: Final[JsonSchema] = {
+    "type": "array",
+    "description": "[start, end] in seconds since the step began, one after the other.",
+    "items": {"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2},
+}
+_PARTS: Final = ("compute", "wait", "network", "disk")
+
+_TIMELINE: Final[JsonSchema] = {
+    **reply(
+        {
+            "step": COUNT,
+            "at": {**NUMBER, "description": "When it was told, in seconds since 1970."},
+            "tokens": {**COUNT, "description": "Positions that it computed."},
+            "took_s": NUMBER,
+            "machines": {
+                "type": "array",
+                "items": reply(
+                    {
+                        "name": TEXT,
+                        "host": TEXT,
+                        "rank": COUNT,
+                        **{f"{part}_s": NUMBER for part in _PARTS},
+                        "spans": reply(dict.fromkeys(_PARTS, _SPANS)),
+                    }
+                ),
+            },
+        }
+    ),
+    "type": ["object", "null"],
+    "description": "What all machines did in one of the last steps; null where none is known.",
+}
+
+_READING: Final[JsonSchema] = {
+    **reply(
+        {
+            "done_tokens": COUNT,
+            "of_tokens": COUNT,
+            "tokens_per_s": {**NUMBER, "description": "0: not known yet."},
+            "left_s": {"type": ["integer", "null"], "minimum": 0},
+        }
+    ),
+    "type": ["object", "null"],
+    "description": "How far the prompt is read, while it is and that is told.",
+}
+
+_CLUSTER: Final[JsonSchema] = reply(
+    {
+        "timeline": _TIMELINE,
+        "requests": {
+            "type": "array",
+            "items": reply(
+                {
+                    "id": TEXT,
+                    "state": {"enum": ["queued", "reading", "answering", "paused"]},
+                    "prompt_tokens": COUNT,
+                    "tokens": COUNT,
+                    "max_tokens": COUNT,
+                    "tokens_per_s": NUMBER,
+                    "reading": _READING,
+                }
+            ),
+        },
+    }
+)
+
+
 SCHEMAS: Final[dict[str, JsonSchema]] = {
+    "cluster": _CLUSTER,
     "message": body(
         {
             "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},

@@ -12,8 +12,10 @@ from typing import Protocol
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.chronicle import ClusterEvent
 from tpiedge.master.journal import Paused, Resumed, TakenUp
+from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
+from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
@@ -31,12 +33,14 @@ __all__ = [
     "ModelInfo",
     "NodeStatus",
     "PendingJoin",
+    "Reading",
     "RequestLine",
     "Service",
+    "StepTimeline",
     "Unavailable",
 ]
 
-AnswerEvent = AnswerPart | Paused | Resumed | TakenUp | Finished
+AnswerEvent = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
 
 
 class Busy(TpiedgeError):
@@ -140,8 +144,13 @@ class Service(Protocol):
 
     def status(self) -> ClusterStatus: ...
 
-    def observe(self) -> ClusterStatus:
-        """Gives `status` and asks the nodes for their counters, which a later call has."""
+    def observe(self, *, timeline: bool = False) -> ClusterStatus:
+        """Gives `status` and asks the nodes for their counters, which a later call has; for what they do in a step,
+        too, if `timeline` is to have one."""
+        ...
+
+    def timeline(self) -> StepTimeline | None:
+        """What all nodes did in one of the last steps; None where nothing is known of one."""
         ...
 
     def request_lines(self) -> tuple[RequestLine, ...]:

@@ -1,11 +1,12 @@
 """Events of a generation to the pieces of an answer. No input or output here."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tpiedge.api.prompt_echo import PromptEcho
-from tpiedge.api.service import AnswerEvent
+from tpiedge.api.service import AnswerEvent, Reading
 from tpiedge.errors import Cancelled
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.text import TextWriter
@@ -56,6 +57,8 @@ class Transcript:
         """What rank 0 said at the end; None before it, and where a stop string ended the answer."""
         self.paused = ""
         """Why it pauses, while it does."""
+        self.reading = ""
+        """How far its prompt is read, while that is told."""
         self.pauses = 0
         self.paused_s = 0.0
         """How often it paused, and for how long in all, the pause that lasts not included."""
@@ -80,6 +83,7 @@ class Transcript:
                 self._echo.take(event)
             case Token(token=token, logprobs=logprobs):
                 self.count += 1
+                self.reading = ""
                 self.first_s = self._now() if self.first_s is None else self.first_s
                 before = self._writer.length
                 text, stopped = self._writer.push(token)
@@ -90,7 +94,9 @@ class Transcript:
             case Embedding(values=values):
                 self._embedding = values
             case Paused(why=why):
-                self.paused = why
+                self.paused, self.reading = why, ""
+            case Reading():
+                self.reading = _told(event)
             case Resumed(paused_s=paused_s):
                 self.paused = ""
                 self.pauses += 1
@@ -118,3 +124,9 @@ class Transcript:
         # Of thousands of texts no vector is kept after it was sent.
         embedding, self._embedding = self._embedding, ()
         return TextPiece(text, tuple(tokens), tuple(offsets), last, embedding)
+
+
+def _told(reading: Reading) -> str:
+    """In words that clients know, too (`page/answer.js`, `cli/answer_stream.py`)."""
+    told = f"reading {reading.done_tokens} of {reading.of_tokens} tokens"
+    return told if reading.left_s is None else f"{told}, {math.ceil(reading.left_s)} s left"

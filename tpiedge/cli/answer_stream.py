@@ -6,6 +6,7 @@ after the last one that came: none is missing, none comes twice. Whoever stops r
 Of another master's answer a break is the end, for both.
 """
 
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,8 @@ _RETRY_S = 0.5
 _DELETE_S = 2.0
 _MAX_ERROR = 65_536
 _MOST_DIGITS = 18
+#: As `api/transcript.py` says it.
+_READING = re.compile(r"reading [0-9]+ of [0-9]+ tokens(, [0-9]+ s left)?")
 _SOON = (b'"shutting_down"', b'"too_many_connections"')
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
 
@@ -55,16 +58,22 @@ class AnswerStream:
     """One answer, which is asked for with `body` at `path`.
 
     `note` gets what is to be said beside it: why it pauses, again and again while it does, that the connection broke,
-    and that there is one again.
+    and that there is one again. `progress` gets how far the prompt is read, again and again.
     """
 
     def __init__(
-        self, http: httpx.Client, path: str, body: Mapping[str, object], note: Callable[[str], None]
+        self,
+        http: httpx.Client,
+        path: str,
+        body: Mapping[str, object],
+        note: Callable[[str], None],
+        progress: Callable[[str], None],
     ) -> None:
         self._http = http
         self._path = path
         self._body = body
         self._note = note
+        self._progress = progress
         self._request = ""  # its id; none where the master does not record it
         self._last = 0  # the number of the last event that came
         self._deadline: float | None = None  # while the connection is broken, and nothing has come since
@@ -141,7 +150,7 @@ class AnswerStream:
             if line == "data: [DONE]":
                 return
             if line.startswith(": ") and line != ": ping":
-                self._note(f"the answer pauses: {sanitised(line.removeprefix(': '))}")
+                self._comment(line.removeprefix(": "))
             if line.startswith((":", "data: ")):  # a ping, too: the connection stands
                 self._deadline = None
             if line.startswith("id: "):
@@ -150,6 +159,12 @@ class AnswerStream:
                 self._last = number
                 yield line.removeprefix("data: ")
         raise PeerError("the master ended the answer early")
+
+    def _comment(self, text: str) -> None:
+        if _READING.fullmatch(text):
+            self._progress(text)
+        else:
+            self._note(f"the answer pauses: {sanitised(text)}")
 
 
 def _check(answer: httpx.Response) -> None:

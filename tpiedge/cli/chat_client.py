@@ -20,6 +20,7 @@ from tpiedge.errors import PeerError, UserError
 from tpiedge.local.catalogue import packs_of
 from tpiedge.local.pack_label import load_label
 from tpiedge.model.hub.cache import parse_hub_name
+from tpiedge.progress import LiveProgress
 from tpiedge.sanitise import sanitised
 
 __all__ = ["chat"]
@@ -109,11 +110,16 @@ class _MasterSpeaker:
         answer = _Answer()
         body = {"model": self.name, "messages": messages, "stream": True} | self.settings | dict(settings)
         body["stream_options"] = {"include_usage": True}
-        with self._master.stream("/v1/chat/completions", body, _Notes().show) as events:
-            for event in events:
-                text = _take(event, answer)
-                if text:
-                    show(text)
+        notes = _Notes()
+        try:
+            with self._master.stream("/v1/chat/completions", body, notes.show, notes.progress) as events:
+                for event in events:
+                    text = _take(event, answer)
+                    if text:
+                        notes.wipe()
+                        show(text)
+        finally:
+            notes.wipe()
         return answer
 
 
@@ -122,8 +128,18 @@ class _Notes:
 
     def __init__(self) -> None:
         self._shown = ""
+        self._line = LiveProgress()
+
+    def progress(self, what: str) -> None:
+        """In one line that changes."""
+        self._line.tell(what)
+
+    def wipe(self) -> None:
+        """Clear that line. Idempotent."""
+        self._line.finish()
 
     def show(self, note: str) -> None:
+        self.wipe()
         if note != self._shown:
             self._shown = note
             click.echo(f"\n[{note}]", err=True)

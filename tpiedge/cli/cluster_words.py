@@ -3,6 +3,7 @@
 They raise KeyError, TypeError or ValueError where the master's answer has another form.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, Final, TypeAlias
@@ -14,6 +15,7 @@ __all__ = [
     "MACHINE_HEADER",
     "OTHER_FORM",
     "REQUEST_HEADER",
+    "STEP_PARTS",
     "PictureJson",
     "bar_cells",
     "event_line",
@@ -24,6 +26,9 @@ __all__ = [
     "request_row",
     "step_parts",
     "summary",
+    "timeline_cells",
+    "timeline_lines",
+    "timeline_title",
     "title",
 ]
 
@@ -33,7 +38,11 @@ MACHINE_HEADER: Final = ("machine", "rank", "state", "heads", "FFN", "memory", "
 REQUEST_HEADER: Final = ("request", "state", "age", "prompt", "tokens", "tokens/s")
 
 _MEMORY: Final = ("pinned", "window", "kv", "kv_room", "program", "free")
-_STEP: Final = ("compute", "wait", "network", "disk")
+STEP_PARTS: Final = ("compute", "wait", "network", "disk")
+"""Of a step's time."""
+#: Of a machine's line on plain paper.
+_LETTERS: Final = {"compute": "#", "wait": ".", "network": "~", "disk": "d", "": " "}
+_LINE: Final = 72
 
 PictureJson: TypeAlias = Mapping[str, Any]
 """The master's picture, or a part of it."""
@@ -91,7 +100,7 @@ def memory_parts(machine: PictureJson) -> tuple[tuple[str, int], ...]:
 def step_parts(machine: PictureJson) -> tuple[tuple[str, float], ...]:
     """Where the time of a step went, in seconds; nothing while none is taken."""
     step = machine["step"]
-    return tuple((part, float(step[f"{part}_s"])) for part in _STEP) if step is not None else ()
+    return tuple((part, float(step[f"{part}_s"])) for part in STEP_PARTS) if step is not None else ()
 
 
 def request_row(request: PictureJson) -> tuple[str, ...]:
@@ -100,10 +109,43 @@ def request_row(request: PictureJson) -> tuple[str, ...]:
         sanitised(request["id"]),
         sanitised(request["state"]),
         "-" if request["age_s"] is None else format_seconds(request["age_s"]),
-        str(request["prompt_tokens"]),
+        _prompt(request),
         f"{request['tokens']:d} of {request['max_tokens']:d}",
         f"{request['tokens_per_s']:.1f}" if request["tokens_per_s"] else "-",
     )
+
+
+def timeline_title(timeline: PictureJson) -> str:
+    """Which step it is of."""
+    at = datetime.fromtimestamp(timeline["at"])
+    return f"step {timeline['step']:d} at {at:%H:%M:%S}: {format_seconds(timeline['took_s'])}"
+
+
+def timeline_cells(machine: PictureJson, took_s: float, width: int) -> list[str]:
+    """What a machine did in the step, `width` parts of equal length: the one of STEP_PARTS that took most of each, ""
+    where it did nothing."""
+    spent = [dict.fromkeys(STEP_PARTS, 0.0) for _ in range(width)]
+    for part in STEP_PARTS:
+        for start, end in machine["spans"][part]:
+            first, last = (min(width, max(0.0, at / took_s * width)) for at in (start, end))
+            for cell in range(int(first), min(width, math.ceil(last))):
+                spent[cell][part] += min(last, cell + 1) - max(first, cell)
+    return [max(one, key=lambda part: one[part]) if any(one.values()) else "" for one in spent]
+
+
+def timeline_lines(picture: PictureJson) -> list[str]:
+    """What all machines did in one step, without colours; nothing where none is known."""
+    timeline = picture["timeline"]
+    if timeline is None or timeline["took_s"] <= 0:
+        return []
+    names = [title(one) for one in timeline["machines"]]
+    room = max(map(len, names), default=0)
+    keys = ", ".join(f"{_LETTERS[part]} {part}" for part in STEP_PARTS)
+    found = [f"{timeline_title(timeline)} ({keys})"]
+    for name, machine in zip(names, timeline["machines"], strict=True):
+        cells = timeline_cells(machine, timeline["took_s"], _LINE)
+        found.append(f"{name:{room}}  {''.join(_LETTERS[cell] for cell in cells)}")
+    return found
 
 
 def notes(picture: PictureJson) -> list[str]:
@@ -170,13 +212,22 @@ def _memory(memory: PictureJson) -> str:
     return f"{format_bytes(planned)} of {format_bytes(budget)}" if budget else format_bytes(planned)
 
 
+def _prompt(request: PictureJson) -> str:
+    """How long it is, or how far it is read."""
+    reading = request["reading"]
+    if reading is None:
+        return str(request["prompt_tokens"])
+    told = f"{reading['done_tokens']:d} of {reading['of_tokens']:d}"
+    return told if reading["left_s"] is None else f"{told}, {format_seconds(reading['left_s'])} left"
+
+
 def _step(step: PictureJson | None) -> str:
     if step is None:
         return "-"
-    total = sum(float(step[f"{part}_s"]) for part in _STEP)
+    total = sum(float(step[f"{part}_s"]) for part in STEP_PARTS)
     if total <= 0:
         return "-"
-    shown = [(part, step[f"{part}_s"] / total) for part in _STEP]
+    shown = [(part, step[f"{part}_s"] / total) for part in STEP_PARTS]
     return f"{format_seconds(total)}: " + ", ".join(
         f"{part} {portion:.0%}" for part, portion in shown if portion >= 0.005
     )

@@ -92,13 +92,17 @@ class MasterClient:
 
     @contextlib.contextmanager
     def stream(
-        self, path: str, body: Mapping[str, object], note: Callable[[str], None]
+        self,
+        path: str,
+        body: Mapping[str, object],
+        note: Callable[[str], None],
+        progress: Callable[[str], None],
     ) -> Iterator[Iterator[str]]:
-        """The events of an answer, without the last one ([DONE]), for as long as the block lasts. `note` as of
-        AnswerStream."""
+        """The events of an answer, without the last one ([DONE]), for as long as the block lasts. `note` and
+        `progress` as of AnswerStream."""
         with (
             self._failing(),
-            contextlib.closing(AnswerStream(self._http, path, body, note).events()) as events,
+            contextlib.closing(AnswerStream(self._http, path, body, note, progress).events()) as events,
         ):
             yield events
 

@@ -17,6 +17,7 @@ from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.status import ClusterStatus
+from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
@@ -85,8 +86,11 @@ class MasterService:
     def status(self) -> ClusterStatus:
         return self._seen(self._master.status)
 
-    def observe(self) -> ClusterStatus:
-        return self._seen(self._master.observe())
+    def observe(self, *, timeline: bool = False) -> ClusterStatus:
+        return self._seen(self._master.observe(timeline=timeline))
+
+    def timeline(self) -> StepTimeline | None:
+        return self._master.timeline
 
     def request_lines(self) -> tuple[RequestLine, ...]:
         return self._master.request_lines

@@ -25,6 +25,7 @@ from tpiedge.cli.cluster_words import (
     notes,
     request_row,
     summary,
+    timeline_lines,
 )
 from tpiedge.cli.path_options import state_option
 from tpiedge.cli.reach import MasterClient, admin_of
@@ -76,7 +77,7 @@ def _print(picture: PictureJson) -> None:
     print_table(MACHINE_HEADER, [machine_row(one) for one in picture["machines"]])
     if picture["requests"]:
         print_table(REQUEST_HEADER, [request_row(one) for one in picture["requests"]])
-    for line in notes(picture):
+    for line in [*timeline_lines(picture), *notes(picture)]:
         click.echo(line)
     for event in picture["events"][:_EVENTS]:
         click.echo(event_line(event, date.today()))

@@ -1,5 +1,6 @@
 """What `tpiedge top` shows of a cluster on a terminal: bars and colours."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import Final
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from tpiedge.cli.cluster_words import (
     REQUEST_HEADER,
+    STEP_PARTS,
     PictureJson,
     bar_cells,
     event_line,
@@ -18,6 +20,9 @@ from tpiedge.cli.cluster_words import (
     request_row,
     step_parts,
     summary,
+    timeline_cells,
+    timeline_title,
+    title,
 )
 from tpiedge.sanitise import sanitised
 from tpiedge.units import format_bytes, format_seconds
@@ -30,6 +35,8 @@ _EVENTS: Final = 8
 _BARS: Final = (12, 20)
 _WIDE: Final = 100
 _MACHINE: Final = ("machine", "state", "share", "memory", "step", "link", "disk")
+#: Of a machine's name beside what it did in a step.
+_NAME: Final = 16
 _FAINT: Final = "bright_black"
 _COLOURS: Final = {
     "pinned": "green",
@@ -72,7 +79,9 @@ def _screen(picture: PictureJson, today: date, width: int, problem: str) -> Iter
     rows = [_machine(one, _BARS[wide])[:columns] for one in picture["machines"]]
     yield _table(_MACHINE[:columns], rows)
     yield _legend("memory", ("pinned", "window", "kv", "kv_room", "program"))
-    yield _legend("step", ("compute", "wait", "network", "disk"))
+    yield _legend("step", STEP_PARTS)
+    if picture["timeline"] is not None and picture["timeline"]["took_s"] > 0:
+        yield from _timeline(picture["timeline"], width)
     if picture["requests"]:
         yield Text()
         yield _table(
@@ -84,6 +93,20 @@ def _screen(picture: PictureJson, today: date, width: int, problem: str) -> Iter
         for line in part:
             yield Text(line, overflow="ellipsis", no_wrap=True)
     yield Text("\nq ends", style=_FAINT)
+
+
+def _timeline(timeline: PictureJson, width: int) -> Iterator[Text]:
+    """A line per machine: what it did in one step."""
+    names = [title(one) for one in timeline["machines"]]
+    room = min(_NAME, max(map(len, names)))
+    yield Text(f"\n{timeline_title(timeline)}", style="underline")
+    for name, machine in zip(names, timeline["machines"], strict=True):
+        line = Text(f"{name[:room]:{room}}  ")
+        cells = timeline_cells(machine, timeline["took_s"], max(1, width - room - 3))
+        for part, same in itertools.groupby(cells):
+            count = len(list(same))
+            line.append(("█" if part else " ") * count, _COLOURS.get(part, ""))
+        yield line
 
 
 def _machine(machine: PictureJson, bar: int) -> list[Text]:

@@ -12,6 +12,7 @@ from tpiedge.engine.head import Head
 from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Draws, Follower, Leader, Serving
+from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
@@ -20,10 +21,15 @@ from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.wire.control import StepSpans
 from tpiedge.wire.fields import KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["Engine", "kv_cache"]
+
+
+def _nobody(_spans: StepSpans) -> None:
+    return
 
 
 def kv_cache(
@@ -83,9 +89,11 @@ class Engine:
         route: Route | None = None,
         sampler_of: Callable[[GenerationRequest], Draws] | None = None,
         grammars: Grammars | None = None,
+        told: Callable[[StepSpans], None] = _nobody,
     ) -> Leader:
         """The loop of rank 0. `route`: of its all-reduces; by the star, as they are, without one. `sampler_of`: draws
-        the tokens of a request, other than as it asks. `grammars`: of requests; none are accepted without it."""
+        the tokens of a request, other than as it asks. `grammars`: of requests; none are accepted without it.
+        `told`: gets what single steps were, and must not block."""
         return Leader(
             self.config,
             self.epoch,
@@ -98,13 +106,17 @@ class Engine:
             limits or StepLimits.of(self.config.hidden_size),
             route or Route(),
             serving,
+            self._recorder(told),
             sampler_of,
             grammars,
         )
 
-    def follower(self, carrier: Carrier) -> Follower:
-        """The loop of any other rank."""
-        return Follower(self.config, self.forward, self.communicator, carrier)
+    def follower(self, carrier: Carrier, told: Callable[[StepSpans], None] = _nobody) -> Follower:
+        """The loop of any other rank. `told` as of `leader`."""
+        return Follower(self.config, self.forward, self.communicator, carrier, self._recorder(told))
+
+    def _recorder(self, told: Callable[[StepSpans], None]) -> StepRecorder:
+        return StepRecorder(self.communicator.rank, self.meter, self.weights, told)
 
     def carrier(
         self,

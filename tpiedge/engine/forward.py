@@ -131,7 +131,7 @@ class ForwardPass:
             self._rotary(plan),
             tuple(self._spans(chunk) for chunk in step_chunks),
         )
-        self._meter.step = plan.step
+        self._meter.block, self._meter.step = 0, plan.step
         self._reduces = OverlappedReduces(self._communicator, self._meter, self._linear.pool, plan.wire)
         if not self._stack(x_TH, plan, step):
             self._blocks(x_TH, plan, step)

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 
-from tpiedge.tracing.tracer import COMPUTE, REDUCE, TRAVEL, Tracer
+from tpiedge.tracing.tracer import COMPUTE, REDUCE, TRAVEL, EventSink
 
 __all__ = ["Meter"]
 
@@ -37,7 +37,9 @@ class Meter:
         self._head_span = _Span(self, "head_s")
         self._announce_span = _Span(self, "reduce_wait_s", ahead=1)
         self._broadcast_span = _Span(self, "reduce_wait_s")
-        self._travel_trace: tuple[Tracer, tuple[int, int]] | None = None
+        self._travel_trace: tuple[EventSink, tuple[int, int]] | None = None
+        #: Of what is recorded of one step, if anything.
+        self._recording: EventSink | None = None
         self._reduce_spans = (_Span(self, "reduce_wait_s"), _Span(self, "reduce_wait_s"))
 
     @property
@@ -54,24 +56,36 @@ class Meter:
         """Add the time of blocks that were computed together, which `attention_span` and `ffn_span` did not see."""
         self.attention_s += attention_s
         self.ffn_s += ffn_s
+        if self._recording is not None:
+            ended = time.perf_counter()
+            self._recording.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
-    def trace(self, tracer: Tracer) -> None:
+    def trace(self, tracer: EventSink) -> None:
         """From now on every span is recorded as well."""
+        self._record_spans(tracer)
+        self._travel_trace = tracer, (tracer.name("attention"), tracer.name("ffn"))
+
+    def record(self, sink: EventSink | None) -> None:
+        """From now on every span is recorded as well, or none any more; for who does not `trace`. Blocks that are
+        computed together are one span."""
+        self._recording = sink
+        self._record_spans(sink)
+
+    def _record_spans(self, sink: EventSink | None) -> None:
         for name, span in (
             ("attention", self._attention_span),
             ("ffn", self._ffn_span),
             ("embedding", self._embedding_span),
             ("head", self._head_span),
         ):
-            span.trace(tracer, COMPUTE, name)
+            span.record(sink, COMPUTE, name)
         for name, span in (
             ("plan", self._announce_span),
             ("broadcast", self._broadcast_span),
             ("reduce attention", self._reduce_spans[0]),
             ("reduce ffn", self._reduce_spans[1]),
         ):
-            span.trace(tracer, REDUCE, name)
-        self._travel_trace = tracer, (tracer.name("attention"), tracer.name("ffn"))
+            span.record(sink, REDUCE, name)
 
     def attention_span(self, layer: int) -> "_Span":
         """Time a `with` block as the arithmetic of an attention block."""
@@ -116,7 +130,7 @@ class _Span:
     `ahead`: by how many steps it precedes the meter's.
     """
 
-    __slots__ = ("_ahead", "_field", "_lane", "_layer", "_meter", "_name", "_started", "_tracer")
+    __slots__ = ("_ahead", "_field", "_lane", "_layer", "_meter", "_name", "_sink", "_started")
 
     def __init__(self, meter: Meter, field: str, ahead: int = 0) -> None:
         self._meter = meter
@@ -124,11 +138,11 @@ class _Span:
         self._ahead = ahead
         self._layer = -1
         self._started = 0.0
-        self._tracer: Tracer | None = None
+        self._sink: EventSink | None = None
         self._lane = self._name = 0
 
-    def trace(self, tracer: Tracer, lane: int, name: str) -> None:
-        self._tracer, self._lane, self._name = tracer, lane, tracer.name(name)
+    def record(self, sink: EventSink | None, lane: int, name: str) -> None:
+        self._sink, self._lane, self._name = sink, lane, 0 if sink is None else sink.name(name)
 
     def of(self, layer: int) -> "_Span":
         """This span, for a layer."""
@@ -143,6 +157,6 @@ class _Span:
     ) -> None:
         ended, meter = time.perf_counter(), self._meter
         setattr(meter, self._field, getattr(meter, self._field) + ended - self._started)
-        if self._tracer is not None:
+        if self._sink is not None:
             step = meter.step + self._ahead
-            self._tracer.add(self._lane, self._name, self._started, ended, self._layer, step)
+            self._sink.add(self._lane, self._name, self._started, ended, self._layer, step)

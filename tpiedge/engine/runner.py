@@ -31,6 +31,7 @@ from tpiedge.engine.pooling import MeanState
 from tpiedge.engine.sampler import Sampled, Sampler, TokenMask
 from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
+from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
 from tpiedge.kv.cache import KVCache
@@ -118,6 +119,7 @@ class Leader:
         limits: StepLimits,
         route: Route,
         serving: Serving,
+        recorder: StepRecorder,
         sampler_of: Callable[[GenerationRequest], Draws] | None = None,
         grammars: Grammars | None = None,
     ) -> None:
@@ -133,6 +135,11 @@ class Leader:
         self._serving = serving
         self._sampler_of = sampler_of or self._sampler
         self._grammars = grammars
+        self._recorder = recorder
+        #: Whether the next step of answers alone is to be recorded.
+        self._recording_wanted = False
+        #: What the step under way computes of prompts: (request, first position, how many).
+        self._read: tuple[tuple[str, int, int], ...] = ()
         self._cost = StepCost()
         self._pool = PagePool(
             cache.pages,
@@ -171,6 +178,20 @@ class Leader:
     def pages(self) -> tuple[int, int]:
         """How many pages of the KV cache sequences hold, of how many."""
         return self._pool.held, self._pool.pages
+
+    @property
+    def reading(self) -> tuple[tuple[str, int], ...]:
+        """How many positions are computed of each request whose prompt is a part of the step under way; of this step
+        by the blocks that are done. From any thread."""
+        blocks = 2 * self._config.num_layers
+        done = (
+            self._meter.block if self._meter.step == self._step else 0
+        )  # in this order: a step begins at block 0
+        return tuple((name, start + count * done // blocks) for name, start, count in self._read)
+
+    def record_next(self) -> None:
+        """From any thread: have all nodes record the next step in which answers alone are computed."""
+        self._recording_wanted = True
 
     def submit(self, request: GenerationRequest, emit: Callable[[AnswerPart], None]) -> None:
         """Accepts a request; its tokens go to `emit` as soon as they are drawn, but for `answer_ids`, which were told
@@ -225,8 +246,11 @@ class Leader:
         try:
             x_TH = self._run(batch)
         except StepCancelled:
+            self._recorder.drop()
             return [*ended, *self._take_cancels()]
         self._draw(batch, x_TH)
+        self._read = ()
+        self._recorder.end()
         self._cost.measured(len(x_TH), time.perf_counter() - begun)
         return [*ended, *self._take_ended()]
 
@@ -359,6 +383,12 @@ class Leader:
         """One sweep over the model: the hidden states [T, H], of which only the wanted rows are complete."""
         self._step += 1
         ids = batch.ids
+        self._read = tuple(
+            (piece.sequence.request.id, piece.start, len(piece.ids))
+            for piece in batch.pieces
+            if not piece.sequence.decodes
+        )
+        recorded = self._recording_wanted and batch.decode_tokens == len(ids)
         plan = StepPlan(
             epoch=self._epoch,
             step=self._step,
@@ -372,7 +402,11 @@ class Leader:
             bulk_collective=self._route.bulk,
             small_bytes=self._route.small_bytes,
             wire=self._route.wire,
+            recorded=recorded,
         )
+        if recorded:
+            self._recording_wanted = False
+        self._recorder.begin(plan)
         with self._meter.embedding_span():
             x_TH = self._weights.embedding_rows(ids)
         self._lone = batch.lone, self._step
@@ -518,8 +552,10 @@ class Follower:
         forward: ForwardPass,
         communicator: Communicator,
         carrier: Carrier,
+        recorder: StepRecorder,
     ) -> None:
         self._hidden_size = config.hidden_size
+        self._recorder = recorder
         self._forward = forward
         self._communicator = communicator
         self._carrier = carrier
@@ -537,8 +573,11 @@ class Follower:
             return
         self._carrier.discard()
         x_TH = torch.empty(plan.tokens, self._hidden_size)
+        self._recorder.begin(plan)
         # The cancelled step's hidden states are dropped with it; the next plan says where the sequences stand.
         try:
             self._forward.run(x_TH, plan)
         except StepCancelled:
+            self._recorder.drop()
             return
+        self._recorder.end()

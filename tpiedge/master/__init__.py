@@ -12,7 +12,8 @@ for the next, `retries` when to plan again after a failure, `outbox` sends witho
 requests, each a `pending_answer` with its `journal`, clients take `turns` in it, `request_watch` finds stuck ones,
 `blame` says which node caused a loss, `notices` which workers hear that they are spare, `pauses` says why answers
 pause, `request_times` how long requests take and `history` what becomes of plans, each as a `histogram`,
-`request_lines` how each request gets on and a `chronicle` what happened last, `absent` who is missing, `drains` takes
-users' orders to do without a worker, `what_if` predicts what that would change, `snapshot` makes the `status` that
-other threads read. `master` puts them together.
+`request_lines` how each request gets on, `reading_progress` how far a prompt is read, and a `chronicle` what happened
+last, `counters` keeps what nodes count and `step_timeline` what they did in one step, `absent` who is missing, `drains`
+takes users' orders to do without a worker, `what_if` predicts what that would change, `snapshot` makes the `status`
+that other threads read. `master` puts them together.
 """

@@ -42,6 +42,7 @@ from tpiedge.wire.control import (
     Pulse,
     Ready,
     Stats,
+    StepSpans,
     Token,
 )
 from tpiedge.wire.messages import PROTOCOL, Message
@@ -173,6 +174,8 @@ class Epoch:
                 self._listens(rank, endpoint, source)
             case Heartbeat(step=step, block=block, bytes_read=bytes_read):
                 self._membership.heartbeat(rank, step, block, bytes_read, now)
+                if rank == 0 and message.reading:
+                    self._tell(message)
             case Loading():
                 self._membership.reach(rank, NodeState.LOADING, now)
                 self._tell(message)
@@ -182,7 +185,7 @@ class Epoch:
                 self._tell(message)
             case Failed(request=request, kind=kind) if rank or not request or kind not in _OWN_FAULTS:
                 self._node_failed(rank, message)
-            case Stats():
+            case Stats() | StepSpans():
                 self._tell(message)
             case Accused(accused=accused, cause=cause) if rank == 0:
                 self.broke_protocol(accused, cause)

@@ -35,6 +35,7 @@ from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus
+from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.hub import Hub
 from tpiedge.wire.control import Token
@@ -139,10 +140,10 @@ class Master:
     def status(self) -> ClusterStatus:
         return self._reconciler.status
 
-    def observe(self) -> ClusterStatus:
-        """Returns `status` with its histograms, and has the nodes asked for their counters, which later calls then see.
-        Does not block."""
-        self._calls.put(self._sessions.observe)
+    def observe(self, *, timeline: bool = False) -> ClusterStatus:
+        """Returns `status` with its histograms, and has the nodes asked for their counters, which later calls then see,
+        and for what they do in a step if `timeline` is to have one. Does not block."""
+        self._calls.put(lambda: self._sessions.observe(timeline=timeline))
         self._hub.wake()
         return replace(self.status, histograms=self._requests.histograms)
 
@@ -150,6 +151,12 @@ class Master:
     def request_lines(self) -> tuple[RequestLine, ...]:
         """How each accepted request gets on."""
         return self._requests.lines
+
+    @property
+    def timeline(self) -> StepTimeline | None:
+        """What all nodes did in a step of the epoch that serves; None where they were not asked, or none was taken."""
+        serving = self._sessions.serving
+        return None if serving is None else serving.timeline
 
     @property
     def events(self) -> tuple[ClusterEvent, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
+from tpiedge.master.reading_progress import Reading, ReadingProgress
 from tpiedge.master.request_lines import RequestLine, request_line
 from tpiedge.master.request_times import Timeline
 from tpiedge.wire.control import AnswerPart, Finished
@@ -12,7 +13,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["PendingAnswer"]
 
-_Said = AnswerPart | Paused | Resumed | TakenUp | Finished
+_Said = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
 _Event = _Said | TpiedgeError
 
 
@@ -31,6 +32,7 @@ class PendingAnswer:
         self.client = client
         self.journal = Journal(request)
         self.times = Timeline()
+        self.progress = ReadingProgress()
         #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
         self.attended = True
         self.gives_way = False
@@ -80,8 +82,22 @@ class PendingAnswer:
     def line(self, now: float, *, running: bool) -> RequestLine:
         """How it gets on; for RequestQueue alone."""
         return request_line(
-            self.journal, self.times, self._told, now, running=running, attended=self.attended
+            self.journal,
+            self.times,
+            self._told,
+            now,
+            running=running,
+            attended=self.attended,
+            reading=self.progress.reading(self.journal.positions),
         )
+
+    def read(self, done_tokens: int, now: float) -> None:
+        """So much of its prompt is read; for RequestQueue alone. Its reader hears that, unless it hears of a pause."""
+        if not self.journal.reading or not self.progress.take(done_tokens, now):
+            return
+        reading = self.progress.reading(self.journal.positions)
+        if reading is not None and self.journal.paused is None:
+            self.put(reading)
 
     def put(self, event: _Event) -> None:
         """Adds an event; for RequestQueue alone."""

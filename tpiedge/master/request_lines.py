@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tpiedge.master.journal import Journal
+from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_times import Timeline
 
 __all__ = ["RequestLine", "RequestState", "request_line"]
@@ -16,7 +17,7 @@ RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
 class RequestLine:
     """One accepted request, `age_s` ago (None: by an earlier master). `tokens` of at most `max_tokens` are there,
     `tokens_per_s` since the first one, with its pauses; 0: not known. `why` it pauses, for `paused_s` so far;
-    `attended`: whether somebody waits for it."""
+    `attended`: whether somebody waits for it; `reading`: how far its prompt is read, while that is told."""
 
     id: str
     state: RequestState
@@ -28,12 +29,21 @@ class RequestLine:
     why: str
     paused_s: float
     attended: bool
+    reading: Reading | None = None
 
 
 def request_line(
-    journal: Journal, times: Timeline, why: str, now: float, *, running: bool, attended: bool
+    journal: Journal,
+    times: Timeline,
+    why: str,
+    now: float,
+    *,
+    running: bool,
+    attended: bool,
+    reading: Reading | None,
 ) -> RequestLine:
-    """`now` is on the clock of `times`; `why`: what was told last of a pause; `running`: whether rank 0 has it."""
+    """`now` is on the clock of `times`; `why`: what was told last of a pause; `running`: whether rank 0 has it;
+    `reading`: as it said last."""
     tokens = len(journal.answer_ids)
     spent_s = now - times.first if times.first is not None else 0.0
     return RequestLine(
@@ -47,6 +57,7 @@ def request_line(
         why if journal.paused is not None else "",
         now - journal.paused if journal.paused is not None else 0.0,
         attended,
+        reading if running and journal.reading else None,
     )
 
 

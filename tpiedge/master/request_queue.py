@@ -30,12 +30,13 @@ from typing import Final, NoReturn
 from tpiedge.errors import Cancelled, GrammarRefused, InternalError, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import Resumed, TakenUp
 from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.reading_progress import ReadingProgress
 from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_times import RequestHistograms, RequestTimes
 from tpiedge.master.status import Totals
 from tpiedge.master.turns import Turns
-from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, PromptScores, Token
+from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, Heartbeat, PromptScores, Token
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -210,6 +211,7 @@ class RequestQueue:
             starting.gives_way = False
             self._running[starting.request.id] = starting
             starting.journal.begun = True
+            starting.progress = ReadingProgress()
             if starting.inherited:
                 starting.inherited = False
                 starting.put(TakenUp())
@@ -223,7 +225,10 @@ class RequestQueue:
         return True
 
     def tell(self, message: Message) -> None:
-        """Passes on a message of rank 0 about a running request."""
+        """Passes on a message of rank 0 about a running request, or about those whose prompts it reads."""
+        if isinstance(message, Heartbeat):
+            self._read(message)
+            return
         name = getattr(message, "request", None)
         with self._lock:
             running = self._running.get(name) if isinstance(name, str) else None
@@ -399,6 +404,13 @@ class RequestQueue:
             self._turns.give(answering.client, 1)
             self._times.token(answering.times, self._now())
         answering.put(new)
+
+    def _read(self, heartbeat: Heartbeat) -> None:
+        with self._lock:
+            now = self._now()
+            for name, done_tokens in heartbeat.reading:
+                if name in self._running:
+                    self._running[name].read(done_tokens, now)
 
     def _look_at_readers(self) -> None:
         if not any(one.journal.reading for one in self._running.values()):

@@ -5,6 +5,7 @@ ENDED from anywhere. A session ends by itself only over a loss or a failure; it 
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
@@ -14,11 +15,13 @@ from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment, Fetching, Served
 from tpiedge.master.blame import Failure, failure_of, machine_words
+from tpiedge.master.counters import Counted, CounterLog
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership, NodeState
 from tpiedge.master.pace import WINDOW_S, Pace
 from tpiedge.master.request_watch import RequestWatch
 from tpiedge.master.status import collective_names
+from tpiedge.master.step_timeline import StepTimeline, Timelines
 from tpiedge.planner.carriage import Carriage
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key
@@ -36,6 +39,7 @@ from tpiedge.wire.control import (
     Ready,
     Resume,
     Stats,
+    StepSpans,
     Token,
 )
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepared, Preparing, Release, Spawned
@@ -64,7 +68,7 @@ class Phase(StrEnum):
 
 class Session:
     """Not thread-safe; nothing blocks. `to_agent(message, machine)` and `to_node(message, rank)` send without waiting;
-    `tell` gets the nodes' messages about requests.
+    `tell` gets the nodes' messages about requests; `wall` gives seconds since 1970.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Session:
         tell: Callable[[Message], None],
         *,
         step_s: float = 0.0,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.number = number
         self.assignments = assignments
@@ -93,8 +98,8 @@ class Session:
         #: The epoch for which rank 0 was told to halt, 0 for none, and what it answered.
         self.halting = 0
         self.halted: Halted | None = None
-        #: The latest counters of each node.
-        self.counters: dict[int, Stats] = {}
+        self._counters: dict[int, CounterLog] = {}
+        self._timelines = Timelines(len(assignments))
         self._served = served
         #: The collective that the nodes are told, and why if it is not the one that the user chose.
         self._collective, self._overruled = served.collective, ""
@@ -103,6 +108,7 @@ class Session:
         self._to_agent = to_agent
         self._to_node = to_node
         self._tell = tell
+        self._wall = wall
         self._ranks = {
             assignment.machine: rank for rank, assignment in enumerate(assignments) if assignment.machine
         }
@@ -258,12 +264,23 @@ class Session:
             if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
                 self._unfit(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
 
-    def ask_counters(self) -> None:
-        """Asks every node for its counters; does not wait for the answers."""
+    def ask_counters(self, *, timeline: bool = False) -> None:
+        """Asks every node for its counters, and all together for the `timeline` of a step; does not wait for the
+        answers."""
         if self.phase is Phase.READY:
             self._counted = self._clock.now()
             for rank in range(len(self.assignments)):
-                self._to_node(AskStats(self.number), rank)
+                self._to_node(AskStats(self.number, timeline and rank == 0), rank)
+
+    @property
+    def timeline(self) -> StepTimeline | None:
+        """The latest one; from any thread."""
+        return self._timelines.latest
+
+    def counted(self, rank: int) -> Counted | None:
+        """The counters of that node; None where it has not said any."""
+        log = self._counters.get(rank)
+        return None if log is None else log.counted
 
     @property
     def workers(self) -> tuple[Assignment, ...]:
@@ -283,7 +300,10 @@ class Session:
             for rank, one in workers.items()
             if one.machine in believed
         }
-        found = self._pace.off(self.counters, known, self._clock.now())
+        counters = {
+            rank: counted.latest for rank in self._counters if (counted := self.counted(rank)) is not None
+        }
+        found = self._pace.off(counters, known, self._clock.now())
         return {one.machine: one.slowdown * found[rank] for rank, one in workers.items() if rank in found}
 
     def end(self) -> None:
@@ -295,10 +315,13 @@ class Session:
 
     def _event(self, event: EpochEvent) -> None:
         if isinstance(event, Stats):
-            self.counters[event.rank] = event
+            self._counters.setdefault(event.rank, CounterLog()).take(event, self._clock.now())
         match event:
             case TpiedgeError():
                 self._broke(event)
+                return
+            case StepSpans():
+                self._timelines.take(event, self._wall())
                 return
             case Loading() | Ready():
                 self._loads(event)

@@ -30,8 +30,13 @@ __all__ = ["SessionManager"]
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 0.2
-#: For how long after a look at the nodes' counters they are kept up to date.
+#: For how long after a look at the nodes' counters they are kept up to date, and how often they are asked for: before a
+#: second later somebody who looks twice is to have a rate.
 _OBSERVED_S = 90.0
+_COUNTED_S = 0.5
+#: For how long after the look of somebody who looks every second, and how often a step is recorded meanwhile.
+_WATCHED_S = 5.0
+_TIMELINE_S = 1.0
 
 
 class SessionManager:
@@ -63,7 +68,8 @@ class SessionManager:
         self._busy = busy
         self._distrust = Distrust()
         self._number = 0
-        self._observed_until = 0.0
+        self._observed_until = self._watched_until = 0.0
+        self._counted = self._recorded = 0.0  # when counters, and a step, were last asked for
         #: The session for whose loss a process was last made to stand by.
         self._covered: Session | None = None
 
@@ -123,21 +129,34 @@ class SessionManager:
             serving.epoch.tick()
         for session in self.active:
             session.tick()
-        if serving is not None and self._clock.now() < self._observed_until:
-            serving.ask_counters()
+        now = self._clock.now()
+        if serving is not None and now < self._observed_until and now - self._counted >= _COUNTED_S:
+            self._ask(serving)
         if serving is not None and serving is not self._covered and serving.served_s >= SETTLED_S:
             self._covered = serving
             self.warm()
 
-    def observe(self) -> None:
-        """Asks the nodes for their counters with every heartbeat for _OBSERVED_S, and at once on the first call.
+    def observe(self, *, timeline: bool = False) -> None:
+        """Asks the nodes for their counters every _COUNTED_S for _OBSERVED_S, and at once on the first call. With
+        `timeline`, of who looks all the time, for _WATCHED_S, and every _TIMELINE_S to record a step.
 
         Further calls only extend the time: more answers than that would count as a flood.
         """
         now = self._clock.now()
+        if timeline:
+            self._watched_until = now + _WATCHED_S
         if self.serving is not None and now >= self._observed_until:
-            self.serving.ask_counters()
-        self._observed_until = now + _OBSERVED_S
+            self._ask(self.serving)
+        self._observed_until = max(self._observed_until, now + (_WATCHED_S if timeline else _OBSERVED_S))
+
+    def _ask(self, serving: Session) -> None:
+        """For counters, and for a step where somebody looks at these and none was asked for of late."""
+        now = self._clock.now()
+        self._counted = now
+        timeline = now < self._watched_until and now - self._recorded >= _TIMELINE_S
+        if timeline:
+            self._recorded = now
+        serving.ask_counters(timeline=timeline)
 
     def warm(self) -> None:
         """Has a process stand by for rank 0 of the next session, if there is memory for it. Logs failures."""

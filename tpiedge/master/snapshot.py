@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tpiedge.master.assignments import Fetching
+from tpiedge.master.counters import Counted
 from tpiedge.master.history import PlanHistory
 from tpiedge.master.quarantine import Exclusion
 from tpiedge.master.rank_zero import RankZero
@@ -12,7 +13,6 @@ from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.planner.reasons import SpareReason
-from tpiedge.wire.control import Stats
 from tpiedge.wire.epochs import Stocked
 
 __all__ = ["snapshot"]
@@ -67,6 +67,7 @@ def snapshot(
 
 def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
     assignment = serving.assignments[0] if serving is not None else None
+    counted = _counted(serving, 0)
     return NodeStatus(
         name="master",
         rank=0 if assignment else None,
@@ -82,7 +83,9 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
         last_seen_s=0.0,
         why=assignment.why if assignment else "",
         pid=rank_zero.pid,
-        counters=_counters(serving, 0),
+        counters=counted.latest if counted else None,
+        earlier=counted.first if counted else None,
+        earlier_s=counted.spent_s if counted else 0.0,
         planned_bytes=assignment.planned_bytes if assignment else 0,
     )
 
@@ -98,6 +101,7 @@ def _worker(
     serving, coming = sessions.serving, sessions.coming
     rank = _rank(machine.name, serving)
     assignment = serving.assignments[rank] if serving is not None and rank is not None else None
+    counted = _counted(serving, rank)
     fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
     state, reason = _situation(machine, serving, coming, rank, spare)
     if exclusion is not None:
@@ -121,7 +125,9 @@ def _worker(
         fetched_bytes=fetching.done_bytes,
         fetch_total_bytes=fetching.total_bytes,
         fetch_bytes_per_s=fetching.bytes_per_s,
-        counters=_counters(serving, rank),
+        counters=counted.latest if counted else None,
+        earlier=counted.first if counted else None,
+        earlier_s=counted.spent_s if counted else 0.0,
         spare=reason.kind if isinstance(reason, SpareReason) else "",
         disk_bytes=stocked.held_bytes,
         stocked=stocked.complete,
@@ -168,8 +174,8 @@ def _state(serving: Session | None, rank: int) -> str:
     return serving.epoch.members[rank].state.value
 
 
-def _counters(serving: Session | None, rank: int | None) -> Stats | None:
-    return serving.counters.get(rank) if serving is not None and rank is not None else None
+def _counted(serving: Session | None, rank: int | None) -> Counted | None:
+    return serving.counted(rank) if serving is not None and rank is not None else None
 
 
 def _rank(name: str, serving: Session | None) -> int | None:

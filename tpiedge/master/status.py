@@ -21,7 +21,8 @@ class NodeStatus:
     of weights stored as the model's are (0: unknown), `last_seen_s` the time since its last message. While it fetches,
     `fetch_total_bytes` is not 0. `disk_bytes` of the model's weights are on its disk (0: it has not said); `stocked`:
     all that it would need after another machine's loss is; `not_stocked` says why not, where it never will be.
-    `counters` are its node's latest, None unless they were asked for (Master.observe). `planned_bytes` is what the plan
+    `counters` are its node's latest, None unless they were asked for (Master.observe); they came `earlier_s` after the
+    ones `earlier`, the first of the last seconds. `planned_bytes` is what the plan
     lets its node grow to. The link to the master has `round_trip_s` and `link_bytes_per_s` (0: not measured). It is
     left out of plans for `left_out_s` more seconds.
     """
@@ -51,6 +52,8 @@ class NodeStatus:
     round_trip_s: float = 0.0
     link_bytes_per_s: float = 0.0
     left_out_s: float = 0.0
+    earlier: Stats | None = None
+    earlier_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tpiedge.errors import InternalError, ResourceError, TpiedgeError
 from tpiedge.memory.residency import Drop, Instruction, Read, ReleasePages, Residency
-from tpiedge.tracing.tracer import WAIT, Tracer
+from tpiedge.tracing.tracer import WAIT, EventSink
 
 __all__ = ["Counts", "Loader", "Scheduler"]
 
@@ -69,13 +69,14 @@ class Scheduler:
         self._closing = False
         self._under_way = 0
         self._busy_since = 0.0
-        self._tracer: Tracer | None = None
+        self._tracer: EventSink | None = None
         self._labels: Sequence[tuple[int, int]] = ()
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._thread.start()
 
-    def trace(self, tracer: Tracer, labels: Sequence[tuple[int, int]]) -> None:
-        """From now on, record when a block is waited for. `labels`: of each block, its name and its layer."""
+    def trace(self, tracer: EventSink | None, labels: Sequence[tuple[int, int]] = ()) -> None:
+        """From now on, record when a block is waited for; without a tracer, do not any more. `labels`: of each block,
+        its name and its layer."""
         self._tracer, self._labels = tracer, labels
 
     def enter(self, block: int) -> None:

@@ -24,7 +24,7 @@ from tpiedge.memory.scheduler import Counts, Scheduler
 from tpiedge.memory.sweep import Block, HeadTile, Sweep
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare
-from tpiedge.tracing.tracer import Tracer
+from tpiedge.tracing.tracer import EventSink, Tracer
 
 __all__ = ["BlockWeights", "NodeWeights", "Weights"]
 
@@ -67,6 +67,10 @@ class Weights(Protocol):
 
     def head_vectors(self) -> Mapping[str, torch.Tensor]:
         """The vector "final_norm" in f32. Rank 0 only."""
+        ...
+
+    def record(self, sink: EventSink | None) -> None:
+        """From now on, record what is waited for, or do not any more."""
         ...
 
 
@@ -180,12 +184,20 @@ class NodeWeights:
         """From now on, record what is read, and what is waited for."""
         if self._open is None:
             raise InternalError("weights that are closed cannot be traced")
-        labels = [
-            (tracer.name(block.kind), block.layer) if isinstance(block, Block) else (tracer.name("head"), -1)
+        self._open.loader.trace(tracer)
+        self._open.scheduler.trace(tracer, self._labels(tracer))
+
+    def record(self, sink: EventSink | None) -> None:
+        """As Weights; for who does not `trace`."""
+        if self._open is not None:
+            self._open.scheduler.trace(sink, () if sink is None else self._labels(sink))
+
+    def _labels(self, sink: EventSink) -> list[tuple[int, int]]:
+        """Of each block, its name and its layer."""
+        return [
+            (sink.name(block.kind), block.layer) if isinstance(block, Block) else (sink.name("head"), -1)
             for block in self.sweep.blocks
         ]
-        self._open.loader.trace(tracer)
-        self._open.scheduler.trace(tracer, labels)
 
     def close(self) -> None:
         """Idempotent."""

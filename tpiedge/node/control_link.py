@@ -49,6 +49,7 @@ class ControlLink:
         heartbeat: Callable[[], Heartbeat],
         stats: Callable[[], Stats],
         on_cancel: Callable[[str], None],
+        on_timeline: Callable[[], None],
     ) -> None:
         self.commands: queue.Queue[Command] = queue.Queue()
         self._endpoint = endpoint
@@ -58,6 +59,7 @@ class ControlLink:
         self._heartbeat = heartbeat
         self._stats = stats
         self._on_cancel = on_cancel
+        self._on_timeline = on_timeline
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
@@ -114,7 +116,9 @@ class ControlLink:
                 self._liveness.lose(rank, cause)
             case Cancel(request=request):
                 self._on_cancel(request)
-            case AskStats():
+            case AskStats(timeline=timeline):
+                if timeline:
+                    self._on_timeline()
                 self._endpoint.send(self._stats())
             case _:
                 # The master sends nothing else to a node; a newer master's extra messages are refused at the handshake.

@@ -118,6 +118,7 @@ class Node:
             self._heartbeat,
             self._stats,
             self._cancel,
+            self._record,
         )
 
     def run(self) -> None:
@@ -147,7 +148,7 @@ class Node:
                 leader.adopt(taken, private=assign.carried.private)
             self._lead(leader, carrier)
         else:
-            engine.follower(carrier).run()
+            engine.follower(carrier, self.link.post).run()
 
     def close(self) -> None:
         """Send what is left to say and release everything."""
@@ -309,7 +310,7 @@ class Node:
         )
         grammars = Grammars(self._pack(assign) / TEXT_FOLDER, engine.config.vocab_size)
         self._resources.callback(grammars.close)
-        self._leading = engine.leader(serving, route=self._route, grammars=grammars)
+        self._leading = engine.leader(serving, route=self._route, grammars=grammars, told=self.link.post)
         return self._leading
 
     def _lead(self, leader: Leader, carrier: Carrier) -> None:
@@ -350,6 +351,11 @@ class Node:
             raise ProtocolError(f"the master sent {type(command).__name__} to a node that it halted")
         carrier.discard()
 
+    def _record(self) -> None:
+        """Called by the control thread."""
+        if self._leading is not None:
+            self._leading.record_next()
+
     def _cancel(self, request: str) -> None:
         """Called by the control thread."""
         if self._leading is not None:
@@ -357,7 +363,10 @@ class Node:
 
     def _heartbeat(self) -> Heartbeat:
         bytes_read = (self._weights.bytes_read if self._weights else 0) + self._carried_bytes
-        return Heartbeat(self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read)
+        reading = self._leading.reading if self._leading is not None else ()
+        return Heartbeat(
+            self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read, reading
+        )
 
     def _stats(self) -> Stats:
         meter, weights, engine, links = self._meter, self._weights, self._engine, self._data.traffic

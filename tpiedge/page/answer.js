@@ -19,8 +19,9 @@ const ENDING = 503;
 const ERROR = 500;
 
 // Tells `hear` what arrives: {opened: true} when the server begins, {text, thought, tokens}, {note} while the answer
-// pauses ("" when it goes on), {usage}, {finish}, and {resume: {id, last}} with each event of an answer that can be
-// resumed. `resume` continues such an answer in place of asking with `body`. Throws Refusal, AbortError.
+// pauses ("" when it goes on), {reading: {done, of, left_s}} while a long prompt is read, {usage}, {finish}, and
+// {resume: {id, last}} with each event of an answer that can be resumed. `resume` continues such an answer in place of
+// asking with `body`. Throws Refusal, AbortError.
 export async function readAnswer(hear, { body, resume, signal }) {
   const state = { id: resume?.id ?? "", last: resume?.last ?? 0, brokenSince: null, reached: false };
   let answer = state.id ? await again(state, hear, signal) : await ask(body, signal);
@@ -115,11 +116,19 @@ async function piece(reader, signal) {
 
 function take(event, state, hear) {
   if (event.comment !== undefined) {
-    hear({ note: event.comment === "ping" ? "" : event.comment });
+    hear(readingOf(event.comment) ?? { note: event.comment === "ping" ? "" : event.comment });
     return;
   }
   if (isNew(event, state)) tell(event.data, hear);
   if (state.id && event.id) hear({ resume: { id: state.id, last: state.last } });
+}
+
+// How far the prompt is read, where a comment says so; null where it says something else.
+function readingOf(comment) {
+  const [found, done, of, left] = /^reading (\d+) of (\d+) tokens(?:, (\d+) s left)?$/.exec(comment) ?? [];
+  if (!found) return null;
+  const left_s = left === undefined ? null : Number(left);
+  return { note: "", reading: { done: Number(done), of: Number(of), left_s } };
 }
 
 // Whether an event has not come before; its number is remembered.

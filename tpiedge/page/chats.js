@@ -17,9 +17,9 @@ const NO_ANSWER = 0;
 const NO_KEY = 401;
 
 // `running` has what is shown beside an answer while it is being made, by the id of its node: `phase` ("sent",
-// "opened", "answering"), `note` why it pauses, `tokens` so far, of which `early` came with the first, and when, by
-// performance.now(): `since` its request, `first` and `last` tokens. `stop` ends it; `resume` names it where it can be
-// resumed.
+// "opened", "answering"), `note` why it pauses, `reading` how far a long prompt is read, `tokens` so far, of which
+// `early` came with the first, and when, by performance.now(): `since` its request, `first` and `last` tokens. `stop`
+// ends it; `resume` names it where it can be resumed.
 class Chats extends EventTarget {
   running = new Map();
   loaded = false;
@@ -232,6 +232,7 @@ class Chats extends EventTarget {
     if (what.resume) live.resume = what.resume;
     if (what.opened) Object.assign(live, { phase: live.first === null ? "opened" : "answering", note: "" });
     if (what.note !== undefined) live.note = what.note;
+    if (what.reading) live.reading = what.reading;
     const conversation = this.conversations.get(id);
     if (!conversation) return;
     const values = {};

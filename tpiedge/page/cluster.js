@@ -6,6 +6,7 @@ import { useChanges } from "./changes.js";
 import { Dialog } from "./dialog.js";
 import { Machine, titleOf } from "./machine.js";
 import { texts } from "./texts.js";
+import { Timeline } from "./timeline.js";
 import { cluster } from "./watch.js";
 
 const words = texts.cluster;
@@ -76,6 +77,7 @@ function Picture({ picture }) {
         <button type="button" class="quiet" onClick=${() => predict(null)}>${words.whatIfMore}</button>
         <span role="status">${forecast.about === "" && forecast.text}</span></p>`}
     </section>
+    ${picture.timeline?.took_s > 0 && html`<${Timeline} timeline=${picture.timeline} />`}
     <${Requests} requests=${picture.requests} cancel=${(id) => ask({ kind: "cancel", id })} />
     <${Events} events=${picture.events} />
     ${asked && html`<${Confirmation} asked=${asked} confirm=${confirmed} cancel=${() => ask(null)} />`}`;
@@ -156,7 +158,10 @@ function RequestRow({ one, cancel }) {
     <td>${words.requestStates[one.state] ?? one.state}
       ${one.why && html`<p class="why">${words.pauses(one)}</p>`}</td>
     <td>${one.age_s === null ? words.unknown : words.age(one.age_s)}</td>
-    <td>${words.whole(one.prompt_tokens)}</td>
+    <td>${one.reading
+      ? html`<progress max=${one.reading.of_tokens} value=${one.reading.done_tokens}
+          aria-label=${words.readOf(one.reading)}></progress>${" "}${words.readOf(one.reading)}`
+      : words.whole(one.prompt_tokens)}</td>
     <td><progress max=${one.max_tokens} value=${one.tokens} aria-label=${words.tokensOf(one)}></progress>${" "}
       ${words.tokensOf(one)}</td>
     <td>${one.tokens_per_s ? words.perSecond(one.tokens_per_s) : words.unknown}</td>

@@ -113,9 +113,10 @@ function Progress({ live }) {
 }
 
 function progress(live) {
-  const { phase, since, note, tokens } = live;
+  const { phase, since, note, tokens, reading } = live;
   if (note) return texts.chat.pauses(note);
   if (phase === "sent") return texts.chat.sent;
+  if (phase === "opened" && reading) return texts.chat.reading(reading);
   if (phase === "opened") return texts.chat.opened((performance.now() - since) / 1000);
   return texts.chat.live(tokens, rateOf(live));
 }

@@ -11,6 +11,12 @@ const bytes = (count) => {
   return `${value >= 100 || unit === 0 ? whole.format(value) : value.toFixed(1)} ${UNITS[unit]}`;
 };
 const brief = (s) => (s < 1 ? `${(1000 * s).toFixed(s < 0.01 ? 2 : 0)} ms` : seconds(s));
+const timeLeft = (s) => (s === null ? "" : `, ${whole.format(s)} s left`);
+const when = (at_s) => {
+  const at = new Date(at_s * 1000);
+  const time = at.toLocaleTimeString("en-GB");
+  return at.toDateString() === new Date().toDateString() ? time : `${dates.format(at)}, ${time}`;
+};
 const comparedWith = (now_s) => (now_s === null ? "" : `, now ${brief(now_s)}`);
 const eventWords = {
   joined: (machine) => `${machine} joined`,
@@ -99,6 +105,8 @@ export const texts = {
 
     sent: "Waiting for the server …",
     opened: (s) => (s < 1 ? "Reading the prompt …" : `Reading the prompt … ${whole.format(s)} s`),
+    reading: ({ done, of, left_s }) =>
+      `Reading the prompt … ${whole.format(done)} of ${tokens(of)}${timeLeft(left_s)}`,
     pauses: (why) => `The answer pauses: ${why}`,
     reconnecting: "the connection broke; trying again",
     reaching: "the server cannot be reached; trying again",
@@ -190,6 +198,11 @@ export const texts = {
     stepNone: "No step is computed now.",
     stepOf: (s) => `Time of a step: ${brief(s)}`,
     step: { compute: "computes", wait: "waits for others", network: "network", disk: "disk" },
+    timeline: "One step on all machines",
+    timelineOf: ({ step, at, took_s, tokens: count }) =>
+      `Step ${whole.format(step)}, ${tokens(count)}, at ${when(at)}: ${brief(took_s)}`,
+    ms: (ms) => `${exact.format(ms)} ms`,
+    machine: "Machine",
     link: "Link to the master",
     linkOf: ({ round_trip_s, bytes_per_s }) => `${brief(round_trip_s)}, ${bytes(bytes_per_s)}/s`,
     disk: "On its disk",
@@ -231,17 +244,15 @@ export const texts = {
     requestStates: { queued: "waits", reading: "reads the prompt", answering: "answers", paused: "pauses" },
     pauses: ({ why, paused_s }) => `for ${whole.format(paused_s)} s: ${why}`,
     age: (s) => (s < 60 ? `${s} s` : `${Math.floor(s / 60)} min ${s % 60} s`),
+    readOf: ({ done_tokens, of_tokens, left_s }) =>
+      `${whole.format(done_tokens)} of ${whole.format(of_tokens)}${timeLeft(left_s)}`,
     tokensOf: ({ tokens: count, max_tokens }) => `${whole.format(count)} of ${whole.format(max_tokens)}`,
     cancelDo: "End",
     cancelOf: (id) => `End ${id}`,
 
     events: "Events",
     noEvents: "Nothing has happened yet.",
-    when: (at_s) => {
-      const at = new Date(at_s * 1000);
-      const time = at.toLocaleTimeString("en-GB");
-      return at.toDateString() === new Date().toDateString() ? time : `${dates.format(at)}, ${time}`;
-    },
+    when,
     event: ({ kind, machine, detail }) => {
       const said = eventWords[kind]?.(machine) ?? `${machine} ${kind}`.trim();
       return detail ? `${said}: ${detail}` : said;

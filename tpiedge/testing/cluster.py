@@ -35,7 +35,7 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.inprocess import InProcessPeer
-from tpiedge.wire.control import AnswerPart, Carried, Halt, Token
+from tpiedge.wire.control import AnswerPart, Carried, Halt, StepSpans, Token
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
@@ -73,16 +73,19 @@ class InProcessCluster:
         folders: Sequence[Path] = (),
         carried: Carried | None = None,
         tokenizer: Path | None = None,
+        told: Callable[[StepSpans], None] = lambda _: None,
     ) -> None:
         """`compute` and `kv`: what is usual for the pack without them. `placement`: of every node's weights; all are
         pinned without one. With `grain_pages` they also use what the KV cache leaves free. `route`: of the
         all-reduces; by the star without one. `context_tokens`: all that the cache has room for, without it. `threads`:
         of each node's kernels. `folders`: in which each node finds what is `carried`, and leaves it, by `leave`.
-        `tokenizer`: the folder of that which grammars are for. The others as in `Serving` and `Leader`."""
+        `tokenizer`: the folder of that which grammars are for. `told` gets the steps that are recorded. The others as
+        in `Serving` and `Leader`."""
         self._folders = folders
         self._carried = carried
         self._carriers: list[Carrier] = []
         self._tokenizer = tokenizer
+        self._told = told
         self._placement = placement
         self._sampler_of = sampler_of
         self._threads_of_node = threads
@@ -175,7 +178,9 @@ class InProcessCluster:
         if self._tokenizer is not None:
             grammars = Grammars(self._tokenizer, self._config.vocab_size)
             self._resources.callback(grammars.close)
-        leader = engines[0].leader(self._serving, self._limits, self._route, self._sampler_of, grammars)
+        leader = engines[0].leader(
+            self._serving, self._limits, self._route, self._sampler_of, grammars, self._told
+        )
         if self._carried is not None:
             leader.adopt(self._carriers[0].take(self._carried), private=self._carried.private)
         return leader
@@ -219,6 +224,6 @@ class InProcessCluster:
         try:
             if self._carried is not None:
                 carrier.take(self._carried)
-            engine.follower(carrier).run()
+            engine.follower(carrier, self._told).run()
         except TpiedgeError as error:
             self.errors.append(error)  # closing its spoke ends it with EndpointClosed

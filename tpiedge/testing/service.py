@@ -17,7 +17,9 @@ from tpiedge.api.service import (
     ModelInfo,
     NodeStatus,
     PendingJoin,
+    Reading,
     RequestLine,
+    StepTimeline,
     Unavailable,
 )
 from tpiedge.errors import UnknownWorker, UserError
@@ -169,6 +171,12 @@ class FakeService:
         #: What `request_lines` and `events` give, beside the requests that run; ids that were dismissed.
         self.told: tuple[ClusterEvent, ...] = ()
         self.dismissed: list[str] = []
+        #: What `timeline` gives.
+        self.recorded: StepTimeline | None = None
+        #: Whether somebody wanted one.
+        self.watched = False
+        #: How far the prompts of requests are read.
+        self.reading: Reading | None = None
         self._places = places
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
@@ -190,8 +198,12 @@ class FakeService:
             self._set_state("drained", *(node.name for node in self._nodes if node.state == "draining"))
         return found
 
-    def observe(self) -> ClusterStatus:
+    def observe(self, *, timeline: bool = False) -> ClusterStatus:
+        self.watched |= timeline
         return self.status()
+
+    def timeline(self) -> StepTimeline | None:
+        return self.recorded
 
     def request_lines(self) -> tuple[RequestLine, ...]:
         with self._lock:
@@ -199,7 +211,7 @@ class FakeService:
         return tuple(
             RequestLine(
                 one.request.id, "answering", 2.0, len(one.request.prompt_ids), one.said,
-                one.request.max_tokens, 1.5, "", 0.0, one.attended,
+                one.request.max_tokens, 1.5, "", 0.0, one.attended, self.reading,
             )
             for one in running
         )  # fmt: skip

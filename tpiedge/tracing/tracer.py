@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 from tpiedge.errors import InternalError
 from tpiedge.tracing.intervals import Interval
@@ -22,6 +23,7 @@ __all__ = [
     "REDUCE",
     "TRAVEL",
     "WAIT",
+    "EventSink",
     "TraceEvent",
     "TracePart",
     "Tracer",
@@ -64,6 +66,29 @@ class TracePart:
     rank: int
     events: tuple[TraceEvent, ...]
     dropped: int
+
+
+class EventSink(Protocol):
+    """Takes what goes on, from any thread."""
+
+    def name(self, text: str, /) -> int:
+        """The number of a name, for `add`."""
+        ...
+
+    def add(
+        self,
+        lane: int,
+        name: int,
+        start: float,
+        end: float,
+        layer: int = -1,
+        step: int = 0,
+        nbytes: int = 0,
+        /,
+    ) -> None:
+        """Something went on in `lane` from `start` to `end`, in seconds of time.perf_counter. `step` counts from 1; 0:
+        of no step."""
+        ...
 
 
 class Tracer:

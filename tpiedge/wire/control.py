@@ -21,7 +21,15 @@ from tpiedge.wire.fields import (
     UnitRange,
     WirePrecision,
 )
-from tpiedge.wire.limits import MAX_ARRAY, MAX_HIDDEN, MAX_LAYERS, MAX_MOVES, MAX_NODES, MAX_SEQUENCES
+from tpiedge.wire.limits import (
+    MAX_ARRAY,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    MAX_MOVES,
+    MAX_NODES,
+    MAX_SEQUENCES,
+    MAX_SPANS,
+)
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import WeightMemory
 
@@ -53,6 +61,7 @@ __all__ = [
     "Resume",
     "Shutdown",
     "Stats",
+    "StepSpans",
     "Token",
 ]
 
@@ -168,13 +177,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Node to master, regularly: that it lives and how far its engine is."""
+    """Node to master, regularly: that it lives and how far its engine is. Of rank 0 also how many of its positions are
+    computed of each request whose prompt is being read."""
 
     epoch: U32
     rank: Rank
     step: U64
     block: U32
     bytes_read: U64
+    reading: Annotated[tuple[tuple[Name, U32], ...], MaxItems(MAX_SEQUENCES)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +345,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class AskStats:
-    """Master to node."""
+    """Master to node. `timeline`, to rank 0: the next step in which answers alone are computed is to be recorded by all
+    nodes, which answer with StepSpans."""
 
     epoch: U32
+    timeline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +392,21 @@ class Stats:
     accepted: U64
     window_bytes: U64
     kv_reserved_bytes: U64
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpans:
+    """Node to master: what it did in a step of `tokens` positions. Each span is (start, end) in microseconds since the
+    first one began: its own arithmetic, its parts in all-reduces, and its waiting for weights, which may be within
+    the arithmetic."""
+
+    epoch: U32
+    rank: Rank
+    step: U64
+    tokens: U32
+    compute: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_SPANS)]
+    reduce: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_SPANS)]
+    disk: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_SPANS)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ class StepPlan:
     them at most sixteen at a time.
 
     `tables` change first; the memory of the `discarded` pages goes back. All-reduces of more than `small_bytes` (as
-    f32) go by `bulk_collective`, the others by `collective`; partials travel as `wire`.
+    f32) go by `bulk_collective`, the others by `collective`; partials travel as `wire`. `recorded`: each node tells the
+    master what it did in it, and when.
     """
 
     epoch: U32
@@ -91,6 +92,7 @@ class StepPlan:
     bulk_collective: CollectiveName = "star"
     small_bytes: U32 = 0
     wire: WirePrecision = "f32"
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_PROMPT_TOKENS",
     "MAX_SEGMENTS",
     "MAX_SEQUENCES",
+    "MAX_SPANS",
     "MAX_STRINGS",
     "MAX_TENSOR_BYTES",
     "MAX_TENSOR_HEADER",
@@ -66,6 +67,8 @@ MAX_PAGES = 6000
 """Pages of the KV cache that one message names, all its lists together: with the segments they fit a header."""
 MAX_SEQUENCES = 64
 """Requests that a cluster answers at once."""
+MAX_SPANS = 4096
+"""Of each kind, of one step: a model of a hundred layers has a few hundred."""
 
 MAX_MOVES = 1024
 """Pairs of a rank and a KV head that one message names."""

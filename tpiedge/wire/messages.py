@@ -7,7 +7,7 @@ from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
-PROTOCOL = 17
+PROTOCOL = 18
 
 Message = (
     data.StepPlan
@@ -42,6 +42,7 @@ Message = (
     | control.Halt
     | control.Halted
     | control.Resume
+    | control.StepSpans
     | join.Enrol
     | join.Enrolled
     | join.Refused
@@ -105,6 +106,7 @@ TAGS: dict[int, type[Message]] = {
     52: control.Halted,
     53: control.Resume,
     54: control.Embedding,
+    55: control.StepSpans,
     64: join.Enrol,
     65: join.Enrolled,
     66: join.Refused,

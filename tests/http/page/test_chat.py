@@ -6,6 +6,7 @@ import httpx
 
 from tests.browsing.browser import Keys
 from tests.http.conftest import answers
+from tpiedge.api.service import Reading
 from tpiedge.errors import PeerLost
 
 LIMIT_S = 30.0
@@ -391,3 +392,14 @@ def test_the_page_is_there_without_a_network_of_its_own(browser, service, url):
     loaded = browser.run("return performance.getEntriesByType('resource').map(entry => entry.name)")
     assert loaded
     assert {httpx.URL(one).port for one in loaded} == {httpx.URL(url).port}
+
+
+def test_how_far_a_long_prompt_is_read(browser, service, url, words):
+    browser.open(url)
+    browser.say("Go")
+    generation = service.generations.get(timeout=LIMIT_S)
+    generation.tell(Reading(300, 900, 150.0, 3.2))
+    browser.wait_for_text(".progress", "Reading the prompt … 300 of 900 tokens, 4 s left")
+    generation.say(*words("Gone"))
+    generation.finish("stop")
+    browser.wait_for_answers("Gone")

@@ -8,7 +8,8 @@ import pytest
 
 from tests.http.conftest import SECRET
 from tests.http.test_cluster import ATTIC, NODE
-from tpiedge.api.service import ClusterEvent
+from tpiedge.api.service import ClusterEvent, Reading, StepTimeline
+from tpiedge.wire.control import StepSpans
 
 CODE = "K7Q2"
 CELLAR = replace(
@@ -152,3 +153,25 @@ def test_a_server_that_is_gone_leaves_what_was_seen_last(view, serve):
     view.run("window.fetch = () => Promise.reject(new TypeError('gone'))")
     view.wait_for_text(".problem", "This is what was seen last.")
     assert view.texts(".machine h3") == ["master", "attic", "cellar"]
+
+
+def test_a_step_on_all_machines(view, service):
+    assert not view.see(".timeline")
+    spans = [StepSpans(0, rank, 7, 1, ((0, 9000), (15000, 19000)), ((9000, 15000),), ()) for rank in range(2)]
+    service.recorded = StepTimeline(0, 1.7e9, tuple(spans))
+    view.wait(lambda: view.see(".timeline svg path"))
+    assert "Step 7, 1 token, at " in view.text(".timeline p")
+    assert view.text(".timeline p").endswith(": 19 ms")
+    assert view.texts(".timeline-name") == ["master", "attic"]
+    assert view.texts(".timeline-axis span") == ["0 ms", "5 ms", "10 ms", "15 ms"]
+    assert view.texts(".timeline tbody th") == ["master", "attic"]
+    assert view.texts(".timeline tbody tr:first-child td") == ["13 ms", "0.00 ms", "6.00 ms", "0.00 ms"]
+    assert view.flaws() == []
+
+
+def test_how_far_a_prompt_is_read(view, service):
+    service.reading = Reading(300, 900, 150.0, 3.2)
+    generation = ask(view, service)
+    view.wait_for_text(".requests td", "300 of 900, 4 s left")
+    assert view.flaws() == []
+    generation.finish()

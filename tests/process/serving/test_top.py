@@ -77,6 +77,43 @@ def test_what_the_machines_do_while_an_answer_runs(cluster: Serving) -> None:
     until(cluster, lambda seen: not seen["requests"])
 
 
+def test_what_all_machines_do_in_one_step(cluster: Serving) -> None:
+    with cluster.streaming(PROMPT, LONG) as stream, cluster.crawling():
+        seen = until(cluster, lambda seen: seen["timeline"] and seen["machines"][1]["sent_bytes_per_s"])
+        timeline = seen["timeline"]
+        assert [one["rank"] for one in timeline["machines"]] == [0, 1, 2]
+        assert {one["host"] or one["name"] for one in timeline["machines"]} == {"master", "ann", "bob"}
+        for machine in timeline["machines"]:
+            assert machine["compute_s"] > 0
+            edges = [edge for part in machine["spans"].values() for span in part for edge in span]
+            assert 0 <= min(edges) < max(edges) <= timeline["took_s"]
+        until(cluster, lambda later: later["timeline"]["step"] > timeline["step"])
+        plain = top(cluster, "--once")
+        assert "(# compute, . wait, ~ network, d disk)" in plain.out
+        (request,) = cluster.picture()["requests"]
+        cluster.administer("DELETE", f"requests/{request['id']}")
+        stream.join(START_S)
+
+
+def test_who_waits_for_a_long_prompt_hears_how_far_it_is_read(cluster: Serving) -> None:
+    """However quick the machine is: the prompts are different ones, until one takes long enough."""
+    deadline, heard, number = time.monotonic() + START_S, False, 0
+    with cluster.crawling():
+        while not heard:
+            assert time.monotonic() < deadline, "no prompt took long enough"
+            number += 1
+            body = {
+                "model": cluster.model,
+                "prompt": f"{number} times. " + PROMPT * 40,
+                "max_tokens": 1,
+                "stream": True,
+            }
+            url = f"{cluster.url}/v1/completions"
+            with httpx.stream("POST", url, json=body, timeout=START_S, trust_env=False) as answer:
+                assert answer.status_code == 200, answer.read()
+                heard = any(line.startswith(": reading ") for line in answer.iter_lines())
+
+
 def test_where_nothing_happens_nothing_is_sent(cluster: Serving) -> None:
     until(
         cluster, lambda seen: all(one["disk"]["spare_ranges"] == "complete" for one in seen["machines"][1:])

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpiedge.api.cluster import ClusterPicture
-from tpiedge.api.service import ClusterStatus, ModelInfo, NodeStatus, RequestLine
+from tpiedge.api.service import ClusterStatus, ModelInfo, NodeStatus, Reading, RequestLine, StepTimeline
 from tpiedge.master.status import Totals
-from tpiedge.wire.control import Stats
+from tpiedge.wire.control import Stats, StepSpans
 
 MIB = 1 << 20
 MODEL = ModelInfo("demo", 512, 0)
@@ -41,10 +43,19 @@ def after(stats: Stats, steps: int, **seconds: float) -> Stats:
     return replace(stats, steps=stats.steps + steps, **more)  # type: ignore[arg-type]
 
 
-def picture(*looks: tuple[float, ClusterStatus], requests: tuple[RequestLine, ...] = ()) -> dict:
+def counted(node: NodeStatus, spent_s: float, steps: int, **more: float) -> NodeStatus:
+    """Whose counters grew by so much in so many seconds."""
+    return replace(node, earlier=node.counters, earlier_s=spent_s, counters=after(STATS, steps, **more))
+
+
+def picture(
+    *looks: tuple[float, ClusterStatus],
+    requests: tuple[RequestLine, ...] = (),
+    timeline: StepTimeline | None = None,
+) -> dict:
     one = ClusterPicture()
     for now, seen in looks:
-        found = one.of(seen, MODEL, requests, (), (), now)
+        found = one.of(seen, MODEL, requests, (), (), timeline, now)
     return found
 
 
@@ -75,8 +86,8 @@ def test_who_waits_least_in_all_reduces_says_what_the_network_takes() -> None:
     other = replace(NODE, name="w-1", rank=1)
     first = status(NODE, other)
     last = status(
-        replace(NODE, counters=after(STATS, 10, compute_s=1.0, head_s=0.5, reduce_wait_s=0.25)),
-        replace(other, counters=after(STATS, 10, compute_s=0.25, weight_wait_s=0.125, reduce_wait_s=1.0)),
+        counted(NODE, 2.0, 10, compute_s=1.0, head_s=0.5, reduce_wait_s=0.25),
+        counted(other, 1.5, 10, compute_s=0.25, weight_wait_s=0.125, reduce_wait_s=1.0),
         tokens=20,
     )
     found = picture((0.0, first), (2.0, last))
@@ -87,25 +98,34 @@ def test_who_waits_least_in_all_reduces_says_what_the_network_takes() -> None:
     assert found["totals"]["tokens_per_s"] == 10.0
 
 
-def test_rates_are_those_between_looks_of_one_epoch() -> None:
-    moved = replace(NODE, counters=after(STATS, 1, compute_s=1.0))
+def test_tokens_per_second_are_those_between_looks_of_one_epoch() -> None:
     for looks in (
         [(0.0, status(NODE))],
-        [(0.0, status(NODE)), (0.5, status(moved, tokens=3))],
-        [(0.0, status(NODE)), (2.0, status(moved, tokens=3, epoch=2))],
-        [(0.0, status(NODE)), (7.0, status(moved, tokens=3))],
+        [(0.0, status(NODE)), (0.5, status(NODE, tokens=3))],
+        [(0.0, status(NODE)), (2.0, status(NODE, tokens=3, epoch=2))],
+        [(0.0, status(NODE)), (7.0, status(NODE, tokens=3))],
     ):
-        found = picture(*looks)
-        assert found["totals"]["tokens_per_s"] is None
-        assert found["machines"][0]["disk"]["read_bytes_per_s"] is None
+        assert picture(*looks)["totals"]["tokens_per_s"] is None
     many = [(at / 10, status(NODE, tokens=at)) for at in range(100)]
     assert picture(*many)["totals"]["tokens_per_s"] == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize(
+    ("spent_s", "rates"), [(0.0, (None, None)), (0.4, (None, None)), (2.0, (3 * MIB, MIB))]
+)
+def test_rates_of_a_machine_are_those_between_arrivals_whenever_somebody_looks(
+    spent_s: float, rates: tuple[int | None, int | None]
+) -> None:
+    moved = counted(NODE, spent_s, 1, disk_read_bytes=6 * MIB, bytes_sent=2 * MIB)
+    for looks in ([(0.0, status(moved))], [(0.0, status(NODE)), (0.1, status(moved))]):
+        (machine,) = picture(*looks)["machines"]
+        assert (machine["disk"]["read_bytes_per_s"], machine["sent_bytes_per_s"]) == rates
+
+
 def test_a_counter_that_begins_anew_is_no_time() -> None:
     """A node that was started again within an epoch's number says less than before."""
-    looks = (0.0, status(replace(NODE, counters=after(STATS, 10, compute_s=5.0)))), (2.0, status(NODE))
-    assert picture(*looks)["machines"][0]["step"] is None
+    again = replace(NODE, earlier=after(STATS, 10, compute_s=5.0), earlier_s=2.0)
+    assert picture((0.0, status(again)))["machines"][0]["step"] is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +151,7 @@ def test_states(said: str, ready: bool, rank: int | None, shown: str) -> None:
 def test_what_stands_still_stays_the_same() -> None:
     line = RequestLine("r-1", "paused", 3.25, 4, 5, 9, 1.23456, "why", 2.75, True)
     one = ClusterPicture()
-    found = [one.of(status(NODE), MODEL, (line,), (), (), now) for now in (0.0, 1.0, 2.0)]
+    found = [one.of(status(NODE), MODEL, (line,), (), (), None, now) for now in (0.0, 1.0, 2.0)]
     assert found[1] == found[2]
     assert found[2]["requests"][0] == {
         "id": "r-1",
@@ -144,4 +164,91 @@ def test_what_stands_still_stays_the_same() -> None:
         "why": "why",
         "paused_s": 2,
         "attended": True,
+        "reading": None,
     }
+
+
+def test_how_far_a_prompt_is_read() -> None:
+    line = RequestLine(
+        "r-1", "reading", 1.0, 900, 0, 9, 0.0, "", 0.0, True, Reading(300, 900, 150.12345, 3.2)
+    )
+    (request,) = picture((0.0, status(NODE)), requests=(line,))["requests"]
+    assert request["reading"] == {"done_tokens": 300, "of_tokens": 900, "tokens_per_s": 150.123, "left_s": 4}
+
+
+#: Rank 0 announces the step, sends what to compute with, and computes twice; w-1 is slower at first, and its first span
+#: begins 100 us later than rank 0's.
+LEAD = StepSpans(
+    1,
+    0,
+    7,
+    1,
+    ((0, 50), (150, 300), (600, 800), (900, 1000)),
+    ((50, 100), (100, 150), (300, 600), (800, 900)),
+    (),
+)
+WORKER = StepSpans(1, 1, 7, 1, ((50, 450), (500, 600)), ((0, 50), (450, 500), (600, 800)), ((100, 200),))
+OTHER = replace(NODE, name="w-1", rank=1, host="ann")
+
+
+def timeline(*spans: StepSpans, epoch: int = 1) -> StepTimeline:
+    return StepTimeline(epoch, 1234.5678, spans)
+
+
+def test_a_step_of_all_machines_has_one_axis() -> None:
+    found = picture((0.0, status(NODE, OTHER)), timeline=timeline(LEAD, WORKER))["timeline"]
+    assert (found["step"], found["at"], found["tokens"], found["took_s"]) == (7, 1234.568, 1, 0.001)
+    master, worker = found["machines"]
+    assert (master["name"], worker["host"], worker["rank"]) == ("master", "ann", 1)
+    micros = {
+        one["name"]: {
+            part: [(round(start * 1e6), round(end * 1e6)) for start, end in spans]
+            for part, spans in one["spans"].items()
+        }
+        for one in found["machines"]
+    }
+    assert micros["master"] == {
+        "compute": [(0, 50), (150, 300), (600, 800), (900, 1000)],
+        "wait": [(300, 550)],
+        "network": [(50, 150), (550, 600), (800, 900)],
+        "disk": [],
+    }
+    assert micros["w-1"] == {
+        "compute": [(150, 200), (300, 550), (600, 700)],
+        "wait": [(0, 100), (700, 800), (900, 1000)],
+        "network": [(100, 150), (550, 600), (800, 900)],
+        "disk": [(200, 300)],
+    }
+    for machine in found["machines"]:
+        for part, spans in machine["spans"].items():
+            assert machine[f"{part}_s"] == pytest.approx(sum(end - start for start, end in spans), abs=2e-6)
+
+
+def test_a_step_of_another_epoch_is_not_shown() -> None:
+    seen = (0.0, status(NODE, OTHER, epoch=2))
+    assert picture(seen, timeline=timeline(LEAD, WORKER))["timeline"] is None
+    assert picture(seen)["timeline"] is None
+
+
+micros = st.integers(0, (1 << 32) - 1)
+some_spans = st.lists(st.tuples(micros, micros), max_size=6).map(tuple)
+
+
+@given(
+    st.lists(
+        st.builds(StepSpans, *map(st.just, (1, 0, 7, 1)), some_spans, some_spans, some_spans),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_whatever_nodes_say_the_spans_are_within_the_step_and_apart(said: list[StepSpans]) -> None:
+    nodes = [replace(NODE, rank=rank) for rank in range(len(said))]
+    found = picture((0.0, status(*nodes)), timeline=timeline(*said))["timeline"]
+    assert [one["rank"] for one in found["machines"]] == [node.rank for node in nodes]
+    for machine in found["machines"]:
+        for spans in machine["spans"].values():
+            edges = [edge for span in spans for edge in span]
+            assert edges == sorted(edges)
+            assert all(0 <= edge <= found["took_s"] for edge in edges)
+        holes, left = machine["spans"]["disk"], machine["spans"]["compute"]
+        assert not any(low < end and start < high for low, high in holes for start, end in left)

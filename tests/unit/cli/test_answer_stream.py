@@ -54,6 +54,7 @@ class Master:
     def __init__(self, *replies: Reply) -> None:
         self.asked: list[tuple[str, str, str | None]] = []
         self.notes: list[str] = []
+        self.progress: list[str] = []
         self._replies = iter(replies)
 
     def connected(self) -> httpx.Client:
@@ -61,7 +62,9 @@ class Master:
 
     def events(self) -> list[str]:
         with self.connected() as http:
-            return list(AnswerStream(http, PATH, {"model": "demo"}, self.notes.append).events())
+            return list(
+                AnswerStream(http, PATH, {"model": "demo"}, self.notes.append, self.progress.append).events()
+            )
 
     def _reply(self, request: httpx.Request) -> httpx.Response:
         self.asked.append((request.method, request.url.path, request.headers.get("last-event-id")))
@@ -102,7 +105,9 @@ def test_each_break_is_mended_after_the_last_whole_event() -> None:
 def test_who_stops_reading_has_the_answer_deleted(reply: Reply) -> None:
     master = Master(begun(1, 6), reply)
     with master.connected() as http:
-        events = AnswerStream(http, PATH, {"model": "demo"}, master.notes.append).events()
+        events = AnswerStream(
+            http, PATH, {"model": "demo"}, master.notes.append, master.progress.append
+        ).events()
         assert next(events) == "one"
         events.close()
     assert master.asked[1:] == [("DELETE", f"{PATH}/cmpl-1", None)]
@@ -111,7 +116,9 @@ def test_who_stops_reading_has_the_answer_deleted(reply: Reply) -> None:
 def test_who_stops_reading_what_is_not_recorded_just_goes() -> None:
     master = Master(begun(1, 6, named=False))
     with master.connected() as http:
-        events = AnswerStream(http, PATH, {"model": "demo"}, master.notes.append).events()
+        events = AnswerStream(
+            http, PATH, {"model": "demo"}, master.notes.append, master.progress.append
+        ).events()
         assert next(events) == "one"
         events.close()
     assert master.asked == [("POST", PATH, None)]
@@ -174,3 +181,11 @@ def test_an_event_without_a_proper_number_is_the_masters_fault(number: str) -> N
     )
     with pytest.raises(PeerError, match="without a number"):
         master.events()
+
+
+def test_how_far_the_prompt_is_read_is_no_pause() -> None:
+    said = ": ping\n\n: reading 3 of 9 tokens\n\n: reading 6 of 9 tokens, 2 s left\n\n: reading on\n\ndata: [DONE]\n\n"
+    master = Master(lambda _request: httpx.Response(200, text=said))
+    assert master.events() == []
+    assert master.progress == ["reading 3 of 9 tokens", "reading 6 of 9 tokens, 2 s left"]
+    assert master.notes == ["the answer pauses: reading on"]

@@ -18,6 +18,8 @@ from tpiedge.cli.cluster_words import (
     request_row,
     step_parts,
     summary,
+    timeline_cells,
+    timeline_lines,
 )
 from tpiedge.cli.top_screen import screen_of
 
@@ -66,6 +68,7 @@ REQUEST = {
     "tokens_per_s": 0.51,
     "why": "attic was lost",
     "paused_s": 2,
+    "reading": None,
 }
 EVENT = {"at": NOON.timestamp(), "kind": "lost", "machine": "attic", "detail": "silent for 1.6 s"}
 TOTALS = {
@@ -77,11 +80,31 @@ TOTALS = {
     "kv_pages": 16,
     "kv_pages_used": 5,
 }
+TIMELINE = {
+    "step": 48,
+    "at": NOON.timestamp(),
+    "tokens": 1,
+    "took_s": 0.02,
+    "machines": [
+        {
+            "name": "w-12",
+            "host": "attic",
+            "rank": 1,
+            "spans": {
+                "compute": [[0.0, 0.005], [0.01, 0.0149]],
+                "wait": [[0.0149, 0.0199]],
+                "network": [[0.005, 0.007]],
+                "disk": [],
+            },
+        }
+    ],
+}
 PICTURE = {
     "model": {"name": "demo"},
     "ready": True,
     "reason": "",
     "machines": [MACHINE, SPARE],
+    "timeline": TIMELINE,
     "waiting": [{"name": "laptop", "address": "192.0.2.7"}],
     "requests": [REQUEST],
     "events": [EVENT],
@@ -134,6 +157,24 @@ def test_requests_events_and_what_is_asked_of_the_user() -> None:
     assert event_line(plain, NOON.date()) == "12:00:07 the plan serves"
 
 
+def test_how_far_a_prompt_is_read() -> None:
+    reading = {"done_tokens": 300, "of_tokens": 900, "tokens_per_s": 0.0, "left_s": None}
+    assert request_row(REQUEST | {"reading": reading})[3] == "300 of 900"
+    assert request_row(REQUEST | {"reading": reading | {"left_s": 4}})[3] == "300 of 900, 4.0 s left"
+
+
+def test_a_cell_of_a_step_shows_what_took_most_of_it() -> None:
+    (machine,) = TIMELINE["machines"]
+    assert timeline_cells(machine, 0.02, 8) == [
+        "compute", "compute", "network", "", "compute", "compute", "wait", "wait",
+    ]  # fmt: skip
+    title, line = timeline_lines(PICTURE)
+    assert title == "step 48 at 12:00:07: 20 ms (# compute, . wait, ~ network, d disk)"
+    assert line.startswith("w-12 (attic)  ####")
+    assert len(line.removeprefix("w-12 (attic)  ")) == 72
+    assert timeline_lines(PICTURE | {"timeline": None}) == []
+
+
 @given(
     st.lists(st.floats(0, 1e12), min_size=1, max_size=6).map(
         lambda sizes: [(str(number), size) for number, size in enumerate(sizes)]
@@ -163,6 +204,7 @@ def test_the_screen_has_all_of_it_within_its_width(width: int) -> None:
         "10 ms",
         "30.0 MB/s",
         "no master answers",
+        "step 48 at 12:00:07: 20 ms",
     ):
         assert words in text
     assert ("2.7 MB" in text) == (width == 120)

@@ -1,8 +1,10 @@
 """The master asks nodes for their counters while a client looks at them, and never waits for the answers."""
 
+import pytest
+
 from tests.unit.master.stories import Story
 from tpiedge.master.quarantine import FLOOD
-from tpiedge.wire.control import AskStats
+from tpiedge.wire.control import AskStats, StepSpans
 
 
 def serving(story: Story) -> None:
@@ -29,7 +31,7 @@ def test_the_second_look_has_what_every_node_said(story: Story) -> None:
     assert ranks_told(story) == [0, 1]
 
 
-def test_they_are_asked_again_with_the_heartbeats_until_no_client_looks_any_more(story: Story) -> None:
+def test_they_are_asked_again_and_again_until_no_client_looks_any_more(story: Story) -> None:
     serving(story)
     story.master.observe()
     story.wait(10.0)
@@ -87,3 +89,50 @@ def test_who_looks_again_after_a_long_time_is_told_at_once(story: Story) -> None
     story.master.observe()
     story.turn(2)
     assert [node.count(AskStats) for node in story.nodes.values()] == [count + 1 for count in asked]
+
+
+def asked_for_steps(story: Story) -> list[int]:
+    """How often each node was asked to have a step recorded."""
+    return [
+        sum(isinstance(one, AskStats) and one.timeline for one in node.heard) for node in story.nodes.values()
+    ]
+
+
+def test_rates_are_those_between_arrivals_of_the_last_seconds(story: Story) -> None:
+    serving(story)
+    story.master.observe()
+    story.turn()
+    found = story.master.status.nodes
+    assert [(node.earlier_s, node.earlier == node.counters) for node in found] == [(0.0, True)] * 2
+    story.wait(2.1)
+    assert [node.earlier_s for node in story.master.status.nodes] == [pytest.approx(2.1, abs=0.31)] * 2
+    story.wait(30.0)
+    assert all(5.0 < node.earlier_s <= 6.0 for node in story.master.status.nodes)
+
+
+def test_steps_are_recorded_once_a_second_while_a_client_looks_at_them(story: Story) -> None:
+    serving(story)
+    story.master.observe()
+    story.wait(10.0)
+    assert asked_for_steps(story) == [0, 0]
+    story.master.observe(timeline=True)
+    story.wait(100.0)
+    lead, other = asked_for_steps(story)
+    assert 3 <= lead <= 5
+    assert other == 0
+
+
+def test_a_step_that_all_nodes_recorded_is_shown_until_the_epoch_ends(story: Story) -> None:
+    serving(story)
+    story.master.observe(timeline=True)
+    assert story.master.timeline is None
+    told = [StepSpans(story.epoch, rank, 7, 1, ((0, 5),), (), ()) for rank in range(2)]
+    for spans in told:
+        story.node(spans.rank, story.epoch).say(spans)
+    story.turn()
+    found = story.master.timeline
+    assert found is not None
+    assert (found.epoch, list(found.spans)) == (story.epoch, told)
+    story.join("w-2")
+    story.settle()
+    assert story.master.timeline is None

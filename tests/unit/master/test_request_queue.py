@@ -13,10 +13,11 @@ from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, Tp
 from tpiedge.master.journal import GUILTY, SUSPECT, Paused, Resumed, TakenUp
 from tpiedge.master.master import NotServing
 from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_queue import POSTPONED_LIMIT, Dismissed, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
 from tpiedge.testing.clock import ManualClock
-from tpiedge.wire.control import Embedding, Failed, Finished, PromptScores, Ready, Token
+from tpiedge.wire.control import Embedding, Failed, Finished, Heartbeat, PromptScores, Ready, Token
 from tpiedge.wire.requests import GenerationRequest
 
 WAIT_S = 10.0
@@ -1103,3 +1104,51 @@ def test_one_whose_last_word_is_on_its_way_is_whole() -> None:
     assert book.requests.dismiss("r-1")
     book.requests.tell(finished())
     assert events(answering) == [finished()]
+
+
+def reads(book: Book, **done: int) -> None:
+    """Rank 0 says how far it has read the prompts."""
+    book.requests.tell(
+        Heartbeat(1, 0, 1, 0, 0, tuple((name.replace("_", "-"), count) for name, count in done.items()))
+    )
+
+
+def test_who_waits_for_a_long_prompt_hears_how_far_it_is_read() -> None:
+    book = Book(parallel=2)
+    first, second = book.submit("r-1"), book.submit("r-2")
+    assert [book.start(), book.start()] == ["r-1", "r-2"]
+    assert [line.reading for line in book.requests.lines] == [None, None]
+    for done in (0, 1, 1, 2):
+        book.clock.advance(1.0)
+        reads(book, r_1=done, r_9=5)
+    assert [line.reading for line in book.requests.lines] == [Reading(2, 3, 2 / 3, pytest.approx(1.5)), None]
+    for name in ("r-1", "r-2"):
+        book.requests.tell(token(name))
+    reads(book, r_1=3)
+    assert [line.reading for line in book.requests.lines] == [None, None]
+    for name in ("r-1", "r-2"):
+        book.requests.tell(finished(name, 1))
+    assert events(first) == [
+        Reading(1, 3, 1.0, 2.0),
+        Reading(2, 3, 2 / 3, pytest.approx(1.5)),
+        token("r-1"),
+        finished("r-1", 1),
+    ]
+    assert events(second) == [token("r-2"), finished("r-2", 1)]
+
+
+def test_what_is_read_again_after_a_loss_counts_anew_and_is_no_end_of_the_pause() -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    book.requests.tell(token())
+    book.lose()
+    book.start()
+    for done in (1, 3):
+        book.clock.advance(1.0)
+        reads(book, r_1=done)
+    (line,) = book.requests.lines
+    assert (line.state, line.reading) == ("paused", Reading(3, 4, 2.0, 0.5))
+    book.requests.tell(token(index=1))
+    book.requests.tell(finished(tokens=2))
+    assert [type(event) for event in events(answering)] == [Token, Paused, Resumed, Token, Finished]

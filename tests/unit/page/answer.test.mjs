@@ -155,3 +155,17 @@ test("whoever stops hears no more", async () => {
   const { error } = await heard([new Response(body)], { body: {}, signal: stop.signal });
   assert.equal(error.name, "AbortError");
 });
+
+test("comments say how far a long prompt is read, or why the answer pauses", async () => {
+  const comments = [": ping", ": reading 300 of 900 tokens", ": reading 600 of 900 tokens, 3 s left", ": reading on"];
+  const { told } = await heard([answer([...comments.map((one) => `${one}\n\n`), DONE])]);
+  assert.deepEqual(
+    told.filter(({ note }) => note !== undefined),
+    [
+      { note: "" },
+      { note: "", reading: { done: 300, of: 900, left_s: null } },
+      { note: "", reading: { done: 600, of: 900, left_s: 3 } },
+      { note: "reading on" },
+    ],
+  );
+});

@@ -1,0 +1,183 @@
+"""What it costs to look at a cluster that answers, as the page's view does: `GET /admin/cluster` every second.
+
+    .venv/bin/python -m tools.bench_view [MODEL] [--tokens 400] [--seconds 6] [--repeats 8]
+
+A master and two workers on this computer stream one answer of `--tokens` after the other; in turn for `--seconds` while
+nobody looks, and while somebody does. Printed, each as median, least and most of the repeats: milliseconds of processor
+time per token, of the master, the agents and all nodes together, while nobody looks; what of that is beside the nodes'
+engines, which also wait on the processor, and so take more where it is busy; the latter while somebody looks. First the
+same in milliseconds per second while nothing is answered, when less else changes. What the engines spend on recording a
+step is in none of them. Linux.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+import psutil
+
+from tests.process.serving.serving import Serving
+from tools.streaming import connection, events
+
+_LOOK_S = 1.0
+#: Longer than nodes are asked for counters after a look (`master/session_manager.py`).
+_FORGOTTEN_S = 6.0
+#: Linux's clock of a process's own processor time.
+_PROCESS: Final = 2
+_LIMIT_S = 300.0
+#: So slow that the plan wants the workers.
+_SLOW = 1e6
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        found = _measured(Path(folder), options)
+    if options.as_json:
+        print(json.dumps(found))
+        return 0
+    for name, values in found.items():
+        print(f"{name}: {statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})")
+    return 0
+
+
+def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
+    cluster = Serving(folder / "cluster", "--min-workers", 2, model=options.model, bytes_per_s=_SLOW)
+    try:
+        cluster.start_master()
+        for name in ("ann", "bob"):
+            cluster.start_worker(name, bytes_per_s=_SLOW)
+        cluster.wait_ready(3, _LIMIT_S)
+        turns = _Turns(cluster, options)
+        turns.take(turns.answer, looks=False)  # what is slow at first is not measured
+        found: dict[str, list[float]] = {}
+        for work, of in ((_rest, "ms per idle second"), (turns.answer, "ms per token")):
+            for _ in range(options.repeats):
+                time.sleep(_FORGOTTEN_S)
+                alone, seen = turns.take(work, looks=False), turns.take(work, looks=True)
+                for name, value in (
+                    (of, alone.all_ms),
+                    (f"{of}, beside the engines", alone.beside_ms),
+                    (f"{of}, beside the engines, looked at", seen.beside_ms),
+                ):
+                    found.setdefault(name, []).append(value)
+        return found
+    finally:
+        cluster.close()
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Milliseconds of processor time per token, or second: of all threads, and of those that are no engine."""
+
+    all_ms: float
+    beside_ms: float
+
+
+class _Turns:
+    """Of a cluster that stands."""
+
+    def __init__(self, cluster: Serving, options: argparse.Namespace) -> None:
+        self._cluster = cluster
+        self._options = options
+
+    def take(self, work: Callable[[], int], *, looks: bool) -> "_Spent":
+        """What a turn of `work` costs, which says how much it did. One in which processes began or ended, as for
+        another plan, is taken again."""
+        over = threading.Event()
+        watcher = threading.Thread(target=self._look, args=(over,))
+        if looks:
+            watcher.start()
+        try:
+            while (found := self._turn(work)) is None:
+                pass
+            return found
+        finally:
+            over.set()
+            if looks:
+                watcher.join()
+
+    def _turn(self, work: Callable[[], int]) -> "_Spent | None":
+        roots, nodes = self._family()
+        before, done = _spent_s(roots, nodes), 0
+        deadline = time.monotonic() + self._options.seconds
+        while time.monotonic() < deadline:
+            done += work()
+        if self._family() != (roots, nodes):
+            return None
+        all_s, beside_s = (now - then for now, then in zip(_spent_s(roots, nodes), before, strict=True))
+        return _Spent(1000 * all_s / done, 1000 * beside_s / done)
+
+    def answer(self) -> int:
+        """Its tokens."""
+        body = {
+            "model": self._cluster.model,
+            "prompt": "Once upon a time",
+            "max_tokens": self._options.tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with connection(self._cluster.url) as client:
+            for _ in events(client, "/v1/completions", body):
+                pass
+        return int(self._options.tokens)
+
+    def _look(self, over: threading.Event) -> None:
+        """As `page/watch.js`."""
+        tag = ""
+        headers = {"Authorization": f"Bearer {self._cluster.secret}"}
+        with httpx.Client(base_url=self._cluster.url, trust_env=False) as client:
+            while not over.wait(_LOOK_S):
+                seen = client.get("/admin/cluster", headers=headers | ({"If-None-Match": tag} if tag else {}))
+                tag = seen.headers["etag"]
+
+    def _family(self) -> tuple[list[int], list[int]]:
+        """The processes of master and agents, and those that they started: nodes, for the most part."""
+        cluster = self._cluster
+        started = [cluster.master, *(worker.process for worker in cluster.workers.values())]
+        roots = [one.pid for one in started if one is not None]
+        children = [child.pid for pid in roots for child in psutil.Process(pid).children(recursive=True)]
+        return roots, sorted(children)
+
+
+def _rest() -> int:
+    """One second in which nothing is asked."""
+    time.sleep(1.0)
+    return 1
+
+
+def _spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
+    """By all of these processes so far, and by their threads beside the nodes' first ones, the engines."""
+    found = sum(_process_s(pid) for pid in (*roots, *nodes))
+    return found, found - sum(_engine_s(pid) for pid in nodes)
+
+
+def _process_s(pid: int) -> float:
+    """Of all its threads, those that have ended, too."""
+    return time.clock_gettime((~pid << 3) | _PROCESS)
+
+
+def _engine_s(pid: int) -> float:
+    """Of its first thread."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

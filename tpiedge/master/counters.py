@@ -1,0 +1,46 @@
+"""What a node counts, as it says it again and again: a machine without clock, sockets or threads.
+
+Rates are those between two arrivals, whenever somebody looks at them: a node's word may be old when it is read.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.wire.control import Stats
+
+__all__ = ["Counted", "CounterLog"]
+
+#: Rates are of so many seconds at most.
+_WINDOW_S: Final = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The `latest` counters of a node, which came `spent_s` after the `first` ones of the last seconds; 0, and the
+    same ones, where there are no others."""
+
+    latest: Stats
+    first: Stats
+    spent_s: float
+
+
+class CounterLog:
+    """Of one node in one epoch. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._heard: deque[tuple[float, Stats]] = deque()
+
+    def take(self, stats: Stats, now: float) -> None:
+        """They came now."""
+        self._heard.append((now, stats))
+        while now - self._heard[0][0] > _WINDOW_S:
+            self._heard.popleft()
+
+    @property
+    def counted(self) -> Counted | None:
+        """None before the first ones."""
+        if not self._heard:
+            return None
+        (begun, first), (ended, latest) = self._heard[0], self._heard[-1]
+        return Counted(latest, first, ended - begun)
