@@ -3,7 +3,8 @@
 `steps` cuts a step into chunks; `forward` is the forward pass, in which every product is followed by its all-reduce;
 `overlap` lets chunks compute while others travel; `fused_blocks` computes a block in one native call where it can.
 `head` makes logits, `sampler` draws from them as `sampling` says; `pooling` makes embeddings of hidden states.
-`runner` is the loop of a node, `meter` measures it, `step_recorder` records single steps, `assembly` puts it together.
+`runner` is the loop of rank 0, with the `drawing` of what comes of a step, `follower` that of the others, `meter`
+measures it, `step_recorder` records single steps, `assembly` puts it together.
 `grammars` say which tokens an answer may go on with, by a process of their own (`grammar_child`), or a
 `late_constraint` with a part of it.
 

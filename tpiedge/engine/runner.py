@@ -1,18 +1,14 @@
-"""The loop of a node: rank 0 leads (plan, embed, forward, head, sample), the others follow (plan, forward).
+"""The loop of rank 0, which leads: plan, embed, forward, head, sample. The others follow (`follower.py`).
 
 Rank 0's `step` is one sweep over the model for all requests that run: pieces of their prompts, the next rows of their
 answers, and guesses of what comes after them. The other nodes never see a token id, only hidden states and positions.
 """
 
-import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, repeat
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,7 +16,8 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.route import Route
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
-from tpiedge.engine.carrying import Carrier, Taken
+from tpiedge.engine.carrying import Taken
+from tpiedge.engine.drawing import Drawing, Draws, LiveRequest, refusing
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.grammars import AnswerConstraint, Grammars, await_any
 from tpiedge.engine.head import Head
@@ -28,8 +25,8 @@ from tpiedge.engine.late_constraint import begin_late
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import StepCancelled
 from tpiedge.engine.pooling import MeanState
-from tpiedge.engine.sampler import Sampled, Sampler, TokenMask
-from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
+from tpiedge.engine.sampler import Sampler
+from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.engine.steps import StepLimits
@@ -42,35 +39,21 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted
 from tpiedge.wire.control import (
     AnswerPart,
-    Embedding,
     Failed,
     Finished,
-    FinishReason,
     Halt,
-    PromptScores,
-    Token,
 )
 from tpiedge.wire.data import LeavePages, StepPlan
 from tpiedge.wire.limits import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Draws", "Follower", "Leader", "Serving"]
+__all__ = ["Leader", "Serving"]
 
-_SCORE_ROWS: Final = 64
 _KEY_BYTES: Final = 32
 _KEPT_CANCELS: Final = 64
-_KEPT_LOGITS_BYTES: Final = 16 << 20
 #: The master asks at once for what it asked the epoch before, but for what was cancelled meanwhile.
 _CLAIM_S: Final = 10.0
 _PREPARING_S: Final = 0.05
-
-
-class Draws(Protocol):
-    """Draws the tokens of one sequence, as `Sampler` does."""
-
-    def sample(self, logits_V: Tensor, allowed: TokenMask | None = None) -> Sampled: ...
-
-    def accept(self, token: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -84,23 +67,6 @@ class Serving:
     speculate: int = 0
     grain_pages: int = 0
     facts: tuple[str, ...] = ()
-
-
-@dataclass(eq=False)
-class _Live:
-    """A request that has not ended, and what becomes of its tokens. `scored`: the first position whose log probability
-    was not told yet. `pooled`: of a request for an embedding. `constraint`: what the answer must keep to, if
-    anything."""
-
-    sequence: RunningSequence
-    sampler: Draws
-    emit: Callable[[AnswerPart], None]
-    pooled: MeanState | None = None
-    reason: FinishReason | None = None
-    scored: int = 1
-    constraint: AnswerConstraint | None = None
-    #: Why the request is refused, though it was accepted.
-    refused: UserError | None = None
 
 
 class Leader:
@@ -154,10 +120,12 @@ class Leader:
             KVRoom(cache.pages, serving.grain_pages) if serving.grain_pages else None,
             turning=config.rope.depends_on_length,
         )
-        self._live: dict[str, _Live] = {}
+        self._drawing = Drawing(
+            epoch, config.vocab_size, head, meter, self._batcher, apart=not forward.quantised
+        )
+        self._live: dict[str, LiveRequest] = {}
         self._cancels: dict[str, None] = {}
         self._step = 0
-        self._logits_MV = torch.empty(0, config.vocab_size)
         #: Until when pages of an earlier epoch are held for requests that have not come; 0: for none.
         self._adopted_until = 0.0
         #: The request whose step is under way alone, and that step.
@@ -202,9 +170,9 @@ class Leader:
         pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
         constraint = self._constraint(request)
         sequence = self._batcher.add(request)
-        live = _Live(sequence, sampler, emit, pooled, constraint=constraint)
+        live = LiveRequest(sequence, sampler, emit, pooled, constraint=constraint)
         if constraint is not None:
-            sequence.held, sequence.forced = True, partial(_forced, live, constraint)
+            sequence.held, sequence.forced = True, live.forced
         self._live[request.id] = live
 
     def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
@@ -248,7 +216,7 @@ class Leader:
         except StepCancelled:
             self._recorder.drop()
             return [*ended, *self._take_cancels()]
-        self._draw(batch, x_TH)
+        self._drawing.draw(batch, x_TH, self._live)
         self._read = ()
         self._recorder.end()
         self._cost.measured(len(x_TH), time.perf_counter() - begun)
@@ -316,7 +284,7 @@ class Leader:
         """Those whose grammar is compiled begin."""
         for live in self._live.values():
             if live.sequence.held and live.constraint is not None:
-                with _refusing(live):
+                with refusing(live):
                     live.sequence.held = not live.constraint.ready()
 
     def _check(self, request: GenerationRequest) -> None:
@@ -350,7 +318,7 @@ class Leader:
         ended = [live for live in self._live.values() if live.reason is not None or live.refused is not None]
         return [self._end(live) for live in ended]
 
-    def _end(self, live: _Live) -> Finished | Failed:
+    def _end(self, live: LiveRequest) -> Finished | Failed:
         sequence, reason = live.sequence, live.reason
         self._batcher.end(sequence)
         if live.constraint is not None:
@@ -376,7 +344,7 @@ class Leader:
         for piece in batch.pieces:
             live = self._live[piece.sequence.request.id]
             if live.constraint is not None:
-                with _refusing(live):
+                with refusing(live):
                     live.constraint.guess(piece.ids[len(piece.ids) - piece.drafted :])
 
     def _run(self, batch: Batch) -> Tensor:
@@ -422,162 +390,6 @@ class Leader:
             self._lone = "", 0
         return x_TH
 
-    def _draw(self, batch: Batch, x_TH: Tensor) -> None:
-        """Draws the next tokens of all sequences whose last position the step has computed."""
-        ends = accumulate(len(piece.ids) for piece in batch.pieces)
-        pieces = list(zip(batch.pieces, ends, strict=True))
-        answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
-        rows = [row for piece, end in answers for row in range(end - 1 - piece.drafted, end)]
-        with self._meter.head_span():
-            logits_MV = self._room(len(rows))
-            if rows:
-                self._head.logits(_rows(x_TH, rows), apart=not self._forward.quantised, room=logits_MV)
-        first = 0
-        for piece, end in pieces:
-            live = self._live[piece.sequence.request.id]
-            if piece.sequence.request.prompt_scores and piece.sequence.answer_tokens == 0:
-                self._score(live, piece, x_TH[end - len(piece.ids) : end])
-            if live.pooled is not None:
-                self._embed(live, live.pooled, piece, x_TH[end - len(piece.ids) : end])
-            if not piece.draws or live.pooled is not None:
-                self._batcher.decided(piece, ())
-                continue
-            tokens: list[int] = []
-            with self._meter.head_span(), _refusing(live):
-                tokens += self._drawn(live, piece, logits_MV[first:], shared=len(pieces) > 1)
-            first += piece.drafted + 1
-            self._batcher.decided(piece, tokens)
-            if live.constraint is not None and live.reason is None and tokens:
-                with _refusing(live):
-                    live.constraint.accept(tokens)
-            accepted = max(0, len(tokens) - 1)
-            self._meter.drafted += piece.drafted
-            self._meter.accepted += accepted
-
-    def _room(self, rows: int) -> Tensor:
-        """For logits, until the next step: in megabytes that are new, every 4 KiB costs a page fault."""
-        if self._logits_MV.shape[0] >= rows:
-            return self._logits_MV[:rows]
-        room = torch.empty(rows, self._config.vocab_size)
-        if room.nbytes <= _KEPT_LOGITS_BYTES:
-            self._logits_MV = room
-        return room
-
-    def _drawn(self, live: _Live, piece: StepPiece, logits_MV: Tensor, *, shared: bool) -> Iterator[int]:
-        """The tokens at the piece's last position and after every guess that came true. `shared`: the step has others,
-        too."""
-        request = live.sequence.request
-        index = live.sequence.answer_tokens
-        if index >= request.max_tokens:
-            live.reason = "length"
-            return
-        guesses = [*piece.ids[len(piece.ids) - piece.drafted :], None]
-        masks = live.constraint.masks(shared=shared) if live.constraint is not None else repeat(None)
-        for row, (guess, allowed) in enumerate(zip(guesses, masks, strict=False)):
-            drawn = live.sampler.sample(logits_MV[row], allowed)
-            live.sampler.accept(drawn.token)
-            live.emit(Token(self._epoch, request.id, index, drawn.token, drawn.logprobs))
-            yield drawn.token
-            index += 1
-            if drawn.token in request.stop_ids and not request.ignore_eos:
-                live.reason = "stop"
-            elif index >= request.max_tokens:
-                live.reason = "length"
-            if live.reason is not None or drawn.token != guess:
-                return
-
-    def _score(self, live: _Live, piece: StepPiece, x_TH: Tensor) -> None:
-        """Log probabilities of the prompt's own tokens after the piece's positions, but for those that were told before
-        the sequence gave up its pages."""
-        told = max(0, live.scored - piece.start - 1)
-        following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
-        if not following:
-            return
-        request = live.sequence.request
-        with self._meter.head_span():
-            x_MH = x_TH[told : told + len(following)]
-            scores, best = self._head.scores(x_MH, torch.tensor(following), request.sampling.logprobs)
-        for row in range(0, len(scores), _SCORE_ROWS):
-            part = slice(row, row + _SCORE_ROWS)
-            likeliest = tuple(itertools.chain.from_iterable(best[part]))
-            live.emit(PromptScores(self._epoch, request.id, live.scored, tuple(scores[part]), likeliest))
-            live.scored += len(scores[part])
-
-    def _embed(self, live: _Live, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
-        """The hidden states of the piece's positions, but for those that were taken before the sequence gave up its
-        pages, or its last one; after the prompt's last position the request has ended."""
-        sequence = live.sequence
-        first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
-        with self._meter.head_span():
-            for row in range(first, len(x_TH), _SCORE_ROWS):
-                pooled.add(self._head.states(x_TH[row : row + _SCORE_ROWS]))
-        if piece.draws:
-            with _refusing(live):
-                live.emit(Embedding(self._epoch, sequence.request.id, pooled.values))
-                live.reason = "stop"
-
-
-@contextmanager
-def _refusing(live: _Live) -> Iterator[None]:
-    """What is wrong with one request's grammar ends that request."""
-    try:
-        yield
-    except UserError as error:
-        live.refused = live.refused or error
-
-
-def _forced(live: _Live, constraint: AnswerConstraint) -> Sequence[int]:
-    """The tokens that come next whatever the model says; none where the grammar has failed."""
-    found: Sequence[int] = ()
-    with _refusing(live):
-        found = constraint.forced()
-    return found
-
-
-def _rows(x_TH: Tensor, rows: Sequence[int]) -> Tensor:
-    """Those rows, which ascend. By numpy: torch takes threads of its own, which wait for more work where ours go on."""
-    return x_TH if len(rows) == len(x_TH) else torch.from_numpy(x_TH.numpy()[rows])
-
 
 def _nothing() -> None:
     return
-
-
-class Follower:
-    """Any other rank: takes steps until the cluster ends, and leaves what `carrier` can."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        forward: ForwardPass,
-        communicator: Communicator,
-        carrier: Carrier,
-        recorder: StepRecorder,
-    ) -> None:
-        self._hidden_size = config.hidden_size
-        self._recorder = recorder
-        self._forward = forward
-        self._communicator = communicator
-        self._carrier = carrier
-
-    def run(self) -> None:
-        """Never returns; ends with Cancelled at shutdown, or PeerLost, ProtocolError."""
-        while True:
-            self.run_step()
-
-    def run_step(self) -> None:
-        """Wait for a plan, then take the step."""
-        plan = self._communicator.next_plan()
-        if isinstance(plan, LeavePages):
-            self._carrier.leave(plan)
-            return
-        self._carrier.discard()
-        x_TH = torch.empty(plan.tokens, self._hidden_size)
-        self._recorder.begin(plan)
-        # The cancelled step's hidden states are dropped with it; the next plan says where the sequences stand.
-        try:
-            self._forward.run(x_TH, plan)
-        except StepCancelled:
-            self._recorder.drop()
-            return
-        self._recorder.end()

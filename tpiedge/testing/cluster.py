@@ -18,10 +18,11 @@ from tpiedge.collectives.peer_channel import node_name
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.carrying import Carrier
+from tpiedge.engine.drawing import Draws
 from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Draws, Leader, Serving
+from tpiedge.engine.runner import Leader, Serving
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import InternalError, TpiedgeError
 from tpiedge.kernels.kv_format import usual_kv

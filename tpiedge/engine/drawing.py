@@ -1,0 +1,185 @@
+"""What rank 0 makes of a step's hidden states: tokens that are drawn, log probabilities of prompts, embeddings."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, repeat
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from tpiedge.engine.batcher import Batch, Batcher
+from tpiedge.engine.grammars import AnswerConstraint
+from tpiedge.engine.head import Head
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.pooling import MeanState
+from tpiedge.engine.sampler import Sampled, TokenMask
+from tpiedge.engine.sequence import RunningSequence, StepPiece
+from tpiedge.errors import UserError
+from tpiedge.wire.control import AnswerPart, Embedding, FinishReason, PromptScores, Token
+
+__all__ = ["Drawing", "Draws", "LiveRequest", "refusing"]
+
+_SCORE_ROWS: Final = 64
+_KEPT_LOGITS_BYTES: Final = 16 << 20
+
+
+class Draws(Protocol):
+    """Draws the tokens of one sequence, as `Sampler` does."""
+
+    def sample(self, logits_V: Tensor, allowed: TokenMask | None = None) -> Sampled: ...
+
+    def accept(self, token: int) -> None: ...
+
+
+@dataclass(eq=False)
+class LiveRequest:
+    """A request that has not ended, and what becomes of its tokens. `scored`: the first position whose log probability
+    was not told yet. `pooled`: of a request for an embedding. `constraint`: what the answer must keep to, if
+    anything."""
+
+    sequence: RunningSequence
+    sampler: Draws
+    emit: Callable[[AnswerPart], None]
+    pooled: MeanState | None = None
+    reason: FinishReason | None = None
+    scored: int = 1
+    constraint: AnswerConstraint | None = None
+    #: Why the request is refused, though it was accepted.
+    refused: UserError | None = None
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that come next whatever the model says; none where the grammar has failed."""
+        found: Sequence[int] = ()
+        if self.constraint is not None:
+            with refusing(self):
+                found = self.constraint.forced()
+        return found
+
+
+class Drawing:
+    """Of one epoch. `apart`: whether each row of the head is computed by itself, as of Head.logits."""
+
+    def __init__(
+        self, epoch: int, vocab_size: int, head: Head, meter: Meter, batcher: Batcher, *, apart: bool
+    ) -> None:
+        self._epoch = epoch
+        self._vocab_size = vocab_size
+        self._head = head
+        self._meter = meter
+        self._batcher = batcher
+        self._apart = apart
+        self._logits_MV = torch.empty(0, vocab_size)
+
+    def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
+        """Draws the next tokens of all sequences whose last position the step has computed, from its hidden states
+        [T, H]. `requests`: by their ids."""
+        ends = accumulate(len(piece.ids) for piece in batch.pieces)
+        pieces = list(zip(batch.pieces, ends, strict=True))
+        answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
+        rows = [row for piece, end in answers for row in range(end - 1 - piece.drafted, end)]
+        with self._meter.head_span():
+            logits_MV = self._room(len(rows))
+            if rows:
+                self._head.logits(_rows(x_TH, rows), apart=self._apart, room=logits_MV)
+        first = 0
+        for piece, end in pieces:
+            live = requests[piece.sequence.request.id]
+            if piece.sequence.request.prompt_scores and piece.sequence.answer_tokens == 0:
+                self._score(live, piece, x_TH[end - len(piece.ids) : end])
+            if live.pooled is not None:
+                self._embed(live, live.pooled, piece, x_TH[end - len(piece.ids) : end])
+            if not piece.draws or live.pooled is not None:
+                self._batcher.decided(piece, ())
+                continue
+            tokens: list[int] = []
+            with self._meter.head_span(), refusing(live):
+                tokens += self._drawn(live, piece, logits_MV[first:], shared=len(pieces) > 1)
+            first += piece.drafted + 1
+            self._batcher.decided(piece, tokens)
+            if live.constraint is not None and live.reason is None and tokens:
+                with refusing(live):
+                    live.constraint.accept(tokens)
+            accepted = max(0, len(tokens) - 1)
+            self._meter.drafted += piece.drafted
+            self._meter.accepted += accepted
+
+    def _room(self, rows: int) -> Tensor:
+        """For logits, until the next step: in megabytes that are new, every 4 KiB costs a page fault."""
+        if self._logits_MV.shape[0] >= rows:
+            return self._logits_MV[:rows]
+        room = torch.empty(rows, self._vocab_size)
+        if room.nbytes <= _KEPT_LOGITS_BYTES:
+            self._logits_MV = room
+        return room
+
+    def _drawn(
+        self, live: LiveRequest, piece: StepPiece, logits_MV: Tensor, *, shared: bool
+    ) -> Iterator[int]:
+        """The tokens at the piece's last position and after every guess that came true. `shared`: the step has others,
+        too."""
+        request = live.sequence.request
+        index = live.sequence.answer_tokens
+        if index >= request.max_tokens:
+            live.reason = "length"
+            return
+        guesses = [*piece.ids[len(piece.ids) - piece.drafted :], None]
+        masks = live.constraint.masks(shared=shared) if live.constraint is not None else repeat(None)
+        for row, (guess, allowed) in enumerate(zip(guesses, masks, strict=False)):
+            drawn = live.sampler.sample(logits_MV[row], allowed)
+            live.sampler.accept(drawn.token)
+            live.emit(Token(self._epoch, request.id, index, drawn.token, drawn.logprobs))
+            yield drawn.token
+            index += 1
+            if drawn.token in request.stop_ids and not request.ignore_eos:
+                live.reason = "stop"
+            elif index >= request.max_tokens:
+                live.reason = "length"
+            if live.reason is not None or drawn.token != guess:
+                return
+
+    def _score(self, live: LiveRequest, piece: StepPiece, x_TH: Tensor) -> None:
+        """Log probabilities of the prompt's own tokens after the piece's positions, but for those that were told before
+        the sequence gave up its pages."""
+        told = max(0, live.scored - piece.start - 1)
+        following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
+        if not following:
+            return
+        request = live.sequence.request
+        with self._meter.head_span():
+            x_MH = x_TH[told : told + len(following)]
+            scores, best = self._head.scores(x_MH, torch.tensor(following), request.sampling.logprobs)
+        for row in range(0, len(scores), _SCORE_ROWS):
+            part = slice(row, row + _SCORE_ROWS)
+            likeliest = tuple(itertools.chain.from_iterable(best[part]))
+            live.emit(PromptScores(self._epoch, request.id, live.scored, tuple(scores[part]), likeliest))
+            live.scored += len(scores[part])
+
+    def _embed(self, live: LiveRequest, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
+        """The hidden states of the piece's positions, but for those that were taken before the sequence gave up its
+        pages, or its last one; after the prompt's last position the request has ended."""
+        sequence = live.sequence
+        first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
+        with self._meter.head_span():
+            for row in range(first, len(x_TH), _SCORE_ROWS):
+                pooled.add(self._head.states(x_TH[row : row + _SCORE_ROWS]))
+        if piece.draws:
+            with refusing(live):
+                live.emit(Embedding(self._epoch, sequence.request.id, pooled.values))
+                live.reason = "stop"
+
+
+@contextmanager
+def refusing(live: LiveRequest) -> Iterator[None]:
+    """What is wrong with one request's grammar ends that request."""
+    try:
+        yield
+    except UserError as error:
+        live.refused = live.refused or error
+
+
+def _rows(x_TH: Tensor, rows: Sequence[int]) -> Tensor:
+    """Those rows, which ascend. By numpy: torch takes threads of its own, which wait for more work where ours go on."""
+    return x_TH if len(rows) == len(x_TH) else torch.from_numpy(x_TH.numpy()[rows])
