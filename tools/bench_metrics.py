@@ -107,7 +107,17 @@ def _picture_us() -> float:
 
     def look() -> None:
         for number in range(_LOOKS):
-            json.dumps(pictures.of(status, model, requests.lines, events, (), timeline, float(number)))
+            json.dumps(
+                pictures.of(
+                    status,
+                    model,
+                    requests.lines,
+                    events,
+                    (),
+                    pictures.shown(timeline, status.nodes, status.epoch),
+                    float(number),
+                )
+            )
 
     return _us(look, _LOOKS)
 

@@ -49,14 +49,17 @@ class Admin:
 
     async def _cluster(self, request: Request) -> Response:
         service = self._service
-        waiting = await self._intake.run(service.pending)
+        status, timeline = service.observe(timeline=True), service.timeline()
+        waiting, shown = await self._intake.run(
+            lambda: (service.pending(), self._picture.shown(timeline, status.nodes, status.epoch))
+        )
         picture = self._picture.of(
-            service.observe(timeline=True),
+            status,
             service.model(),
             service.request_lines(),
             service.events(),
             waiting,
-            service.timeline(),
+            shown,
             time.monotonic(),
         )
         body = json.dumps(picture).encode()

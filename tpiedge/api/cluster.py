@@ -62,10 +62,26 @@ class _Look:
 
 
 class ClusterPicture:
-    """Remembers the last looks. For one thread."""
+    """Remembers the last looks. For one thread, but for `shown`."""
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque()
+        #: What it shows, and what that was made of: all who look meanwhile get the same.
+        self._shown: tuple[object, _JsonObject | None] = (None, None)
+
+    def shown(
+        self, timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
+    ) -> _JsonObject | None:
+        """The step on its axis, for `of`; None where there is none of this epoch. Takes milliseconds where the model
+        has many layers: from any thread."""
+        if timeline is None or timeline.epoch != epoch:
+            return None
+        of = timeline, tuple((node.name, node.host, node.rank) for node in nodes)
+        known, made = self._shown
+        if known != of:
+            made = timeline_json(timeline, nodes)
+            self._shown = of, made
+        return made
 
     def of(
         self,
@@ -74,10 +90,11 @@ class ClusterPicture:
         requests: Sequence[RequestLine],
         events: Sequence[ClusterEvent],
         waiting: Sequence[PendingJoin],
-        timeline: StepTimeline | None,
+        timeline: _JsonObject | None,
         now: float,
     ) -> _JsonObject:
-        """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters."""
+        """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters,
+        `timeline` as `shown`."""
         before, look = self._remember(status, now)
         steps = _steps(status.nodes)
         return {
@@ -93,9 +110,7 @@ class ClusterPicture:
             },
             "split_shows": status.split_shows,
             "machines": [_machine(node, status, steps.get(node.rank)) for node in status.nodes],
-            "timeline": timeline_json(timeline, status.nodes)
-            if timeline is not None and timeline.epoch == status.epoch
-            else None,
+            "timeline": timeline,
             "waiting": [asdict(one) for one in waiting],
             "requests": [_request(one) for one in requests],
             "events": [asdict(one) for one in events],

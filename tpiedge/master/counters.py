@@ -37,10 +37,11 @@ class CounterLog:
         while now - self._heard[0][0] > _WINDOW_S:
             self._heard.popleft()
 
-    @property
-    def counted(self) -> Counted | None:
-        """None before the first ones."""
+    def counted(self, now: float) -> Counted | None:
+        """None before the first ones. Those that came long before `now` say nothing of how fast things go."""
         if not self._heard:
             return None
         (begun, first), (ended, latest) = self._heard[0], self._heard[-1]
+        if now - ended > _WINDOW_S:
+            return Counted(latest, latest, 0.0)
         return Counted(latest, first, ended - begun)

@@ -280,7 +280,7 @@ class Session:
     def counted(self, rank: int) -> Counted | None:
         """The counters of that node; None where it has not said any."""
         log = self._counters.get(rank)
-        return None if log is None else log.counted
+        return None if log is None else log.counted(self._clock.now())
 
     @property
     def workers(self) -> tuple[Assignment, ...]:

@@ -31,6 +31,7 @@ export function Chat() {
   const [adjusting, adjust] = useState(false);
   const [begun, begin] = useState(null); // the settings of the new chat, where they are not the usual ones
   const opener = useRef(null);
+  const latest = useRef(null); // the settings as they were changed last: one key may change them and close the dialog
   useEffect(() => {
     const moved = () => follow(named());
     addEventListener("hashchange", moved);
@@ -51,9 +52,14 @@ export function Chat() {
     go(chats.send(conversation?.id, text, settings));
     if (!conversation) begin(null);
   };
-  const set = (values) => (conversation ? chats.set(conversation.id, values) : begin(values));
+  const set = (values) => {
+    latest.current = values;
+    if (conversation) chats.set(conversation.id, values);
+    else begin(values);
+  };
   const adjusted = (usual) => {
-    if (usual) chats.setUsual(settings);
+    if (usual) chats.setUsual(latest.current ?? settings);
+    latest.current = null;
     adjust(false);
   };
   const ask = () => {

@@ -139,13 +139,14 @@ class Chats extends EventTarget {
     return last && this.running.has(last.id) ? last.id : undefined;
   }
 
+  // Nothing where another tab has deleted it meanwhile.
   rename(id, title) {
-    this.#library.put({ ...this.conversations.get(id), title });
+    this.#alter(id, { title });
   }
 
-  // For the answers of this conversation from now on.
+  // For the answers of this conversation from now on; nothing where another tab has deleted it meanwhile.
   set(id, settings) {
-    this.#library.put({ ...this.conversations.get(id), settings });
+    this.#alter(id, { settings });
   }
 
   remove(id) {
@@ -196,6 +197,7 @@ class Chats extends EventTarget {
     this.#changed();
     let end;
     let silent = false;
+    let superseded = false;
     try {
       const hear = (what) => this.#hear(id, node, live, what);
       if (how.resume) await readAnswer(hear, { resume: how.resume, signal: stop.signal });
@@ -203,12 +205,14 @@ class Chats extends EventTarget {
       end = { state: "done", resume: null };
     } catch (error) {
       silent = error instanceof Refusal && error.status === NO_ANSWER;
+      superseded = error.code === "superseded";
       end = endOf(error, live, silent);
     }
     this.running.delete(node);
     // Where nobody hears of it, it ends by itself, later.
     if (live.resume && end.state === "stopped") endAnswer(live.resume.id).catch(() => {});
-    this.#change(id, node, { ...end, ...speed(live) });
+    if (this.#reads(id, node) && !superseded) this.#change(id, node, { ...end, ...speed(live) });
+    else this.#changed(); // what becomes of it, the tab says that reads it
     if (silent) this.findModel(); // which goes on until the server is back
   }
 
@@ -233,11 +237,10 @@ class Chats extends EventTarget {
     if (what.opened) Object.assign(live, { phase: live.first === null ? "opened" : "answering", note: "" });
     if (what.note !== undefined) live.note = what.note;
     if (what.reading) live.reading = what.reading;
-    const conversation = this.conversations.get(id);
-    if (!conversation) return;
+    if (!this.#reads(id, node)) return;
     const values = {};
     if (what.text !== undefined) {
-      const { text, thought = "" } = conversation.nodes[node];
+      const { text, thought = "" } = this.conversations.get(id).nodes[node];
       Object.assign(values, { text: text + what.text }, what.thought && { thought: thought + what.thought });
       live.tokens += what.tokens;
       live.last = performance.now();
@@ -247,6 +250,17 @@ class Chats extends EventTarget {
     for (const name of ["usage", "finish", "resume"]) if (what[name] !== undefined) values[name] = what[name];
     // That it can be resumed is known first, and must be known after a reload.
     this.#change(id, node, values, what.resume?.last === 0 ? 0 : SAVE_MS);
+  }
+
+  #alter(id, values) {
+    const conversation = this.conversations.get(id);
+    if (conversation) this.#library.put({ ...conversation, ...values });
+  }
+
+  // Whether this tab reads the answer still, and no other one has taken it over.
+  #reads(id, node) {
+    const found = this.conversations.get(id)?.nodes[node];
+    return found !== undefined && this.isOurs(found);
   }
 
   #change(id, node, values, later = 0) {

@@ -54,9 +54,14 @@ export function merge(base, mine, stored) {
     ...overlaid(base ?? {}, mine, stored),
     updated: Math.max(mine.updated, stored.updated),
     settings: both("settings"),
-    nodes: both("nodes"),
+    nodes: { ...both("nodes"), ...takenOver(base?.nodes ?? {}, stored.nodes) },
     chosen: { ...stored.chosen, ...mine.chosen },
   };
+}
+
+// The answers that another tab reads since then: they are as it has them.
+function takenOver(base, stored) {
+  return Object.fromEntries(Object.entries(stored).filter(([id, { tab }]) => base[id] && tab !== base[id].tab));
 }
 
 // `stored` with those fields of `mine` that are others than in `base`.

@@ -55,7 +55,7 @@ def picture(
 ) -> dict:
     one = ClusterPicture()
     for now, seen in looks:
-        found = one.of(seen, MODEL, requests, (), (), timeline, now)
+        found = one.of(seen, MODEL, requests, (), (), one.shown(timeline, seen.nodes, seen.epoch), now)
     return found
 
 

@@ -7,13 +7,13 @@ from tpiedge.master.counters import Counted, CounterLog
 
 
 def test_before_the_first_ones_nothing_is_known() -> None:
-    assert CounterLog().counted is None
+    assert CounterLog().counted(0.0) is None
 
 
 def test_a_rate_needs_two_arrivals() -> None:
     log = CounterLog()
     log.take(STATS, 5.0)
-    assert log.counted == Counted(STATS, STATS, 0.0)
+    assert log.counted(5.0) == Counted(STATS, STATS, 0.0)
 
 
 def test_the_time_is_that_between_arrivals_of_the_last_seconds() -> None:
@@ -21,7 +21,7 @@ def test_the_time_is_that_between_arrivals_of_the_last_seconds() -> None:
     log = CounterLog()
     for at in (0.0, 0.3, 1.7, 3.0, 6.2, 6.3, 11.9):
         log.take(after(STATS, 1, bytes_sent=10 * at), at)
-        counted = log.counted
+        counted = log.counted(at)
         assert counted is not None
         assert counted.spent_s <= 6.0
         assert counted.latest.bytes_sent - counted.first.bytes_sent == pytest.approx(10 * counted.spent_s)
@@ -32,4 +32,7 @@ def test_what_came_long_ago_says_nothing() -> None:
     log = CounterLog()
     log.take(STATS, 0.0)
     log.take(after(STATS, 9), 60.0)
-    assert log.counted == Counted(after(STATS, 9), after(STATS, 9), 0.0)
+    assert log.counted(60.0) == Counted(after(STATS, 9), after(STATS, 9), 0.0)
+    log.take(after(STATS, 12), 61.0)
+    assert log.counted(62.0) == Counted(after(STATS, 12), after(STATS, 9), 1.0)
+    assert log.counted(3600.0) == Counted(after(STATS, 12), after(STATS, 12), 0.0)

@@ -95,3 +95,13 @@ test("what two tabs made of a conversation stays, all of it", () => {
   assert.deepEqual(tree.merge(base, { ...base, settings: { seed: 1 } }, theirs).settings, { seed: 2 });
   assert.deepEqual(tree.merge(undefined, base, base), base);
 });
+
+test("an answer that another tab has taken over is as that tab has it", () => {
+  const base = tree.change(talk(), "a1", { text: "one", state: "running", tab: "A", resume: { id: "x", last: 1 } });
+  const theirs = tree.change(base, "a1", { text: "one two", state: "done", tab: "B", resume: null });
+  const mine = tree.change(base, "a1", { state: "failed", error: "superseded", resume: null });
+  assert.deepEqual(tree.merge(base, mine, theirs).nodes.a1, theirs.nodes.a1);
+  assert.deepEqual(tree.merge(base, theirs, base).nodes.a1, theirs.nodes.a1);
+  const further = tree.change(theirs, "a1", { text: "one two three" });
+  assert.deepEqual(tree.merge(theirs, further, theirs).nodes.a1, further.nodes.a1);
+});
