@@ -7,7 +7,7 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 
 LIMIT_S = 30.0
-#: The page waits for a minute as for half a second.
+#: The page waits for a minute as for half a second, from the next word on.
 HURRY = """
 const later = window.setTimeout;
 window.setTimeout = (act, ms, ...values) => later(act, ms >= 30_000 ? ms / 120 : ms, ...values);
@@ -27,11 +27,10 @@ def recording(serve, tmp_path):
 
 @pytest.fixture
 def begun(browser, service, words):
-    """An answer of which two words are shown; `first` runs in the page."""
+    """An answer of which two words are shown."""
 
-    def begin(url, first=""):
+    def begin(url):
         browser.open(url)
-        browser.run(first)
         browser.say("Go")
         generation = service.generations.get(timeout=LIMIT_S)
         generation.say(*words("one two"))
@@ -122,25 +121,51 @@ def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, b
         browser.wait_for_answers("one two three")
 
 
+def test_a_tab_whose_answer_goes_on_in_another_leaves_it_to_that(browser, recording, begun, words):
+    """It reads still, and hears that another connection has its place."""
+    url = recording().url
+    generation = begun(url)
+    shown = browser.run("return '/' + location.hash")
+    with browser.second_tab(url, shown) as change:
+        browser.click("Go on")
+        browser.wait(lambda: browser.see(".progress"))
+        change()
+        browser.wait(lambda: not browser.see(".progress"))
+        assert "broke off" not in browser.text(".answer")
+        change()
+        generation.say(*words(" three"))
+        generation.finish("stop")
+        browser.wait_for_answers("one two three")
+        change()
+        browser.wait_for_answers("one two three")
+        change()
+    browser.wait_for_answers("one two three")
+
+
 def test_a_connection_that_is_silent_is_made_anew(browser, recording, begun, words):
     """As where the master's computer slept, or a router forgot the connection."""
-    generation = begun(recording(limits=NEVER).url, HURRY)
+    generation = begun(recording(limits=NEVER).url)
+    browser.run(HURRY)
+    generation.say(*words(" three"))
     asked_again = (
         "return performance.getEntriesByType('resource').filter(e => e.name.includes('completions/')).length"
     )
     browser.wait(lambda: browser.run(asked_again) > 0)
-    generation.say(*words(" three"))
+    generation.say(*words(" four"))
     generation.finish("stop")
-    browser.wait_for_answers("one two three")
+    browser.wait_for_answers("one two three four")
 
 
 def test_a_silent_connection_to_a_server_without_records_is_the_answers_end(browser, service, serve, words):
     browser.open(serve(limits=NEVER).url)
-    browser.run(HURRY)
     browser.say("Go")
-    service.generations.get(timeout=LIMIT_S).say(*words("one"))
+    generation = service.generations.get(timeout=LIMIT_S)
+    generation.say(*words("one"))
+    browser.wait_for_text(".answer", "one")
+    browser.run(HURRY)
+    generation.say(*words(" two"))
     browser.wait_for_text(".answer", "The answer broke off: The connection broke before the answer's end.")
-    assert browser.answers() == ["one"]
+    assert browser.answers() == ["one two"]
 
 
 def test_a_server_that_has_another_model_by_now(browser, service, url):
