@@ -92,8 +92,7 @@ class Completions:
             reader = kept.accept(only.request, asked.reply, created, model, key, client)
             opened: _Opened = reader.open, reader.leave
         else:
-            submit = partial(self._service.submit, client=client)
-            opened = self._submitted(name, [choice.request for choice in asked.choices], submit, loop)
+            opened = self._submitted(name, [choice.request for choice in asked.choices], client, loop)
         return Work(
             name,
             asked.choices,
@@ -110,17 +109,18 @@ class Completions:
         self,
         name: str,
         requests: Sequence[GenerationRequest],
-        submit: Callable[[GenerationRequest], Generation],
+        client: str,
         loop: asyncio.AbstractEventLoop,
     ) -> _Opened:
         """The first choices are asked for, the others have their turn later.
 
         Raises as Service.submit where not even one is taken."""
+        submit = partial(self._service.submit, client=client)
         generations: list[Generation] = []
         try:
             _submit_first(requests, submit, generations)
             left = requests[len(generations) :]
-            further = FurtherChoices(left, submit, self._service.postpone)
+            further = FurtherChoices(left, submit, partial(self._service.postpone, client=client))
         except Exception:
             for generation in generations:
                 generation.cancel()

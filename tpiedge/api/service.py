@@ -170,9 +170,9 @@ class Service(Protocol):
         Unavailable, or UserError for what the cluster cannot do."""
         ...
 
-    def postpone(self, count: int) -> None:
-        """Count so many requests with those that wait, which will be submitted later; fewer where it is negative.
-        Raises Busy where they would be too many."""
+    def postpone(self, count: int, client: str) -> None:
+        """Count so many requests of that client with those that wait, which will be submitted later; fewer where it is
+        negative. Raises Busy where they would be too many."""
         ...
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> Generation:

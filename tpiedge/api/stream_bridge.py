@@ -167,6 +167,8 @@ class StreamBridge:
         self._ask()
 
     def join(self, limit_s: float) -> bool:
+        if not self._over and self._further.count:
+            return False  # others have their turn yet
         deadline = time.monotonic() + limit_s
         return all(listener.join(max(0.0, deadline - time.monotonic())) for listener in self._listeners)
 

@@ -79,8 +79,10 @@ class Transcript:
     def feed(self, event: AnswerEvent) -> TextPiece | None:
         """The piece that `event` completes. Raises Cancelled where the service gave up the request."""
         match event:
-            case PromptScores() if self._echo is not None:
-                self._echo.take(event)
+            case PromptScores():
+                self.reading = ""  # nothing more is told of it
+                if self._echo is not None:
+                    self._echo.take(event)
             case Token(token=token, logprobs=logprobs):
                 self.count += 1
                 self.reading = ""

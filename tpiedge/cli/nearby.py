@@ -18,7 +18,7 @@ import click
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.announced import AnnouncedMaster
-from tpiedge.joining.connecting import is_at
+from tpiedge.joining.connecting import who_is_at
 from tpiedge.joining.identity import cluster_name
 from tpiedge.wire.messages import PROTOCOL
 
@@ -53,7 +53,8 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
 
         try:
             with announced(socket.gethostname(), address, PROTOCOL, cluster_name(master_key)) as name:
-                say(f"announced here as {name}; on another machine:  tpiedge worker")
+                if not over.is_set():
+                    say(f"announced here as {name}; on another machine:  tpiedge worker")
                 over.wait()
         except Exception as error:  # whatever a library meets in a strange network: the master serves on
             if not over.is_set():
@@ -137,12 +138,20 @@ def _own(
 
 
 def _first(tries: Sequence[tuple[_Tried, Address, str]]) -> _Tried | None:
-    """Of the first try at whose address the master of that key is. All at a time: most wait for nobody."""
-    if not tries:
-        return None
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        there = list(threads.map(lambda one: is_at(one[1], one[2], _ANSWER_S), tries))
-    return next((tried for (tried, _, _), answers in zip(tries, there, strict=True) if answers), None)
+    """Of the first try at whose address the master of that key is, or else may be. Several at a time: most wait for
+    nobody."""
+    may_be: _Tried | None = None
+    threads = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        found = threads.map(lambda one: who_is_at(one[1], one[2], _ANSWER_S), tries)
+        for (tried, _, _), who in zip(tries, found, strict=True):
+            if who == "the master":
+                return tried
+            if who == "somebody" and may_be is None:
+                may_be = tried
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    return may_be
 
 
 def _nobody(announced: Sequence[AnnouncedMaster], known: Mapping[Address, str]) -> str:

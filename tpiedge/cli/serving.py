@@ -111,9 +111,9 @@ class MasterService:
         except NotServing as error:
             raise Unavailable(str(error)) from None
 
-    def postpone(self, count: int) -> None:
+    def postpone(self, count: int, client: str) -> None:
         try:
-            self._master.postpone(count)
+            self._master.postpone(count, client)
         except QueueFull as error:
             raise Busy(str(error)) from None
 

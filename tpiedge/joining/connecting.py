@@ -6,6 +6,7 @@ Errors: UserError where trying again changes nothing (wrong key, bad token, othe
 import secrets
 import time
 from contextlib import closing
+from typing import Literal, TypeAlias
 
 from tpiedge import __version__
 from tpiedge.errors import PeerError, UserError
@@ -21,10 +22,13 @@ from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.join import Enrol, Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["MASTER", "enrol", "explain", "introduction", "is_at", "open_link"]
+__all__ = ["MASTER", "Found", "enrol", "explain", "introduction", "open_link", "who_is_at"]
 
 MASTER = "master"
 """What a worker calls the hub it connects to."""
+
+Found: TypeAlias = Literal["the master", "somebody", "nobody"]
+"""Of whom only "the master" has proved to have its key."""
 
 _PROBE_S = 1.0
 _SLICE_S = 0.2
@@ -77,26 +81,33 @@ def _open(
     return link
 
 
-def is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> bool:
-    """Whether the master of that key is at one of the host's addresses, as anybody may ask: it counts though strangers
-    have all places for those whom it does not know. Takes `timeout_s` for each."""
+def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Found:
+    """Who is at the host's addresses, as anybody may ask. Takes `timeout_s` for each. "somebody" refuses: the master
+    does where strangers have all places for those whom it does not know, and so may anybody."""
     keys = CurveKeys.generate()  # this worker's own may still be taken, by a connection that is silent
     try:
         addresses = resolve_all(address)
     except UserError:  # the name means nothing
-        return False
-    return any(_answers(numeric, master_key, keys, timeout_s) for numeric in addresses)
+        return "nobody"
+    who: Found = "nobody"
+    for numeric in addresses:
+        match _state(numeric, master_key, keys, timeout_s):
+            case LinkState.UP:
+                return "the master"
+            case LinkState.REFUSED:
+                who = "somebody"
+    return who
 
 
-def _answers(numeric: Address, master_key: str, keys: CurveKeys, timeout_s: float) -> bool:
+def _state(numeric: Address, master_key: str, keys: CurveKeys, timeout_s: float) -> LinkState | None:
     try:
         spoke = ZmqSpoke(
             numeric.zmq, master_key, keys, peer_name(keys.public), hub_name=MASTER, plane=CONTROL
         )
     except UserError:  # an address that no socket of this machine takes
-        return False
+        return None
     with closing(spoke):
-        return spoke.monitor.wait(timeout_s) in (LinkState.UP, LinkState.REFUSED)
+        return spoke.monitor.wait(timeout_s)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:

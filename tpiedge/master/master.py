@@ -127,9 +127,10 @@ class Master:
             self._requests.refuse(self._reconciler.not_serving())
         return self._requests.submit(request, client)
 
-    def postpone(self, count: int) -> None:
-        """So many more requests will be submitted later, or fewer where it is negative. Raises QueueFull."""
-        self._requests.postpone(count)
+    def postpone(self, count: int, client: str) -> None:
+        """So many more requests of that client will be submitted later, or fewer where it is negative. Raises
+        QueueFull."""
+        self._requests.postpone(count, client)
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> PendingAnswer:
         """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for

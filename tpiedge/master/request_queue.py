@@ -22,7 +22,7 @@ Laws:
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
@@ -44,7 +44,8 @@ __all__ = ["POSTPONED_LIMIT", "QUEUE_LIMIT", "Dismissed", "QueueFull", "RequestQ
 
 #: Requests of one client that may wait, and half of those of all; more are refused.
 QUEUE_LIMIT: Final = 64
-#: Choices of requests that may wait until they are submitted: four times as many as one request may have.
+#: Choices of one client's requests that may wait until they are submitted, and half of those of all: four times as many
+#: as one request may have.
 POSTPONED_LIMIT: Final = 8192
 
 _FAULTS: Final[Mapping[str, type[UserError]]] = {"UserError": UserError, "GrammarRefused": GrammarRefused}
@@ -83,7 +84,7 @@ class RequestQueue:
         self._lock = threading.Lock()
         self._waiting: deque[PendingAnswer] = deque()
         self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
-        self._postponed = 0
+        self._postponed = Counter[str]()  # by client
         self._suspected = False
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
@@ -104,7 +105,7 @@ class RequestQueue:
     @property
     def waiting(self) -> int:
         """How many wait, with those that are postponed."""
-        return len(self._waiting) + self._postponed
+        return len(self._waiting) + self._postponed.total()
 
     @property
     def running(self) -> int:
@@ -164,13 +165,19 @@ class RequestQueue:
         self._on_submit()
         return answering
 
-    def postpone(self, count: int) -> None:
-        """So many more requests will be submitted later, or fewer where it is negative. Raises QueueFull."""
+    def postpone(self, count: int, client: str) -> None:
+        """So many more requests of that client will be submitted later, or fewer where it is negative. Raises
+        QueueFull."""
         with self._lock:
-            if count > 0 and self._postponed + count > POSTPONED_LIMIT:
+            own, waiting = self._postponed[client], self._postponed.total()
+            if count > 0 and own + count > min(POSTPONED_LIMIT, 2 * POSTPONED_LIMIT - waiting):
                 self._count(refused=1)
-                raise QueueFull(f"{self._postponed} choices of requests are waiting already: try again later")
-            self._postponed += count
+                raise QueueFull(
+                    f"{waiting} choices of requests are waiting already, {own} of this client: try again later"
+                )
+            self._postponed[client] += count
+            if not self._postponed[client]:
+                del self._postponed[client]
 
     def resume(self, request: GenerationRequest, said: Sequence[Token], why: str) -> PendingAnswer:
         """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the

@@ -7,8 +7,9 @@ Laws:
    in tokens of prompts and answers; of equals to the one whose request came first.
 2. Nobody saves up turns: whoever was away counts as having been given no less than the one of those that waited at the
    latest turn who was given least.
-3. Of one client, `limit` requests wait, of all together twice as many. Where others' wait, of one no more may than
-   there are places left: so whoever comes finds one, as long as fewer clients wait than there are places.
+3. Of one client, `limit` requests wait, of all together twice as many. Of one no more may than there are places left,
+   so that each further client that floods takes half of what the others left, at most: while no more clients wait than
+   the number of places can be halved (seven of 128), whoever comes finds one.
 """
 
 from collections import Counter

@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -181,7 +182,7 @@ class FakeService:
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
         self.most_postponed = 1000
-        self._postponed = 0
+        self._postponed = Counter[str]()  # by client
         self._lock = threading.Lock()
         self.called = "babbler"
         self.also_called: tuple[str, ...] = ()
@@ -192,7 +193,7 @@ class FakeService:
     def status(self) -> ClusterStatus:
         ready, running = not (self.unavailable or self.failed), len(self._running)
         found = ClusterStatus(
-            ready, self.unavailable, self._nodes, self._postponed, running, failed=self.failed
+            ready, self.unavailable, self._nodes, self._postponed.total(), running, failed=self.failed
         )
         if self.settles:
             self._set_state("drained", *(node.name for node in self._nodes if node.state == "draining"))
@@ -240,11 +241,11 @@ class FakeService:
         self.generations.put(generation)
         return generation
 
-    def postpone(self, count: int) -> None:
+    def postpone(self, count: int, client: str) -> None:
         with self._lock:
-            if self._postponed + count > self.most_postponed:
+            if self._postponed[client] + count > self.most_postponed:
                 raise Busy("too many are postponed", self.retry_after_s)
-            self._postponed += count
+            self._postponed[client] += count
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> FakeGeneration:
         generation = FakeGeneration(request, len(said), attended=False)

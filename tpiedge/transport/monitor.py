@@ -12,8 +12,9 @@ __all__ = ["LinkMonitor", "LinkState"]
 
 
 class LinkState(Enum):
-    """WAITING: no handshake has ended yet, or the link broke. REFUSED: the hub is the right one and does not admit our
-    key. FAILED: something answers, and a CURVE handshake with it fails: another key, or no hub at all.
+    """WAITING: no handshake has ended yet, or the link broke. REFUSED: our key is not admitted, as the hub says or
+    anybody in its place, who has proved nothing. FAILED: something answers, and a CURVE handshake with it fails:
+    another key, or no hub at all.
     """
 
     WAITING = "waiting"

@@ -1,12 +1,16 @@
 """The masters that a worker trusts: the key at each address, from a token or a confirmed code, kept for restarts."""
 
 from pathlib import Path
+from typing import Final
 
 from tpiedge.host.addresses import Address, parse_address
 from tpiedge.host.private_file import locked, read_private, replace_private
 from tpiedge.transport.keys import is_key
 
-__all__ = ["TrustedMasters"]
+__all__ = ["MOST_MASTERS", "TrustedMasters"]
+
+MOST_MASTERS: Final = 16
+"""Addresses that are remembered, the latest: those of a master that moves add up."""
 
 
 class TrustedMasters:
@@ -23,7 +27,8 @@ class TrustedMasters:
         with locked(self._path):
             known = read_private(self._path) or {}
             known.pop(str(address), None)
-            replace_private(self._path, {**known, str(address): key})
+            latest = [*known.items()][1 - MOST_MASTERS :]
+            replace_private(self._path, {**dict(latest), str(address): key})
 
     def masters(self) -> dict[Address, str]:
         """The keys of all, by the addresses that they had, the one joined latest first."""

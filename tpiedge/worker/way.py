@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address, resolve_all
-from tpiedge.joining.connecting import is_at
+from tpiedge.joining.connecting import who_is_at
 from tpiedge.transport.probe import passes_large_packets
 
 __all__ = ["Lookout", "WayState", "look_for_master"]
@@ -42,9 +42,9 @@ def _is_elsewhere(named: Address, known: Address, key: str) -> bool:
     except UserError:  # the name means nothing now: it stays where it was
         return False
     others = [address for address in found[:_MOST_ADDRESSES] if address != known]
-    if known in found and others and is_at(known, key, _ANSWER_S):
+    if known in found and others and who_is_at(known, key, _ANSWER_S) != "nobody":
         return False
-    return any(is_at(address, key, _ANSWER_S) for address in others)
+    return any(who_is_at(address, key, _ANSWER_S) == "the master" for address in others)
 
 
 class Lookout:

@@ -37,15 +37,17 @@ def cluster(clusters: Callable[..., Serving], tmp_path: Path) -> Serving:
 def flooded(cluster: Serving, key: str = FLOOD) -> Iterator[None]:
     """The cluster crawls, and one client has all places in its queue that it can have."""
     with cluster.crawling(), contextlib.ExitStack() as stack:
-        for _ in range((QUEUE_LIMIT + PARALLEL) // CHOICES + 1):
-            stack.enter_context(_flood(cluster, key))
+        # Those that run take no place in the queue: none is to be asked for before they do, and none beyond the places.
+        for count in [PARALLEL, *[CHOICES] * (QUEUE_LIMIT // CHOICES)]:
+            stack.enter_context(_flood(cluster, key, count))
+            cluster.wait_until(lambda seen: seen["running"] == PARALLEL)
         cluster.wait_until(lambda seen: (seen["running"], seen["queued"]) == (PARALLEL, QUEUE_LIMIT))
         yield
 
 
-def _flood(cluster: Serving, key: str) -> socket.socket:
-    """A connection on which a long prompt asks for many long answers, which nobody reads."""
-    prompts = [" ".join(["fox"] * LONG)] * CHOICES
+def _flood(cluster: Serving, key: str, count: int) -> socket.socket:
+    """A connection on which a long prompt asks for so many long answers, which nobody reads."""
+    prompts = [" ".join(["fox"] * LONG)] * count
     body = json.dumps({"model": "demo", "prompt": prompts, "max_tokens": 300, "ignore_eos": True}).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nAuthorization: Bearer {key}\r\n"

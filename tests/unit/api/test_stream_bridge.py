@@ -86,6 +86,22 @@ def test_whoever_reads_at_the_pace_of_the_thread_misses_nothing(
     asyncio.run(read())
 
 
+def test_while_choices_have_their_turn_yet_it_has_not_ended() -> None:
+    """However idle it is: they wait for a place."""
+
+    async def make() -> None:
+        said = FakeGeneration(REQUEST)
+        further = FurtherChoices([REQUEST], lambda _: FakeGeneration(REQUEST), lambda _: None)
+        bridge = StreamBridge("r", [said], further, asyncio.get_running_loop())
+        said.finish()
+        assert await bridge.next(LIMIT_S) is not None
+        assert not bridge.join(0.5)
+        bridge.cancel()
+        assert bridge.join(LIMIT_S)
+
+    asyncio.run(make())
+
+
 def test_where_the_system_has_no_thread_left_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     start, starts = threading.Thread.start, itertools.count()
 

@@ -33,9 +33,15 @@ def found(monkeypatch):
 
 @pytest.fixture
 def there(monkeypatch):
-    """Which masters are where: keys by address."""
+    """Which masters are where: keys by address; "?" is somebody who refuses everybody."""
     keys = {}
-    monkeypatch.setattr(nearby, "is_at", lambda address, key, _limit_s: keys.get(address) == key)
+
+    def who(address, key, _limit_s):
+        return (
+            "the master" if keys.get(address) == key else "somebody" if keys.get(address) == "?" else "nobody"
+        )
+
+    monkeypatch.setattr(nearby, "who_is_at", who)
     return keys
 
 
@@ -128,6 +134,14 @@ def test_a_known_master_is_joined_wherever_it_announces_itself_beside_strangers(
     found.append((DESK, announces("liar", 8, HOME), announces("desk", 9, HOME), PI))
     assert nearby.master_nearby(0.0, {at(5): HOME}, said.append) == (at(9), HOME)
     assert said[-1] == "joining desk at 192.168.1.9:7070, which this machine knows"
+
+
+def test_who_refuses_counts_where_no_master_proves_to_be_there(there, said):
+    """A master whose places strangers have refuses, too, and so may anybody."""
+    there[at(4)], there[at(5)] = "?", HOME
+    assert nearby.master_nearby(0.0, {at(4): HOME, at(5): HOME}, said.append) == (at(5), HOME)
+    del there[at(5)]
+    assert nearby.master_nearby(0.0, {at(4): HOME, at(5): HOME}, said.append) == (at(4), HOME)
 
 
 @pytest.mark.parametrize("strangers", [(), (DESK,), (DESK, PI)])

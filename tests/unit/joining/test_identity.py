@@ -13,7 +13,7 @@ from tpiedge.host.addresses import Address, parse_address
 from tpiedge.joining.identity import fingerprint, load_or_create_keys, peer_name
 from tpiedge.joining.members import KnownWorker, MemberJournal, MemberTable
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.worker.trusted_masters import TrustedMasters
+from tpiedge.worker.trusted_masters import MOST_MASTERS, TrustedMasters
 
 A, B = CurveKeys.generate(), CurveKeys.generate()
 
@@ -121,6 +121,15 @@ def test_a_damaged_journal_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "members.json").chmod(0o600)
     with pytest.raises(UserError, match=r"members\.json is damaged"):
         MemberJournal(tmp_path)
+
+
+def test_a_worker_remembers_the_latest_addresses(tmp_path: Path) -> None:
+    """Of a master that gets another one every day."""
+    book = TrustedMasters(tmp_path)
+    for day in range(2 * MOST_MASTERS):
+        book.remember(Address(f"10.0.0.{day}", 7070), A.public)
+    latest = [Address(f"10.0.0.{day}", 7070) for day in range(MOST_MASTERS, 2 * MOST_MASTERS)]
+    assert list(book.masters()) == latest[::-1]
 
 
 def test_a_worker_remembers_its_masters(tmp_path: Path) -> None:

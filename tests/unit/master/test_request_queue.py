@@ -92,25 +92,33 @@ def test_an_answer_comes_in_its_order_and_ends_with_finished() -> None:
 
 def test_what_is_postponed_waits_and_takes_no_place() -> None:
     book = Book(limit=2)
-    book.requests.postpone(3)
+    book.requests.postpone(3, "")
     assert book.requests.waiting == 3
     book.submit("r-1")
     book.submit("r-2")
-    book.requests.postpone(-1)
+    book.requests.postpone(-1, "")
     assert book.requests.waiting == 4
-    book.requests.postpone(-2)
+    book.requests.postpone(-2, "")
     assert book.requests.waiting == 2
 
 
-def test_only_so_many_are_postponed() -> None:
+def test_only_so_many_of_a_client_are_postponed_and_others_have_room() -> None:
     book = Book()
-    book.requests.postpone(POSTPONED_LIMIT)
-    with pytest.raises(QueueFull, match=f"{POSTPONED_LIMIT} choices of requests are waiting already"):
-        book.requests.postpone(1)
+    book.requests.postpone(POSTPONED_LIMIT, "flood")
+    many = f"{POSTPONED_LIMIT} choices of requests are waiting already, {POSTPONED_LIMIT} of this client"
+    with pytest.raises(QueueFull, match=many):
+        book.requests.postpone(1, "flood")
     assert book.requests.totals.refused == 1
-    book.requests.postpone(-1)
-    book.requests.postpone(1)
-    assert book.requests.waiting == POSTPONED_LIMIT
+    book.requests.postpone(-1, "flood")
+    book.requests.postpone(1, "flood")
+    book.requests.postpone(100, "other")
+    assert book.requests.waiting == POSTPONED_LIMIT + 100
+    with pytest.raises(QueueFull, match="100 of this client"):
+        book.requests.postpone(POSTPONED_LIMIT - 199, "other")
+    book.requests.postpone(POSTPONED_LIMIT - 200, "other")
+    with pytest.raises(QueueFull, match="0 of this client"):
+        book.requests.postpone(101, "third")
+    book.requests.postpone(100, "third")
 
 
 def test_what_became_of_the_requests_is_counted() -> None:

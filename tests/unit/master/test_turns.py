@@ -4,7 +4,7 @@ from collections import Counter, deque
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.master.stories import request
@@ -167,8 +167,10 @@ def test_a_free_place_goes_to_who_has_the_fewest(waiting: list[str], running: li
     assert running.count(turn) == min(map(running.count, waiting))
 
 
-@given(asked=st.lists(st.sampled_from("abcdef"), max_size=100))
-def test_whoever_comes_finds_a_place_while_fewer_clients_wait_than_there_are(asked: list[str]) -> None:
+@given(asked=st.lists(st.sampled_from("abcdef"[: (2 * LIMIT).bit_length() - 1]), max_size=100))
+@example(asked=list("a" * 9 + "b" * 5 + "c" * 3 + "d" * 2))
+def test_whoever_comes_finds_a_place_while_few_clients_wait(asked: list[str]) -> None:
+    """No more than the number of places, 16, can be halved."""
     turns, waits = Turns(LIMIT), Counter[str]()
     for client in asked:
         waits[client] += turns.has_room(waits[client], waits.total())
