@@ -27,7 +27,7 @@ from tpiedge.api.server import ApiServer
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 
-SIZE, PHONE, OF_CLUSTER = (1000, 640), (390, 720), (1180, 800)
+SIZE, PHONE, OF_CLUSTER = (1000, 640), (390, 720), (1180, 1180)
 #: As a script of the page: so it may be asked without a key where none is needed.
 _ASK = """
 const [asked] = arguments;
