@@ -6,11 +6,12 @@ call to the end of the arguments, and not within thoughts.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tpiedge.api.answer_grammar import grammar_of
+from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.service import Service
 from tpiedge.api.tools import AskedTools, is_text
 from tpiedge.engine.sampling import grammars_installed
@@ -69,7 +70,10 @@ def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -
             else:
                 between = ""
     more = f" ({between} call)*" if tools.several else ""
-    text = f"start: {before} call{more} {after}\ncall: {opener} body {closing}\n{_body(chosen, form, style)}"
+    start = [f"start: {before} call{more} {after}", f"call: {opener} body {closing}"]
+    text = _joined(start, _body(chosen, form, style))
+    if text is None:
+        raise _too_long()
     return grammar_of("lark", text, "tools", service)
 
 
@@ -87,9 +91,10 @@ def begun_call_grammar(
     if begins is None or len(known) < len(thoughts):
         return None
     style = _Style(_marking(tokenizer), lambda _: "SPACES", _FREE)
-    body = _body([tool["function"] for tool in tools.shown], form, style)
-    text = f"start: SPACES body REST\n{_SPACES}\n{_REST}\n{body}"
-    if len(text) > MAX_GRAMMAR:
+    shown = [tool["function"] for tool in tools.shown]
+    start = ["start: SPACES body REST", _SPACES, _REST]
+    text = _joined(start, _body(shown, form, style))
+    if text is None:
         return None
     return replace(grammar_of("lark", text, "tools", service), begins=begins, thoughts=known)
 
@@ -105,15 +110,35 @@ def _marking(tokenizer: Tokenizer | None) -> Callable[[str], str]:
     return mark
 
 
-def _body(tools: Sequence[Mapping[str, Any]], form: CallForm, style: _Style) -> str:
+def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
+    """None where they are longer than a grammar: rules that copy parts of a schema are then made no further."""
+    found, length = [*start], sum(map(len, start))
+    for rule in rules:
+        found.append(rule)
+        length += 1 + len(rule)
+        if length > MAX_GRAMMAR:
+            return None
+    return "\n".join(found)
+
+
+def _too_long() -> ApiError:
+    why = f"'tools' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
+    return refused(why, "tools")
+
+
+def _body(tools: Sequence[Mapping[str, Any]], form: CallForm, style: _Style) -> Iterator[str]:
     """The rules of what comes after the mark that opens a call."""
     if form in ("hermes", "llama3", "mistral"):
-        return f"body: {_json(_enveloped(tools, form, _MAX_CALLS), style)}"
-    rules = [_tagged(tool, at, style) if form == "qwen-xml" else "" for at, tool in enumerate(tools)]
-    if form != "qwen-xml":
-        rules = [f"tool_{at}: {_named(tool, form, style)}" for at, tool in enumerate(tools)]
-    names = " | ".join(f"tool_{at}" for at in range(len(tools)))
-    return "\n".join([f"body: {names}", *rules, *([_TEXT] if form == "qwen-xml" else [])])
+        yield f"body: {_json(_enveloped(tools, form, _MAX_CALLS), style)}"
+        return
+    yield "body: " + " | ".join(f"tool_{at}" for at in range(len(tools)))
+    for at, tool in enumerate(tools):
+        if form == "qwen-xml":
+            yield from _tagged(tool, at, style)
+        else:
+            yield f"tool_{at}: {_named(tool, form, style)}"
+    if form == "qwen-xml":
+        yield _TEXT
 
 
 def _named(tool: Mapping[str, Any], form: CallForm, style: _Style) -> str:
@@ -128,21 +153,21 @@ def _named(tool: Mapping[str, Any], form: CallForm, style: _Style) -> str:
     return f"{name} {identity} {style.mark('[ARGS]')} {arguments}"
 
 
-def _tagged(tool: Mapping[str, Any], at: int, style: _Style) -> str:
+def _tagged(tool: Mapping[str, Any], at: int, style: _Style) -> Iterator[str]:
     """Tags around the values of parameters."""
     schema = tool["parameters"]
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
-    parts, rules = [], []
+    parts = []
     for number, (key, value) in enumerate(properties.items() if isinstance(properties, dict) else ()):
         rule = f"value_{at}_{number}"
         parts.append(rule if key in needed else f"{rule}?")
-        rules.append(f"{rule}: {_value(key, value, schema, style)}")
+        yield f"{rule}: {_value(key, value, schema, style)}"
     if _may_have_others(schema):
         parts.append(f"other_{at}*")
-        rules.append(f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {style.spaces(chr(10))}')
+        yield f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {style.spaces(chr(10))}'
     opened = f"{json.dumps('<function=' + tool['name'] + '>')} {style.spaces(chr(10))}"
-    return "\n".join([f'tool_{at}: {opened} {" ".join(parts)} "</function>"', *rules])
+    yield f'tool_{at}: {opened} {" ".join(parts)} "</function>"'
 
 
 def _may_have_others(schema: Mapping[str, Any]) -> bool:

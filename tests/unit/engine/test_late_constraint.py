@@ -1,15 +1,18 @@
 """What follows the token that opens a call is one of a tool, in every form, and nothing else of an answer changes."""
 
-from collections.abc import Iterator, Sequence
+import tracemalloc
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
 from tests.unit.model.vocabularies import byte_level
 from tpiedge.api.call_grammars import begun_call_grammar, required_call_grammar
+from tpiedge.api.errors import ApiError
 from tpiedge.api.tools import AskedTools, text_parameters
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.engine.late_constraint import LateConstraint, begin_late
@@ -32,17 +35,24 @@ WEATHER = {
     "required": ["city"],
     "additionalProperties": False,
 }
-TOOLS = AskedTools(
-    tuple(
+
+
+def asked(schemas: Mapping[str, Mapping[str, Any]], required: Sequence[str] = ()) -> AskedTools:
+    shown = [
         {"type": "function", "function": {"name": name, "parameters": schema}}
-        for name, schema in {
-            "weather": WEATHER,
-            "add": {"type": "object", "properties": {}, "additionalProperties": False},
-            "odd": {"type": "array", "uniqueItems": True},
-            "open": {"type": "object"},
-        }.items()
-    ),
-    required=("weather", "add"),
+        for name, schema in schemas.items()
+    ]
+    return AskedTools(tuple(shown), tuple(required))
+
+
+TOOLS = asked(
+    {
+        "weather": WEATHER,
+        "add": {"type": "object", "properties": {}, "additionalProperties": False},
+        "odd": {"type": "array", "uniqueItems": True},
+        "open": {"type": "object"},
+    },
+    ("weather", "add"),
 )
 SEP, BEGIN = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>"
 #: Form: (what opens a call, calls that are allowed to their end, what is not allowed from | on).
@@ -125,8 +135,8 @@ class Model:
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special=False)
 
-    def grammar(self, form: CallForm, *, thinking: bool = False) -> Grammar:
-        grammar = begun_call_grammar(TOOLS, form, "marked" if thinking else "", self.service)
+    def grammar(self, form: CallForm, tools: AskedTools = TOOLS, *, thinking: bool = False) -> Grammar:
+        grammar = begun_call_grammar(tools, form, "marked" if thinking else "", self.service)
         assert grammar is not None
         return grammar
 
@@ -277,3 +287,18 @@ def test_without_a_token_for_what_opens_a_call_there_is_no_grammar(model: Model)
     assert begun_call_grammar(TOOLS, "hermes", "", endless) is None
     many = AskedTools(TOOLS.shown * 100)
     assert begun_call_grammar(many, "hermes", "", model.service) is None
+
+
+def test_what_parameters_share_is_not_copied_on_and_on(model: Model) -> None:
+    """Each parameter between tags has a rule of its own, with what it refers to."""
+    shared = {"enum": [f"{number:030}" for number in range(500)]}
+    properties = {f"p{number}": {"$ref": "#/$defs/shared"} for number in range(600)}
+    many = asked({"many": {"properties": properties, "$defs": {"shared": shared}}}, ["many"])
+    tracemalloc.start()
+    try:
+        assert begun_call_grammar(many, "qwen-xml", "", model.service) is None
+        with pytest.raises(ApiError, match="'tools' make a grammar of more than 60000 characters"):
+            required_call_grammar(many, "qwen-xml", model.service)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
