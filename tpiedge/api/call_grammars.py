@@ -6,6 +6,7 @@ call to the end of the arguments, and not within thoughts.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -33,6 +34,9 @@ _REST: Final = "REST: /(.|\\n)*/"
 _TEXT: Final = "text[lazy]: /(.|\\n)*<\\/parameter>/"
 #: Where a schema has one of them, its properties may not be all.
 _OTHERS: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
+_DEFINITIONS: Final = ("$defs", "definitions")
+#: Of a name: written otherwise in a reference.
+_ESCAPED: Final = re.compile("[/~%]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +162,11 @@ def _tagged(tool: Mapping[str, Any], at: int, style: _Style) -> Iterator[str]:
     schema = tool["parameters"]
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
-    parts = []
+    parts, definitions = [], _definitions(schema)
     for number, (key, value) in enumerate(properties.items() if isinstance(properties, dict) else ()):
         rule = f"value_{at}_{number}"
         parts.append(rule if key in needed else f"{rule}?")
-        yield f"{rule}: {_value(key, value, schema, style)}"
+        yield f"{rule}: {_value(key, value, definitions, style)}"
     if _may_have_others(schema):
         parts.append(f"other_{at}*")
         yield f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {style.spaces(chr(10))}'
@@ -177,7 +181,7 @@ def _may_have_others(schema: Mapping[str, Any]) -> bool:
     return unnamed or more not in (None, False) or any(key in schema for key in _OTHERS)
 
 
-def _value(key: str, value: object, whole: Mapping[str, Any], style: _Style) -> str:
+def _value(key: str, value: object, definitions: Mapping[str, Any], style: _Style) -> str:
     opened, break_ = json.dumps(f"<parameter={key}>"), style.spaces("\n")
     choices = value.get("enum") if isinstance(value, dict) else None
     if is_text(value) and not choices:
@@ -185,9 +189,44 @@ def _value(key: str, value: object, whole: Mapping[str, Any], style: _Style) -> 
     if is_text(value) and isinstance(choices, list):
         written = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
         return f'{opened} {break_} ({written}) {break_} "</parameter>" {break_}'
-    defined = {name: whole[name] for name in ("$defs", "definitions") if name in whole}
-    schema = value | defined if isinstance(value, dict) else {}
+    schema = _alone(value, definitions) if isinstance(value, dict) else {}
     return f'{opened} {break_} {_json(schema, style)} {break_} "</parameter>" {break_}'
+
+
+def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What `$ref` may name where there is only a part of the schema; nothing where that refers to more."""
+    found = {
+        f"#/{kind}/{name}": value
+        for kind in _DEFINITIONS
+        if isinstance(schema.get(kind), dict)
+        for name, value in schema[kind].items()
+        if not _ESCAPED.search(name)
+    }
+    return found if found.keys() >= {*_references([*found.values()])} else {}
+
+
+def _alone(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with the definitions that it needs; free where it refers to anything else."""
+    left: list[Any] = [schema]
+    found: dict[str, dict[str, Any]] = {}
+    while left:
+        for reference in _references(left.pop()):
+            if reference not in definitions:
+                return {}
+            _, kind, name = reference.split("/")
+            if name not in found.setdefault(kind, {}):
+                found[kind][name] = definitions[reference]
+                left.append(definitions[reference])
+    return {**schema, **found}
+
+
+def _references(schema: object) -> Iterator[str]:
+    """All that the schema refers to, by its parts."""
+    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        yield schema["$ref"]
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for part in parts:
+        yield from _references(part)
 
 
 def _json(schema: Mapping[str, Any], style: _Style) -> str:

@@ -289,6 +289,74 @@ def test_without_a_token_for_what_opens_a_call_there_is_no_grammar(model: Model)
     assert begun_call_grammar(many, "hermes", "", model.service) is None
 
 
+REFERRING = {
+    "type": "object",
+    "properties": {
+        "a": {"$ref": "#/$defs/list"},
+        "b": {"$ref": "#/properties/a"},
+        "c": {"type": "array", "items": {"$ref": "#"}},
+        "d": {"$ref": "#/definitions/no"},
+    },
+    "additionalProperties": False,
+    "$defs": {"list": {"type": "array", "items": {"$ref": "#/definitions/digit"}}, "own": {"type": "null"}},
+    "definitions": {"digit": {"enum": [1, 2]}, "no": {"const": False}},
+}
+LOOPING = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/node"}, "b": {"type": "integer"}},
+    "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#"}}}},
+}
+
+
+def in_json(arguments: str, form: CallForm) -> str:
+    match form:
+        case "mistral-args":
+            return f"refer[ARGS]{arguments}"
+        case "deepseek-v31":
+            return f"refer{SEP}{arguments}"
+        case "deepseek-v3":
+            return f"function{SEP}refer\n```json\n{arguments}"
+    key = "parameters" if form == "llama3" else "arguments"
+    return f'{"[" * (form == "mistral")}{{"name": "refer", "{key}": {arguments}'
+
+
+@pytest.mark.parametrize("form", [form for form in WRITTEN if form != "qwen-xml"])
+def test_schemas_may_refer_to_their_parts(model: Model, form: CallForm) -> None:
+    tools = asked({"weather": WEATHER, "refer": REFERRING})
+    for arguments, allowed in {
+        '{"a": [1, 2], "b": [2], "c": [{"a": [], "c": []}], "d": false}': True,
+        '{"a": [3': False,
+        '{"b": [3': False,
+        '{"c": [{"a": 1': False,
+        '{"d": t': False,
+    }.items():
+        with closing(model.begin(model.grammar(form, tools))) as late:
+            draw(late, model.ids(WRITTEN[form][0]))
+            assert (False not in draw(late, model.ids(in_json(arguments, form)))) == allowed
+
+
+def test_parameters_between_tags_refer_to_definitions_or_are_free(model: Model) -> None:
+    for schema, parameters, allowed in (
+        (
+            REFERRING,
+            "<parameter=a>[1, 2]</parameter><parameter=b>3</parameter><parameter=c>4</parameter>",
+            True,
+        ),
+        (REFERRING, "<parameter=a>[3", False),
+        (REFERRING, "<parameter=d>t", False),
+        (REFERRING, "<parameter=b>many", False),
+        (LOOPING, "<parameter=a>7</parameter><parameter=b>8</parameter>", True),
+        (LOOPING, "<parameter=b>tr", False),
+    ):
+        grammar = model.grammar("qwen-xml", asked({"refer": schema}))
+        with closing(model.begin(grammar)) as late:
+            draw(late, model.ids("<tool_call>"))
+            found = draw(late, model.ids(f"<function=refer>{parameters}{'</function>' * allowed}"))
+            assert (False not in found) == allowed, parameters
+            assert None not in found
+    assert "null" not in model.grammar("qwen-xml", asked({"refer": REFERRING})).text
+
+
 def test_what_parameters_share_is_not_copied_on_and_on(model: Model) -> None:
     """Each parameter between tags has a rule of its own, with what it refers to."""
     shared = {"enum": [f"{number:030}" for number in range(500)]}
