@@ -14,7 +14,7 @@ from typing import Any, Final
 from tpiedge.api.answer_grammar import grammar_of
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.service import Service
-from tpiedge.api.tools import AskedTools, is_text
+from tpiedge.api.tools import AskedTools, text_names
 from tpiedge.engine.sampling import grammars_installed
 from tpiedge.model.call_forms import CALL_MARKS, CallForm
 from tpiedge.model.speech import THOUGHT_MARKS, Thinking
@@ -162,11 +162,12 @@ def _tagged(tool: Mapping[str, Any], at: int, style: _Style) -> Iterator[str]:
     schema = tool["parameters"]
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
-    parts, definitions = [], _definitions(schema)
+    parts, definitions, texts = [], _definitions(schema), frozenset(text_names(schema))
     for number, (key, value) in enumerate(properties.items() if isinstance(properties, dict) else ()):
         rule = f"value_{at}_{number}"
         parts.append(rule if key in needed else f"{rule}?")
-        yield f"{rule}: {_value(key, value, definitions, style)}"
+        said = _text_of(value, style) if key in texts else _json_of(value, definitions, style)
+        yield f"{rule}: {json.dumps(f'<parameter={key}>')} {said}"
     if _may_have_others(schema):
         parts.append(f"other_{at}*")
         yield f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {style.spaces(chr(10))}'
@@ -181,16 +182,18 @@ def _may_have_others(schema: Mapping[str, Any]) -> bool:
     return unnamed or more not in (None, False) or any(key in schema for key in _OTHERS)
 
 
-def _value(key: str, value: object, definitions: Mapping[str, Any], style: _Style) -> str:
-    opened, break_ = json.dumps(f"<parameter={key}>"), style.spaces("\n")
-    choices = value.get("enum") if isinstance(value, dict) else None
-    if is_text(value) and not choices:
-        return f"{opened} text {break_}"
-    if is_text(value) and isinstance(choices, list):
-        written = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
-        return f'{opened} {break_} ({written}) {break_} "</parameter>" {break_}'
-    schema = _alone(value, definitions) if isinstance(value, dict) else {}
-    return f'{opened} {break_} {_json(schema, style)} {break_} "</parameter>" {break_}'
+def _text_of(schema: Mapping[str, Any], style: _Style) -> str:
+    """A text as it is, to the parameter's end."""
+    choices, break_ = schema.get("enum", [schema["const"]] if "const" in schema else None), style.spaces("\n")
+    if not choices or not isinstance(choices, list):
+        return f"text {break_}"
+    written = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
+    return f'{break_} ({written}) {break_} "</parameter>" {break_}'
+
+
+def _json_of(schema: object, definitions: Mapping[str, Any], style: _Style) -> str:
+    alone, break_ = _alone(schema, definitions) if isinstance(schema, dict) else {}, style.spaces("\n")
+    return f'{break_} {_json(alone, style)} {break_} "</parameter>" {break_}'
 
 
 def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 from tpiedge.model.call_forms import CallForm, call_form
 
-__all__ = ["AskedTools", "is_text", "read_tools", "text_parameters", "tool_form"]
+__all__ = ["AskedTools", "read_tools", "text_names", "text_parameters", "tool_form"]
 
 _NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
 
@@ -63,10 +63,19 @@ def tool_form(tools: AskedTools, service: Service) -> CallForm:
 
 def text_parameters(tools: AskedTools) -> tuple[tuple[str, ...], ...]:
     """Of each tool, the parameters that are texts and nothing else."""
-    return tuple(_texts(tool["function"]["parameters"]) for tool in tools.shown)
+    return tuple(text_names(tool["function"]["parameters"]) for tool in tools.shown)
 
 
-def is_text(schema: object) -> bool:
+def text_names(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parameters of a tool of that schema that are texts and nothing else; of many, the first."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return ()
+    names = [name for name, value in properties.items() if _is_text(value) and len(name) <= MAX_TEXT_NAME]
+    return tuple(names[:MAX_TEXTS])
+
+
+def _is_text(schema: object) -> bool:
     """Whether all values of the schema are texts, as far as it says so itself."""
     if not isinstance(schema, dict):
         return False
@@ -123,11 +132,3 @@ def _required(fields: BodyFields, names: Sequence[str]) -> tuple[str, ...] | Non
     if choice.text("type") != "function" or name is None or name not in names:
         raise refused("'tool_choice' names no function of 'tools'", "tool_choice")
     return (name,)
-
-
-def _texts(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    properties = schema.get("properties")
-    if not isinstance(properties, dict):
-        return ()
-    names = [name for name, value in properties.items() if is_text(value) and len(name) <= MAX_TEXT_NAME]
-    return tuple(names[:MAX_TEXTS])

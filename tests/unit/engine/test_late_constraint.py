@@ -1,5 +1,6 @@
 """What follows the token that opens a call is one of a tool, in every form, and nothing else of an answer changes."""
 
+import json
 import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,7 +18,7 @@ from tpiedge.api.tools import AskedTools, text_parameters
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.engine.late_constraint import LateConstraint, begin_late
 from tpiedge.model.call_forms import CALL_MARKS, CallForm
-from tpiedge.model.call_reader import CallBegun, CallEnded, ReadTool
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, ReadTool
 from tpiedge.model.speech import SpeechForm, SpeechReader
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
@@ -355,6 +356,29 @@ def test_parameters_between_tags_refer_to_definitions_or_are_free(model: Model) 
             assert (False not in found) == allowed, parameters
             assert None not in found
     assert "null" not in model.grammar("qwen-xml", asked({"refer": REFERRING})).text
+
+
+def test_texts_between_tags_are_those_that_the_reader_takes_for_texts(model: Model) -> None:
+    """As they are; a text whose name is too long for the reader to know is written as JSON."""
+    long = "x" * 65
+    text = {"type": "string"}
+    properties = {"a": {"const": "one"}, "b": {**text, "const": "two"}, "c": text, long: text}
+    tools = asked({"say": {"properties": properties, "additionalProperties": False}})
+    (texts,) = text_parameters(tools)
+    for parameters, wanted in {
+        "<parameter=a>one</parameter><parameter=b>two</parameter>": {"a": "one", "b": "two"},
+        f'<parameter=c>5</parameter><parameter={long}>"5"</parameter>': {"c": "5", long: "5"},
+        "<parameter=a>tw": None,
+        "<parameter=b>one": None,
+        f"<parameter={long}>5": None,
+    }.items():
+        call = f"<tool_call><function=say>{parameters}{'</function>' * (wanted is not None)}"
+        with closing(model.begin(model.grammar("qwen-xml", tools))) as late:
+            assert (False not in draw(late, model.ids(call))) == (wanted is not None), parameters
+        if wanted is not None:
+            said = SpeechReader(SpeechForm("qwen-xml", [ReadTool("say", texts)])).feed(call)
+            arguments = "".join(one.text for one in said if isinstance(one, CallArguments))
+            assert json.loads(arguments) == wanted
 
 
 def test_what_parameters_share_is_not_copied_on_and_on(model: Model) -> None:
