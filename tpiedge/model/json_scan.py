@@ -2,9 +2,11 @@
 
 Laws:
 1. What is found does not depend on how the text is cut into pieces.
-2. A value that was followed to its end is read by `json.loads`, too: nothing of it is too long or too deep for that.
+2. A value that was followed to its end is read by `json.loads`, too, and what that makes of it can be written again:
+   nothing of it is too long or too deep, and no number more than a double can hold.
 """
 
+import math
 import re
 from typing import Final
 
@@ -128,7 +130,7 @@ class JsonScan:
         return len(part)
 
     def _end_number(self) -> None:
-        if _NUMBER.fullmatch(self._number):
+        if _NUMBER.fullmatch(self._number) and math.isfinite(float(self._number)):
             self._end_value()
         else:
             self.broken = True

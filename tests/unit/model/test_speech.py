@@ -391,6 +391,8 @@ def test_texts_between_tags_are_those_that_were_written(values: dict[str, str], 
             "[[[]]]",
             "1 ",
             "-0.1 ",
+            "1.7e308 ",
+            "1e-999 ",
         ),
         *(
             "",
@@ -433,8 +435,8 @@ def _refuse(constant: str) -> None:
     raise ValueError(constant)
 
 
-def test_json_that_python_cannot_read_is_broken() -> None:
-    for text in ("[" * 200, "1" * 5000):
+def test_json_that_python_cannot_read_or_write_again_is_broken() -> None:
+    for text in ("[" * 200, "1" * 5000, "[1e999]", "[-1e309]", f"[{'1' * 400}]"):
         scan = JsonScan()
         scan.take(text)
         assert scan.broken
