@@ -58,8 +58,12 @@ class CallEnded:
     broken: str = ""
 
 
+class _UnknownTool(Mismatch):
+    """The whole of a call has come, of a tool that is not known."""
+
+
 class CallReader:
-    """Of one answer. `said` gets what becomes certain."""
+    """Of one answer. `said` gets what becomes certain, and `content` what turned out to be text before that."""
 
     def __init__(
         self,
@@ -68,12 +72,14 @@ class CallReader:
         several: bool,
         held: HeldText,
         said: Callable[[CallBegun | CallArguments | CallEnded], None],
+        content: Callable[[str], None],
     ) -> None:
         """`several`: whether more than the first call is told."""
         self._tools = {tool.name: tool for tool in tools}
         self._several = several
         self._held = held
         self._said = said
+        self._content = content
         self._inside = False
         self.calls = 0
         """That have begun."""
@@ -147,8 +153,10 @@ class CallReader:
                 early = yield from self._value()
             mark = yield from held.expect(",", "}")
         # Of another tool all is read, lest a text within it is taken for a call.
-        if name not in self._tools:
+        if name is None:
             raise Mismatch
+        if name not in self._tools:
+            raise _UnknownTool
         if early is None:
             self._whole(name, "null")
 
@@ -173,12 +181,20 @@ class CallReader:
         self._end()
 
     def _list(self, _opener: str) -> Waiting[None]:
-        """[{...}, ...]"""
-        yield from self._held.expect("[")
-        mark = ","
+        """[{...}, ...]. What is of no known tool is text, and so is what comes after it up to the next call."""
+        held, known, mark = self._held, True, ","
+        yield from held.expect("[")
         while mark == ",":
-            yield from self._envelope()
-            mark = yield from self._held.expect(",", "]")
+            try:
+                yield from self._envelope()
+                known = True
+            except _UnknownTool:
+                known = False
+                self._content(held.raw)
+            held.raw = ""
+            mark = yield from held.expect(",", "]")
+        if not known:
+            raise Mismatch
 
     def _named(self, _opener: str) -> Waiting[None]:
         """name[ARGS]{...}"""

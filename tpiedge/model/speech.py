@@ -84,7 +84,8 @@ class SpeechReader:
         self._marks: CallMarks | None = CALL_MARKS[form.calls] if form.calls else None
         #: How a call may still begin without an opener.
         self._bare = self._marks.bare if self._marks else ""
-        self._calls = CallReader(form.calls, form.tools, form.several, self._held, self._said.append)
+        tools, said = form.tools, self._said
+        self._calls = CallReader(form.calls, tools, form.several, self._held, said.append, self._say)
         self._reading = self._answer(form.thinking)
 
     @property

@@ -122,6 +122,25 @@ CASES: list[tuple[CallForm, str, list[SpokenText | Call] | None]] = [
         '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}\\""}]}}]',
         [PARIS, SUM],
     ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "rm", "arguments": {}}, {"name": "weather", "arguments": {"city": "Paris"}}, '
+        '{"arguments": {"x": "]"}, "name": "rm"} , {"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}\\""}]}}] .',
+        [
+            SpokenText('[TOOL_CALLS] [{"name": "rm", "arguments": {}}'),
+            PARIS,
+            SpokenText(', {"arguments": {"x": "]"}, "name": "rm"}'),
+            SUM,
+            SpokenText("."),
+        ],
+    ),
+    (
+        "mistral",
+        '[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "rm", "arguments": {}} ] and so on',
+        [PARIS, SpokenText(', {"name": "rm", "arguments": {}} ] and so on')],
+    ),
+    ("mistral", '[{"name": "rm", "arguments": {}}, {"name": "rm"}, 7] and so on', None),
+    ("mistral", '[{"x": 1}, {"name": "weather", "arguments": {"city": "Paris"}}]', None),
     ("mistral", "[1] says [TOOL_CALLS", None),
     ("mistral", "[TOOL_CALLS][]", None),
     ("mistral-args", '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}', [PARIS]),
