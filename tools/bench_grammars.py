@@ -65,7 +65,7 @@ class Bench:
         request = GenerationRequest("bench", (1,), MOST_TOKENS, stop_ids=(end,), grammar=grammar)
         self.answers += 1
         ids: list[int] = []
-        with closing(self._grammars.begin(request)) as constraint:
+        with closing(self._grammars.begin(request, again=False)) as constraint:
             allowed = self._allowed(constraint)
             self.begin_ms.append(1e3 * (time.perf_counter() - began))
             while len(ids) < MOST_TOKENS:

@@ -6,7 +6,8 @@ come next. A grammar is hostile until proven otherwise: a few bytes of it can ex
 so each child has limits of its own, and nothing but an open socket. No torch here.
 
 A frame is its length (u32), a letter and a body. The child says `r` when it is ready. The parent sends `g`, a JSON
-object (kind, text, the answer so far, and whether a text that is forced is to be spelled in its usual tokens), then `a`
+object (kind, text, the answer so far, whether one has begun, and whether a text that is forced is to be spelled in its
+usual tokens), then `a`
 (tokens that were drawn) and `d` (tokens that may follow), as u32 each, and `b`, which goes back to the beginning. After
 `g` and after each `a` and `b` come `f`, tokens that the grammar forces, and `m`, a mask; after `d` comes `d`, a mask
 for every token that the grammar allows there. A mask is a byte that says whether the answer may end, and a bit for each
@@ -131,7 +132,7 @@ def _serve(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
         _send(link, b"r", b"")
         _, body = _receive(link)
         asked = json.loads(body)
-        _within(_AGAIN_S if asked["answer"] else _COMPILE_S)
+        _within(_AGAIN_S if asked["again"] else _COMPILE_S)
         matcher = _matcher(vocabulary, asked["kind"], asked["text"])
         if not matcher.consume_tokens(asked["answer"]):
             raise ValueError(f"the answer so far is none of the grammar's: {matcher.get_error()}")

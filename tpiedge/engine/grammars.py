@@ -97,8 +97,9 @@ class Grammars:
         self._link: socket.socket | None = None
         self._end = 0
 
-    def begin(self, request: GenerationRequest) -> "Constraint":
-        """Has the grammar of the request compiled. Raises UserError where that cannot be."""
+    def begin(self, request: GenerationRequest, *, again: bool) -> "Constraint":
+        """Has the grammar of the request compiled. `again`: whether an answer has begun with it, also one that is not
+        the grammar's from its beginning on. Raises UserError where that cannot be."""
         if request.grammar is None:
             raise UserError("the request has no grammar")
         if not grammars_installed():
@@ -113,7 +114,7 @@ class Grammars:
             raise UserError(
                 f"this machine has no room for the process of a grammar: {error.strerror}"
             ) from None
-        return Constraint(ours, request, request.grammar, self._end, self._rows)
+        return Constraint(ours, request, request.grammar, self._end, self._rows, again=again)
 
     def _session(self, end: int) -> socket.socket:
         """The link to a new process of its own. Raises OSError."""
@@ -169,9 +170,11 @@ class Constraint:
         child_end: int,
         rows: int,
         now: Callable[[], float] = time.monotonic,
+        *,
+        again: bool,
     ) -> None:
         """`child_end`: the token that the child takes for the answer's end, in place of the request's own. `now` gives
-        seconds."""
+        seconds. `again`: as of Grammars.begin."""
         self._link = link
         self._rows = rows
         self._now = now
@@ -183,7 +186,7 @@ class Constraint:
         self._forced: tuple[int, ...] | None = None
         self._mask: TokenMask | None = None
         self._following: list[TokenMask] | None = []
-        self._compile_s = _AGAIN_S if request.answer_ids else _COMPILE_S
+        self._compile_s = _AGAIN_S if again else _COMPILE_S
         self._deadline = now() + _READY_S
         self._is_ready = False
         #: Of a processor: what was told since tokens were drawn last, and how much more than allowed all was.
@@ -193,6 +196,7 @@ class Constraint:
             "kind": grammar.kind,
             "text": grammar.text,
             "answer": request.answer_ids,
+            "again": again,
             "usual": grammar.begins is None,
         }
         self._send(b"g", json.dumps(asked).encode("ascii"))

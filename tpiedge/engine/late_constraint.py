@@ -128,8 +128,9 @@ class LateConstraint:
 
 def begin_late(grammars: Grammars, request: GenerationRequest, grammar: Grammar) -> LateConstraint | None:
     """Has the grammar compiled; None where that cannot be."""
+    alone = replace(request, answer_ids=())
     try:
-        return LateConstraint(grammars.begin(replace(request, answer_ids=())), grammar, request)
+        return LateConstraint(grammars.begin(alone, again=bool(request.answer_ids)), grammar, request)
     except UserError:
         return None
 

@@ -278,7 +278,7 @@ class Leader:
             return begin_late(self._grammars, request, request.grammar) if self._grammars else None
         if self._grammars is None:
             raise UserError("answers by a grammar are not to be had here")
-        return self._grammars.begin(request)
+        return self._grammars.begin(request, again=bool(request.answer_ids))
 
     def _release_held(self) -> None:
         """Those whose grammar is compiled begin."""

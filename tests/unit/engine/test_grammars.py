@@ -36,7 +36,7 @@ class Walker:
         request = GenerationRequest(
             "r", (1,), 99, stop_ids=(stop,), answer_ids=tuple(answer), grammar=grammar
         )
-        return self._grammars.begin(request)
+        return self._grammars.begin(request, again=bool(answer))
 
     def allowed(self, constraint: Constraint, *, shared: bool = False) -> list[set[int]]:
         """Of the next position, and after each guess."""
@@ -149,7 +149,7 @@ def test_a_model_without_a_tokenizer_has_no_grammars(tmp_path: Path) -> None:
     grammars = Grammars(tmp_path, 100)
     request = GenerationRequest("r", (1,), 9, stop_ids=(END,), grammar=Grammar("regex", "a"))
     with pytest.raises(UserError, match="has no tokenizer beside its weights"):
-        grammars.begin(request)
+        grammars.begin(request, again=False)
 
 
 def test_a_tokenizer_that_cannot_be_read_refuses_each_request(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_tokenizer_that_cannot_be_read_refuses_each_request(tmp_path: Path) ->
     why = "the model's tokenizer cannot be used with grammars"
     with (
         closing(grammars),
-        closing(grammars.begin(request)) as constraint,
+        closing(grammars.begin(request, again=False)) as constraint,
         pytest.raises(UserError, match=why),
     ):
         list(constraint.masks(shared=False))
@@ -168,12 +168,19 @@ def test_a_tokenizer_that_cannot_be_read_refuses_each_request(tmp_path: Path) ->
 class Child:
     """Says by hand what the process of a grammar says, of a model with 16 tokens."""
 
-    def __init__(self, answer: Sequence[int] = ()) -> None:
+    def __init__(self, *, again: bool = False) -> None:
         ours, self._link = socket.socketpair()
         self.clock = ManualClock()
         grammar = Grammar("regex", "a*")
-        request = GenerationRequest("r", (1,), 99, stop_ids=(END,), answer_ids=tuple(answer), grammar=grammar)
-        self.constraint = Constraint(ours, request, grammar, END, 16, self.clock.now)
+        request = GenerationRequest("r", (1,), 99, stop_ids=(END,), grammar=grammar)
+        self.constraint = Constraint(ours, request, grammar, END, 16, self.clock.now, again=again)
+        _, asked = self.hear()
+        assert json.loads(asked)["again"] == again
+
+    def hear(self) -> tuple[bytes, bytes]:
+        """The next frame."""
+        head = self._link.recv(5, socket.MSG_WAITALL)
+        return head[4:], self._link.recv(int.from_bytes(head[:4], "little"), socket.MSG_WAITALL)
 
     def say(self, letter: bytes, body: bytes = b"") -> None:
         self._link.sendall(len(body).to_bytes(4, "little") + letter + body)
@@ -187,12 +194,10 @@ class Child:
         self._link.close()
 
 
-@pytest.mark.parametrize(("answer", "limit_s"), [((), 20.0), ((5, 6), 30.0)], ids=["first", "again"])
-def test_the_time_of_a_grammar_begins_when_its_process_is_ready(
-    answer: Sequence[int], limit_s: float
-) -> None:
+@pytest.mark.parametrize(("again", "limit_s"), [(False, 20.0), (True, 30.0)])
+def test_the_time_of_a_grammar_begins_when_its_process_is_ready(again: bool, limit_s: float) -> None:
     """However long the tokenizer took; and one of which an answer has begun has more of it."""
-    with closing(Child(answer)) as child:
+    with closing(Child(again=again)) as child:
         child.clock.advance(24.9)
         assert not child.constraint.ready()
         child.say(b"r")

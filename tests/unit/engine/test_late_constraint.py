@@ -17,6 +17,7 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.tools import AskedTools, text_parameters
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.engine.late_constraint import LateConstraint, begin_late
+from tpiedge.errors import UserError
 from tpiedge.model.call_forms import CALL_MARKS, CallForm
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, ReadTool
 from tpiedge.model.speech import SpeechForm, SpeechReader
@@ -211,7 +212,7 @@ def test_calls_that_are_required_are_read_as_calls(model: Model, form: CallForm)
     assert grammar is not None
     request = GenerationRequest("r", (1,), 999, stop_ids=(END,), grammar=grammar)
     ids: list[int] = []
-    with closing(model.grammars.begin(request)) as constraint:
+    with closing(model.grammars.begin(request, again=False)) as constraint:
         while END not in ids:
             assert len(ids) < 300
             (mask,) = constraint.masks(shared=False)
@@ -261,6 +262,23 @@ def test_another_epoch_goes_on_where_one_ended(model: Model) -> None:
     for cut in range(0, len(ids), 7):
         with closing(model.begin(model.grammar("hermes"), ids[:cut])) as again:
             assert draw(again, ids[cut:]) == every[cut:]
+
+
+class AskedGrammars(Grammars):
+    """Keeps what it was asked."""
+
+    def begin(self, request: GenerationRequest, *, again: bool) -> Constraint:
+        self.asked = request.answer_ids, again
+        raise UserError("not here")
+
+
+def test_the_grammar_of_an_answer_that_has_begun_has_the_time_for_it(tmp_path: Path) -> None:
+    """Though none of its tokens is the grammar's until a call begins."""
+    grammars, grammar = AskedGrammars(tmp_path, 16), Grammar("regex", "a*", begins=7)
+    for answer in ((), (5, 6)):
+        request = GenerationRequest("r", (1,), 9, stop_ids=(END,), answer_ids=answer, grammar=grammar)
+        assert begin_late(grammars, request, grammar) is None
+        assert grammars.asked == ((), bool(answer))
 
 
 def test_in_thoughts_no_call_begins(model: Model) -> None:
