@@ -6,13 +6,14 @@ come next. A grammar is hostile until proven otherwise: a few bytes of it can ex
 so each child has limits of its own, and nothing but an open socket. No torch here.
 
 A frame is its length (u32), a letter and a body. The child says `r` when it is ready. The parent sends `g`, a JSON
-object (kind, text, the answer so far, whether one has begun, and whether a text that is forced is to be spelled in its
-usual tokens), then `a`
-(tokens that were drawn) and `d` (tokens that may follow), as u32 each, and `b`, which goes back to the beginning. After
-`g` and after each `a` and `b` come `f`, tokens that the grammar forces, and `m`, a mask; after `d` comes `d`, a mask
-for every token that the grammar allows there. A mask is a byte that says whether the answer may end, and a bit for each
-token. Before `m` and `d`, but for the first `m`, comes `c`, the microseconds of a processor (u32) that were spent since
-the last one. `e` is why there is no more.
+object (kind, text, the answer so far, whether one has begun, and whether a text that is forced is to be spelled in
+its usual tokens), then `a` (tokens that were drawn) and `d` (tokens that may follow), as u32 each, and `b`, which
+goes back to the beginning, with the tokens that an earlier epoch drew from there on. After `b` comes `k`, how many of
+these (u32) were the grammar's before its text might end. After `g`, and after each `a` and `k` come `f`, tokens that
+the grammar forces, and `m`, a mask; after `d` comes `d`, a mask for every token that the grammar allows there. A mask
+is a byte that says whether the answer may end, and a bit for each token. Before `m` and `d`, but for the first `m`,
+comes `c`, the microseconds of a processor (u32) that were spent since the last one, but not for tokens of an earlier
+epoch. `e` is why there is no more.
 """
 
 import array
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-#: Seconds of CPU for a grammar, for one of which an answer has begun, and for the answer to one frame.
+#: Seconds of CPU for a grammar, for one of which an answer has begun, until that goes on, and for the answer to one
+#: frame.
 _COMPILE_S = 5.0
 _AGAIN_S = 25.0
 _FRAME_S = 1.0
@@ -142,13 +144,16 @@ def _serve(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
         spent_s = time.process_time()
         while True:
             letter, body = _receive(link)
-            _within(_FRAME_S)
             ids = array.array("I", body)
+            if letter != b"b" or not ids:  # what an earlier epoch drew shares the time for the grammar
+                _within(_FRAME_S)
             if letter == b"d":
                 mask = _masks_after(matcher, ids, usual)
             else:
                 if letter == b"b":
-                    matcher.reset()
+                    kept = _replay(matcher, ids)
+                    spent_s = time.process_time()
+                    _send(link, b"k", kept.to_bytes(4, "little"))
                 else:
                     matcher.consume_tokens(list(ids))
                 letter = b"m"
@@ -228,6 +233,17 @@ def _masks_after(matcher: "LLMatcher", ids: "array.array[int]", usual: bool) -> 
     if allowed and not matcher.rollback(allowed):
         _check(matcher)
     return masks
+
+
+def _replay(matcher: "LLMatcher", ids: "array.array[int]") -> int:
+    """From the beginning on, up to where the text may end. Returns how many of the tokens were the grammar's."""
+    matcher.reset()
+    for kept, token in enumerate(ids):
+        if matcher.is_accepting():
+            return kept
+        matcher.consume_token(token)
+        _check(matcher)
+    return len(ids)
 
 
 def _check(matcher: "LLMatcher") -> None:

@@ -186,6 +186,8 @@ class Constraint:
         self._forced: tuple[int, ...] | None = None
         self._mask: TokenMask | None = None
         self._following: list[TokenMask] | None = []
+        self.kept = 0
+        """How many of the tokens that were given to the last restart were the grammar's before its text might end."""
         self._compile_s = _AGAIN_S if again else _COMPILE_S
         self._deadline = now() + _READY_S
         self._is_ready = False
@@ -227,22 +229,23 @@ class Constraint:
         yield from self._following
 
     def accept(self, tokens: Sequence[int]) -> None:
-        self._renew(b"a", array("I", tokens).tobytes())
+        self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
-    def restart(self) -> None:
-        """None of the tokens was drawn. Once the last mask has come."""
-        self._renew(b"b", b"")
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Goes back to the beginning, and from there on with those of these tokens, which an earlier epoch drew, that
+        are `kept`, within the time that the grammar has. Once the last mask has come."""
+        self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
     def close(self) -> None:
         """Ends its process."""
         self._link.close()
 
-    def _renew(self, letter: bytes, body: bytes) -> None:
+    def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
         """After which something else is allowed."""
         self._forced = self._mask = None
         self._following = []
-        self._deadline = self._now() + _ANSWER_S
-        self._send(letter, body)
+        self._deadline = deadline
+        self._send(letter, array("I", tokens).tobytes())
 
     def _account(self, masks: int, *, shared: bool) -> None:
         """Of what they cost; in between no other answer is held up."""
@@ -316,6 +319,8 @@ class Constraint:
                 self._forced = tuple(forced[:within])
             case b"c":
                 self._cost_s += int.from_bytes(body, "little") / 1e6
+            case b"k":
+                self.kept = int.from_bytes(body, "little")
             case b"m":
                 self._mask = self._mask_of(np.frombuffer(body, np.uint8))
             case b"d":

@@ -5,6 +5,7 @@ Laws:
    is asked of anybody.
 2. A grammar that fails in any way leaves the answer free; no request is refused.
 3. As of `grammars`: what is allowed depends on the grammar, the prompt and the tokens of the answer alone.
+4. An answer that an earlier epoch began is caught up with before it goes on: no step waits for that.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -37,17 +38,18 @@ class LateConstraint:
         #: How many of the tokens that are drawn in this step were the grammar's, before it ended.
         self._kept = 0
         self._guesses: Sequence[int] = ()
-        #: Tokens that an earlier epoch drew, until the grammar is compiled.
+        #: Tokens that an earlier epoch drew, until they were looked at.
         self._earlier: Sequence[int] = request.answer_ids
 
     def fileno(self) -> int:
         return self._constraint.fileno()
 
     def ready(self) -> bool:
-        """Whether the grammar is compiled, or has failed."""
+        """Whether the grammar is compiled and has come to where an earlier epoch ended, or has failed."""
         ready = True
         with self._or_free():
-            ready = self._constraint.ready()
+            while (ready := self._constraint.ready()) and self._earlier:
+                self._catch_up()
         return ready
 
     def forced(self) -> Sequence[int]:
@@ -58,7 +60,6 @@ class LateConstraint:
         return forced
 
     def guess(self, ids: Sequence[int]) -> None:
-        self._catch_up()
         self._guesses = ids
         if self._within:
             with self._or_free():
@@ -87,7 +88,7 @@ class LateConstraint:
             for token in tokens[self._kept :]:
                 self._think(token)
                 if token == self._begins and not self._thinking:
-                    self._constraint.restart()
+                    self._constraint.restart(())
                     self._within = True
 
     def close(self) -> None:
@@ -106,11 +107,18 @@ class LateConstraint:
         return not self._within
 
     def _catch_up(self) -> None:
-        """With the tokens of an earlier epoch, one after the other."""
-        earlier, self._earlier = self._earlier, ()
-        for token in earlier:
-            next(self.masks(shared=False))
-            self.accept([token])
+        """With the tokens of an earlier epoch up to the next that begins the grammar: all after that are given to it,
+        and those that were not its own are looked at when it has told so."""
+        if self._within:
+            self._earlier = self._earlier[self._constraint.kept :]
+            self._within = not self._earlier
+        for at, token in enumerate(self._earlier):
+            self._think(token)
+            if token == self._begins and not self._thinking:
+                self._earlier, self._within = self._earlier[at + 1 :], True
+                self._constraint.restart(self._earlier)
+                return
+        self._earlier = ()
 
     def _think(self, token: int) -> None:
         if token in self._thoughts:

@@ -189,6 +189,9 @@ class Child:
         self.say(b"c", int(cost_s * 1e6).to_bytes(4, "little"))
         self.say(b"m", bytes(3))
 
+    def hang_up(self) -> None:
+        self._link.close()
+
     def close(self) -> None:
         self.constraint.close()
         self._link.close()

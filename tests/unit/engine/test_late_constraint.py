@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from tests.unit.engine.test_grammars import Child
 from tests.unit.model.vocabularies import byte_level
 from tpiedge.api.call_grammars import begun_call_grammar, required_call_grammar
 from tpiedge.api.errors import ApiError
@@ -262,6 +264,57 @@ def test_another_epoch_goes_on_where_one_ended(model: Model) -> None:
     for cut in range(0, len(ids), 7):
         with closing(model.begin(model.grammar("hermes"), ids[:cut])) as again:
             assert draw(again, ids[cut:]) == every[cut:]
+
+
+def late_with(child: Child, answer: Sequence[int]) -> LateConstraint:
+    """Of an answer that an earlier epoch began; 7 begins the grammar."""
+    grammar = Grammar("regex", "a*", begins=7)
+    request = GenerationRequest("r", (1,), 99, stop_ids=(END,), answer_ids=tuple(answer), grammar=grammar)
+    child.say(b"r")
+    child.say(b"m", bytes(3))
+    return LateConstraint(child.constraint, grammar, request)
+
+
+def test_an_answer_is_held_until_its_calls_are_caught_up_with() -> None:
+    """One frame for each call; those that began and ended are not the last one's."""
+    with closing(Child(again=True)) as child:
+        late = late_with(child, [5, 7, 8, 9, 6, 7, 3, 4])
+        for asked, kept in (([8, 9, 6, 7, 3, 4], 2), ([3, 4], 2)):
+            assert not late.ready()
+            assert child.hear() == (b"b", array("I", asked).tobytes())
+            assert not late.ready()
+            child.say(b"k", kept.to_bytes(4, "little"))
+            child.mask(0.9)
+        assert late.ready()
+        assert draw(late, [5]) == [False]
+    with closing(Child(again=True)) as child:
+        late = late_with(child, [7, 7, 7])
+        assert not late.ready()
+        child.say(b"k", bytes(4))
+        child.mask(0.0)
+        assert not late.ready()
+        child.say(b"k", (1).to_bytes(4, "little"))
+        child.mask(0.0)
+        assert late.ready()
+        assert draw(late, [5]) == [False]
+
+
+def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
+    """In the time that a grammar has of which an answer has begun, or at all; and nothing is asked in a step."""
+    for why in ("time", "refusal", "end"):
+        with closing(Child(again=True)) as child:
+            late = late_with(child, [7, 5])
+            for _ in range(3):
+                assert not late.ready()
+                child.clock.advance(9.9)
+            if why == "time":
+                child.clock.advance(0.4)
+            elif why == "refusal":
+                child.say(b"e", b"too much")
+            else:
+                child.hang_up()
+            assert late.ready()
+            assert draw(late, [5, 7, 5]) == [None] * 3
 
 
 class AskedGrammars(Grammars):
