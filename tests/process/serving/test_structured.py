@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -157,6 +158,20 @@ def arguments_of(cluster: Serving, asked: dict) -> list[str]:
     return [call.function.arguments for call in calls]
 
 
+def streamed_arguments(
+    cluster: Serving, asked: dict, begun: threading.Event | None = None
+) -> list[list[str]]:
+    """The parts of each call's arguments. Sets `begun` with the first that is not empty."""
+    parts: dict[int, list[str]] = {}
+    with cluster.client() as client:
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for call in chunk.choices[0].delta.tool_calls or ():
+                parts.setdefault(call.index, []).append(call.function.arguments)
+                if begun is not None and call.function.arguments:
+                    begun.set()
+    return [parts[index] for index in sorted(parts)]
+
+
 def test_a_call_of_the_model_s_own_accord_is_one_of_a_tool(cluster: Serving) -> None:
     """Streamed and whole, it is the same."""
     cluster.wait_ready(2)
@@ -165,12 +180,8 @@ def test_a_call_of_the_model_s_own_accord_is_one_of_a_tool(cluster: Serving) -> 
     assert len(whole) > 1
     for arguments in whole[:-1]:  # the last one may be cut off
         jsonschema.validate(json.loads(arguments), TOOL["function"]["parameters"])
-    parts: dict[int, list[str]] = {}
-    with cluster.client() as client:
-        for chunk in client.chat.completions.create(**asked, stream=True):
-            for call in chunk.choices[0].delta.tool_calls or ():
-                parts.setdefault(call.index, []).append(call.function.arguments)
-    assert ["".join(parts[index]) for index in sorted(parts)] == whole
+    parts = streamed_arguments(cluster, asked)
+    assert ["".join(one) for one in parts] == whole
     assert len(parts[0]) > 3
 
 
@@ -179,13 +190,15 @@ def test_a_call_goes_on_through_a_loss(cluster: Serving) -> None:
     cluster.wait_ready(2)
     asked = calling(cluster)
     undisturbed = arguments_of(cluster, asked)
-    node = cluster.workers["ann"].node
+    node, begun = cluster.workers["ann"].node, threading.Event()
     with ThreadPoolExecutor(1) as threads:
         with cluster.crawling():
-            answer = threads.submit(arguments_of, cluster, asked)
-            cluster.wait_until(lambda status: status["running"] == 1)
-        node.kill()
-        assert answer.result(LIMIT_S) == undisturbed
+            answer = threads.submit(streamed_arguments, cluster, asked, begun)
+            assert begun.wait(LIMIT_S)
+            assert not answer.done()
+            node.kill()
+        parts = answer.result(LIMIT_S)
+    assert ["".join(one) for one in parts] == undisturbed
 
 
 def test_what_is_not_supported_of_a_schema_is_one_clear_line(cluster: Serving) -> None:
