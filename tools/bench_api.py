@@ -27,6 +27,7 @@ from pathlib import Path
 import psutil
 
 from tests.process.serving.serving import HOST, Serving
+from tools.figures import show
 
 _LIMIT_S = 300.0
 _LOOK_GAP_S = 0.01
@@ -65,11 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         found = _measured(Path(folder), options)
-    if options.as_json:
-        print(json.dumps(found))
-        return 0
-    for name, values in found.items():
-        print(f"{name}: {statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})")
+    show(found, as_json=options.as_json)
     return 0
 
 

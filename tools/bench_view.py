@@ -11,8 +11,6 @@ step is in none of them. Linux.
 """
 
 import argparse
-import json
-import statistics
 import tempfile
 import threading
 import time
@@ -25,6 +23,7 @@ import httpx
 import psutil
 
 from tests.process.serving.serving import Serving
+from tools.figures import show
 from tools.streaming import connection, events
 
 _LOOK_S = 1.0
@@ -50,11 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         found = _measured(Path(folder), options)
-    if options.as_json:
-        print(json.dumps(found))
-        return 0
-    for name, values in found.items():
-        print(f"{name}: {statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})")
+    show(found, as_json=options.as_json)
     return 0
 
 

@@ -7,8 +7,7 @@ Laws:
    take a part for the whole. What fails one choice fails all.
 2. A stream begins with its first event or, `_OPEN_S` after the request, with a ping; a whole answer with its end or,
    where that takes long, with blank lines: what fails earlier has a status of its own, what fails later is the one
-   value of the body. The ping of an answer that pauses says why, one of
-   a long prompt that is read how far that is.
+   value of the body. The ping of an answer that pauses says why, that of a long prompt how far it is read.
 3. A client that says how long it waits for a byte (OpenAI's do) hears one in half that time: else it would ask again,
    and the same work be done twice.
 4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.

@@ -127,7 +127,7 @@ class StreamBridge:
         self,
         name: str,
         generations: Sequence[Generation],
-        further: "FurtherChoices",
+        further: FurtherChoices,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """`generations`: of the first choices; `further`: those that have their turn later. `name`: of the threads.

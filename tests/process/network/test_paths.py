@@ -13,6 +13,7 @@ import pytest
 from tests.process.command import COMMAND, run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER
+from tests.process.serving.machines import Worker
 from tests.process.serving.serving import words_of_loss
 from tpiedge.errors import ResourceError
 from tpiedge.host.addresses import Address
@@ -81,19 +82,25 @@ def by_name(hosts: Path) -> tuple[object, ...]:
     return ("unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, COMMAND)
 
 
+def joined_by_name(cluster: NetworkCluster, hosts: Path, *addresses: str) -> Worker:
+    """A master, and a worker that has joined it by a name that means these addresses."""
+    hosts.write_text("".join(f"{address} {_NAME}\n" for address in addresses))
+    cluster.start_master()
+    port = cluster.address.port
+    worker = cluster.join(
+        "kitchen", "--connect", f"{_NAME}:{port}", machine="worker1", program=by_name(hosts)
+    )
+    cluster.wait_ready(2)
+    return worker
+
+
 @pytest.mark.fault("P12", "the master's name means nothing any more: the worker connects again where it was")
 @pytest.mark.fault("P12", "the master's name means another address: the worker finds it there, by its key")
 def test_the_name_of_the_master_means_nothing_and_then_another_address(
     clusters: Callable[..., NetworkCluster], hosts: Path, exact: Exact
 ) -> None:
     cluster = clusters("--min-workers", 1)
-    first, port = cluster.address.host, cluster.address.port
-    hosts.write_text(f"{first} {_NAME}\n")
-    cluster.start_master()
-    worker = cluster.join(
-        "kitchen", "--connect", f"{_NAME}:{port}", machine="worker1", program=by_name(hosts)
-    )
-    cluster.wait_ready(2)
+    worker, port = joined_by_name(cluster, hosts, cluster.address.host), cluster.address.port
     agent, name = worker.agent, cluster.node("kitchen")["name"]
     hosts.write_text("")
     cluster.master.end(signal.SIGKILL)
@@ -119,13 +126,8 @@ def test_the_name_of_the_master_means_several_addresses(
     clusters: Callable[..., NetworkCluster], hosts: Path, exact: Exact
 ) -> None:
     cluster = clusters("--min-workers", 1)
-    first, port = cluster.address.host, cluster.address.port
-    hosts.write_text(f"{_OTHER_ADDRESS} {_NAME}\n{first} {_NAME}\n")
-    cluster.start_master()
-    worker = cluster.join(
-        "kitchen", "--connect", f"{_NAME}:{port}", machine="worker1", program=by_name(hosts)
-    )
-    cluster.wait_ready(2)
+    port = cluster.address.port
+    worker = joined_by_name(cluster, hosts, _OTHER_ADDRESS, cluster.address.host)
     exact(cluster)
     with cluster.namespaces.also_addressed(MASTER, _OTHER_ADDRESS):
         cluster.master.end()

@@ -1,0 +1,16 @@
+"""How the benchmarks of a cluster tell what they found."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+
+__all__ = ["show"]
+
+
+def show(found: Mapping[str, Sequence[float]], *, as_json: bool) -> None:
+    """Prints the values by name: all of them as JSON, or median, minimum and maximum of each, a line each."""
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, values in found.items():
+        print(f"{name}: {statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})")
