@@ -26,6 +26,8 @@ from tests.process.serving.serving import Serving
 from tools.figures import show
 from tools.streaming import connection, events
 
+__all__ = ["looks"]
+
 _LOOK_S = 1.0
 #: Longer than nodes are asked for counters after a look (`master/session_manager.py`).
 _FORGOTTEN_S = 6.0
@@ -61,12 +63,12 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
             cluster.start_worker(name, bytes_per_s=_SLOW)
         cluster.wait_ready(3, _LIMIT_S)
         turns = _Turns(cluster, options)
-        turns.take(turns.answer, looks=False)  # what is slow at first is not measured
+        turns.take(turns.answer, looked_at=False)  # what is slow at first is not measured
         found: dict[str, list[float]] = {}
         for work, of in ((_rest, "ms per idle second"), (turns.answer, "ms per token")):
             for _ in range(options.repeats):
                 time.sleep(_FORGOTTEN_S)
-                alone, seen = turns.take(work, looks=False), turns.take(work, looks=True)
+                alone, seen = turns.take(work, looked_at=False), turns.take(work, looked_at=True)
                 for name, value in (
                     (of, alone.all_ms),
                     (f"{of}, beside the engines", alone.beside_ms),
@@ -93,12 +95,12 @@ class _Turns:
         self._cluster = cluster
         self._options = options
 
-    def take(self, work: Callable[[], int], *, looks: bool) -> "_Spent":
+    def take(self, work: Callable[[], int], *, looked_at: bool) -> "_Spent":
         """What a turn of `work` costs, which says how much it did. One in which processes began or ended, as for
         another plan, is taken again."""
         over = threading.Event()
-        watcher = threading.Thread(target=self._look, args=(over,))
-        if looks:
+        watcher = threading.Thread(target=looks, args=(self._cluster, over))
+        if looked_at:
             watcher.start()
         try:
             while (found := self._turn(work)) is None:
@@ -106,7 +108,7 @@ class _Turns:
             return found
         finally:
             over.set()
-            if looks:
+            if looked_at:
                 watcher.join()
 
     def _turn(self, work: Callable[[], int]) -> "_Spent | None":
@@ -134,15 +136,6 @@ class _Turns:
                 pass
         return int(self._options.tokens)
 
-    def _look(self, over: threading.Event) -> None:
-        """As `page/watch.js`."""
-        tag = ""
-        headers = {"Authorization": f"Bearer {self._cluster.secret}"}
-        with httpx.Client(base_url=self._cluster.url, trust_env=False) as client:
-            while not over.wait(_LOOK_S):
-                seen = client.get("/admin/cluster", headers=headers | ({"If-None-Match": tag} if tag else {}))
-                tag = seen.headers["etag"]
-
     def _family(self) -> tuple[list[int], list[int]]:
         """The processes of master and agents, and those that they started: nodes, for the most part."""
         cluster = self._cluster
@@ -150,6 +143,16 @@ class _Turns:
         roots = [one.pid for one in started if one is not None]
         children = [child.pid for pid in roots for child in psutil.Process(pid).children(recursive=True)]
         return roots, sorted(children)
+
+
+def looks(cluster: Serving, over: threading.Event) -> None:
+    """At the cluster, as `page/watch.js` does, until it is over."""
+    tag = ""
+    headers = {"Authorization": f"Bearer {cluster.secret}"}
+    with httpx.Client(base_url=cluster.url, trust_env=False) as client:
+        while not over.wait(_LOOK_S):
+            seen = client.get("/admin/cluster", headers=headers | ({"If-None-Match": tag} if tag else {}))
+            tag = seen.headers["etag"]
 
 
 def _rest() -> int:
