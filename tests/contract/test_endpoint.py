@@ -149,6 +149,21 @@ def test_what_was_posted_is_sent_before_closing(network: Any) -> None:
     assert receive(hub).message == Lost(1, 1, "the end")
 
 
+def test_however_much_is_posted_at_once_it_arrives_in_its_order(network: Any) -> None:
+    """More than a socket holds, and what is sent afterwards comes after it."""
+    hub, spoke = network.hub(CONTROL), network.spoke(plane=CONTROL)
+    meet(hub, spoke)
+    spoke.post([Cancel(number, "r") for number in range(20_000)])
+    owner = threading.Thread(target=lambda: (spoke.send(Lost(1, 1, "last")), spoke.recv(WAIT_S)))
+    owner.start()
+    assert [receive(hub).message for _ in range(20_000)] == [Cancel(number, "r") for number in range(20_000)]
+    assert receive(hub).message == Lost(1, 1, "last")
+    hub.send(Shutdown(1), to="node-1")
+    owner.join(WAIT_S)
+    assert not owner.is_alive()
+    assert (spoke.posted, spoke.counters.undeliverable) == (0, 0)
+
+
 def test_posting_to_an_unknown_peer_is_counted(network: Any) -> None:
     hub = network.hub()
     hub.post(Shutdown(1), to="node-9")

@@ -6,6 +6,7 @@ both sides of that border are thread-safe.
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from tpiedge.clock import Clock
@@ -35,6 +36,8 @@ Command = Assign | Connect | Generate | Halt | Resume | Shutdown | TpiedgeError
 """What the engine thread acts on; an error means that the link itself failed."""
 
 _CONNECT_S = 10.0
+_MOST_POSTED = 1000
+_LOOK_S = 0.005
 
 
 class ControlLink:
@@ -72,6 +75,11 @@ class ControlLink:
     def post(self, message: Message | Sequence[Message]) -> None:
         """Send from any thread."""
         self._endpoint.post(message)
+
+    def await_room(self) -> None:
+        """Wait while the master takes less than is posted: no longer than the link is alive."""
+        while self._endpoint.posted > _MOST_POSTED and self._thread.is_alive():
+            time.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Send what was posted, then end the thread and the endpoint."""

@@ -327,6 +327,7 @@ class Node:
             # Together: the control thread, once woken, takes Python's lock from the drawing of the other tokens.
             self.link.post([*self._drawn, *finished])
             self._drawn.clear()
+            self.link.await_room()
 
     def _take(self, leader: Leader, carrier: Carrier, command: _NodeCommand) -> None:
         match command:

@@ -86,7 +86,7 @@ class Counters:
     rejected: handshakes with a key that is not admitted. impostor: connections whose routing id is not the
     name that belongs to the key. revoked: messages of peers that are admitted no more. duplicate: messages
     of a second process under a name in use. malformed: raised as MalformedMessage. undeliverable: posted
-    messages whose peer was gone when their turn came.
+    messages whose peer was gone when their turn came, or that were not taken before the end.
     """
 
     rejected: int = 0
@@ -169,9 +169,14 @@ class Endpoint(Protocol):
         """Queue a message without tensors, or several for one waking, from any thread; the owner sends it inside
         `recv` (or its next `send`).
 
-        Raises ProtocolError at once where it cannot be encoded; is counted as undeliverable where `to` is
-        gone.
+        At a spoke it waits until the hub takes it, after those that were posted before. Raises ProtocolError at once
+        where it cannot be encoded; is counted as undeliverable where `to` is gone.
         """
+        ...
+
+    @property
+    def posted(self) -> int:
+        """How many of them wait."""
         ...
 
     def close(self) -> None:

@@ -96,6 +96,10 @@ class _InProcessEndpoint(Messaging):
             self._mailbox.posted.extend((frame, to) for frame in frames)
             self._mailbox.changed.notify_all()
 
+    @property
+    def posted(self) -> int:
+        return len(self._mailbox.posted)
+
     def wake(self) -> None:
         """From any thread: end a wait in `recv` that is under way, or the next one, as if its time were up."""
         with self._mailbox.changed:

@@ -104,6 +104,10 @@ class ZmqMesh(Messages):
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
         self._end(to).post(message, to)
 
+    @property
+    def posted(self) -> int:
+        return sum(end.posted for end in self._ends)
+
     def close(self) -> None:
         self._closed = True
         with self._lock:

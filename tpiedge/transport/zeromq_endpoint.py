@@ -88,7 +88,7 @@ class ZmqEndpoint(Messaging):
             if self._closed or self._posted:
                 self._flush()
             for name in names_of(to):
-                if not self._try_send(frame, name):
+                if self._posted or not self._try_send(frame, name):
                     self._deliver(frame, name, SEND_TIMEOUT_S if timeout_s is None else timeout_s)
                 self.bytes_sent += len(frame)
 
@@ -113,7 +113,8 @@ class ZmqEndpoint(Messaging):
                     self._idle()
                     return None
                 if not waits:
-                    self._silence(self._poller.poll(int(remaining_s * 1000) + 1))
+                    wait_s = min(remaining_s, SLICE_S) if self._posted else remaining_s
+                    self._silence(self._poller.poll(int(wait_s * 1000) + 1))
                     if self._woken:
                         self._woken = False
                         return None
@@ -153,6 +154,11 @@ class ZmqEndpoint(Messaging):
         self._posted.extend([(frame_of(one, (), self._plane), to) for one in messages_of(message)])
         self._wakeup.ring()
 
+    @property
+    def posted(self) -> int:
+        """As in Endpoint."""
+        return len(self._posted)
+
     def close(self) -> None:
         self._closed = True
         self._wakeup.ring()
@@ -160,6 +166,7 @@ class ZmqEndpoint(Messaging):
             if self._socket.closed:
                 return
             self._drain()
+            self.counters.undeliverable += len(self._posted)
             self._socket.close(linger=LINGER_MS)
             self._wakeup.close()
             if self._owns_context:
@@ -185,6 +192,11 @@ class ZmqEndpoint(Messaging):
         """Hand the frame to libzmq; False where it is not taken at once or the peer is not there."""
         raise NotImplementedError
 
+    def _waits_for(self, _to: str | None) -> bool:
+        """Whether what was posted to it waits until it is taken, and what was posted later with it. A hub has others to
+        serve."""
+        return False
+
     def _wait_to_send(self, timeout_s: float) -> None:
         raise NotImplementedError
 
@@ -200,21 +212,23 @@ class ZmqEndpoint(Messaging):
 
     def _drain(self) -> None:
         while self._posted:
-            frame, to = self._posted.popleft()
+            frame, to = self._posted[0]
             if self._try_send(frame, to):
                 self.bytes_sent += len(frame)
+            elif self._waits_for(to):
+                return
             else:
                 self.counters.undeliverable += 1
+            self._posted.popleft()
 
     def _deliver(self, frame: Buffer, to: str | None, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self._try_send(frame, to):
+        while self._posted or not self._try_send(frame, to):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise Unreachable(to or self._hub_name, timeout_s)
             self._wait_to_send(min(remaining_s, SLICE_S))
-            if self._closed:
-                raise EndpointClosed(f"the connection of {self.name} was closed")
+            self._flush()
 
     def _silence(self, ready: list[tuple[object, int]]) -> None:
         if any(item is not self._socket for item, _ in ready):

@@ -83,13 +83,16 @@ class ZmqSpoke(ZmqEndpoint):
             raise UserError(f"cannot connect to {address}: {error}") from None
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
-        if to not in (None, self._hub_name):
+        if not self._waits_for(to):
             return False
         try:
             self._send_part(frame, SEND_LAST)
         except zmq.Again:
             return False
         return True
+
+    def _waits_for(self, to: str | None) -> bool:
+        return to in (None, self._hub_name)
 
     def _wait_to_send(self, timeout_s: float) -> None:
         self._idle()
