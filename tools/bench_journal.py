@@ -94,7 +94,9 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
     generation = _Tokens(tokens)
     if folder is None:
         none = FurtherChoices((), lambda _: generation, lambda _: None)
-        await _hear(StreamBridge("bench", [generation], none, asyncio.get_running_loop()))
+        bridge = StreamBridge("bench", [generation], none, asyncio.get_running_loop())
+        await _hear(bridge)
+        bridge.cancel()
         return
     answer = KeptAnswer(_ACCEPTED, folder.begin(_ACCEPTED), None, time.monotonic)
     reader = answer.read(collects=False)

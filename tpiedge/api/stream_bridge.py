@@ -1,11 +1,11 @@
 """From the threads of the cluster to asyncio: the events of one answer, for the coroutine that sends them.
 
-A generation is a blocking iterator, which has a thread of its own here. An answer has one for each of its choices
-(`StreamBridge`).
+A generation is a blocking iterator, which a thread hears. An answer has one for each of its choices that are written at
+a time (`StreamBridge`).
 
 Laws:
 
-1. The thread ends when the iterator does, and the iterator ends soon after `cancel` or `complete`.
+1. An iterator ends soon after `cancel` or `complete`; its thread hears a further choice then, or ends.
 2. No more than `_AHEAD` events of a choice wait for the client: a slow reader holds the thread back, not memory.
 3. Everything that can end an answer (an error, a deadline, a client that leaves) comes through the same queue.
 4. A client's choices take turns: a further one is asked for when one has ended, and again and again where the queue is
@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
 from tpiedge.api.service import AnswerEvent, Busy, Generation
@@ -133,24 +134,26 @@ class StreamBridge:
         """`generations`: of the first choices; `further`: those that have their turn later. `name`: of the threads.
         Made beside `loop`, which reads it: threads that start are waited for, which is long where all processors are
         busy. Raises RuntimeError, with everything cancelled, where the system has no thread left."""
-        self._name = name
         self._events = EventQueue(loop)
         self._further = further
         self._listeners: list[_Listener] = []
+        self._hearings: list[_Hearing] = []
         self._over = False
         try:
-            for generation in generations:
-                self._listen(generation)
+            for _ in generations:
+                self._listeners.append(_Listener(f"answer {name}"))
         except RuntimeError:
             for generation in generations:
                 generation.cancel()
             self.cancel()
             raise
+        for listener, generation in zip(self._listeners, generations, strict=True):
+            self._hear(generation, listener)
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
         event = await self._events.next(within_s)
         if event is not None:
-            self._listeners[event[0]].took()
+            self._hearings[event[0]].took()
         return event
 
     def end(self, error: BaseException) -> None:
@@ -159,12 +162,16 @@ class StreamBridge:
     def cancel(self) -> None:
         self._over = True
         self._further.close()
+        for hearing in self._hearings:
+            hearing.cancel()
         for listener in self._listeners:
-            listener.cancel()
+            listener.end()
 
     def complete(self, choice: int) -> None:
-        self._listeners[choice].complete()
-        self._ask()
+        hearing = self._hearings[choice]
+        if not hearing.stopped:
+            hearing.complete()
+            self._ask(hearing.listener)
 
     def join(self, limit_s: float) -> bool:
         if not self._over and self._further.count:
@@ -172,38 +179,37 @@ class StreamBridge:
         deadline = time.monotonic() + limit_s
         return all(listener.join(max(0.0, deadline - time.monotonic())) for listener in self._listeners)
 
-    def _ask(self) -> None:
-        """For the next choice, if one waits."""
+    def _ask(self, listener: "_Listener") -> None:
+        """For the next choice, if one waits, which that thread hears."""
         if self._over or not self._further.count:
+            listener.end()
             return
         try:
             generation = self._further.submit()
         except Busy as busy:
-            asyncio.get_running_loop().call_later(busy.retry_after_s, self._ask)
+            asyncio.get_running_loop().call_later(busy.retry_after_s, self._ask, listener)
         except TpiedgeError as error:
             self._events.put(error)
         else:
-            try:
-                self._listen(generation)
-            except RuntimeError as error:  # the system has no thread left
-                generation.cancel()
-                self._events.put(error)
+            self._hear(generation, listener)
 
-    def _listen(self, generation: Generation) -> None:
-        choice = len(self._listeners)
-        self._listeners.append(_Listener(generation, f"answer {self._name}", choice, self._events.post))
+    def _hear(self, generation: Generation, listener: "_Listener") -> None:
+        hearing = _Hearing(generation, listener, len(self._hearings), self._events.post)
+        self._hearings.append(hearing)
+        listener.hear(hearing)
 
 
-class _Listener:
-    """The thread that hears a generation."""
+class _Hearing:
+    """Of one generation, by `listener`."""
 
     def __init__(
         self,
         generation: Generation,
-        name: str,
+        listener: "_Listener",
         choice: int,
         post: Callable[[ChoiceEvent | BaseException], None],
     ) -> None:
+        self.listener = listener
         self._generation = generation
         self._choice = choice
         self._post = post
@@ -213,8 +219,11 @@ class _Listener:
         self._waits = False
         self._room = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing more is wanted of it."""
+        return self._stopped.is_set()
 
     def took(self) -> None:
         """One of its events was taken."""
@@ -228,10 +237,22 @@ class _Listener:
     def complete(self) -> None:
         self._stop(self._generation.complete)
 
-    def join(self, limit_s: float) -> bool:
-        """Whether its thread has ended within the time."""
-        self._thread.join(limit_s)
-        return not self._thread.is_alive()
+    def run(self) -> None:
+        """Pass its events on until it ends: in the listener's thread."""
+        ended = False
+        try:
+            for event in self._generation.events():
+                ended = isinstance(event, Finished)
+                if not self._stopped.is_set():
+                    self._await_room()
+                    self._posted += 1
+                    self._post((self._choice, event))
+            if not ended:
+                raise InternalError("the answer ended without its end: report it")
+        except BaseException as error:  # handed to the client's coroutine
+            # What is whole already fails no other choice.
+            if not self._stopped.is_set():
+                self._post(error)
 
     def _stop(self, tell: Callable[[], None]) -> None:
         if not self._stopped.is_set():
@@ -251,18 +272,29 @@ class _Listener:
     def _full(self) -> bool:
         return self._posted - self._taken >= _AHEAD and not self._stopped.is_set()
 
+
+class _Listener:
+    """A thread that hears one generation after the other."""
+
+    def __init__(self, name: str) -> None:
+        """Raises RuntimeError where the system has no thread left."""
+        self._next: SimpleQueue[_Hearing | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def hear(self, hearing: _Hearing) -> None:
+        """After those before."""
+        self._next.put(hearing)
+
+    def end(self) -> None:
+        """After those before. Idempotent."""
+        self._next.put(None)
+
+    def join(self, limit_s: float) -> bool:
+        """Whether it has ended within the time."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
-        ended = False
-        try:
-            for event in self._generation.events():
-                ended = isinstance(event, Finished)
-                if not self._stopped.is_set():
-                    self._await_room()
-                    self._posted += 1
-                    self._post((self._choice, event))
-            if not ended:
-                raise InternalError("the answer ended without its end: report it")
-        except BaseException as error:  # handed to the client's coroutine
-            # What is whole already fails no other choice.
-            if not self._stopped.is_set():
-                self._post(error)
+        while (hearing := self._next.get()) is not None:
+            hearing.run()

@@ -30,7 +30,7 @@ class Counted(FakeGeneration):
 
     def events(self):  # type: ignore[no-untyped-def]
         for index in itertools.count():
-            if self.cancelled.is_set():
+            if self.cancelled.is_set() or self.completed.is_set():
                 return
             self.taken += 1
             yield Token(1, "r", index, 5, ())
@@ -97,6 +97,30 @@ def test_while_choices_have_their_turn_yet_it_has_not_ended() -> None:
         assert await bridge.next(LIMIT_S) is not None
         assert not bridge.join(0.5)
         bridge.cancel()
+        assert bridge.join(LIMIT_S)
+
+    asyncio.run(make())
+
+
+def test_further_choices_are_heard_without_a_thread_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop would wait until it has started."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise AssertionError("a thread was started")
+
+    async def make() -> None:
+        said = [Counted() for _ in range(5)]
+        left = iter(said[2:])
+        further = FurtherChoices([REQUEST] * 3, lambda _: next(left), lambda _: None)
+        bridge = StreamBridge("r", said[:2], further, asyncio.get_running_loop())
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        for whole in range(5):
+            while (await bridge.next(LIMIT_S) or (None,))[0] != whole:
+                pass
+            bridge.complete(whole)
+            bridge.complete(whole)
+        monkeypatch.undo()
+        assert all(one.completed.is_set() for one in said)
         assert bridge.join(LIMIT_S)
 
     asyncio.run(make())
