@@ -65,10 +65,17 @@ class Browser:
         self._tell("Emulation.setEmulatedMedia", features=[scheme])
 
     @contextmanager
-    def second_tab(self, url: str, path: str = "/") -> Iterator[Callable[[], None]]:
-        """Open beside the first one, with the page in it: what is given changes to the other tab of the two."""
+    def second_tab(
+        self, url: str, path: str = "/", *, duplicated: bool = False
+    ) -> Iterator[Callable[[], None]]:
+        """Open beside the first one, with the page in it: what is given changes to the other tab of the two. A
+        duplicated one begins with what the first one has stored for itself."""
         tabs = [self.driver.current_window_handle]
-        self.driver.switch_to.new_window("tab")
+        if duplicated:
+            self.run("window.open(arguments[0])", url + path)
+            self.driver.switch_to.window(self.driver.window_handles[-1])
+        else:
+            self.driver.switch_to.new_window("tab")
         tabs.append(self.driver.current_window_handle)
 
         def change() -> None:

@@ -30,7 +30,7 @@ class Chats extends EventTarget {
 
   async load() {
     this.#tab = ofTab.get(TAB) || newId();
-    ofTab.set(TAB, this.#tab);
+    this.#takeName();
     await this.#library.load();
     this.loaded = true;
     document.addEventListener("visibilitychange", () => document.hidden || this.findModel()); // it may be another now
@@ -250,6 +250,16 @@ class Chats extends EventTarget {
     for (const name of ["usage", "finish", "resume"]) if (what[name] !== undefined) values[name] = what[name];
     // That it can be resumed is known first, and must be known after a reload.
     this.#change(id, node, values, what.resume?.last === 0 ? 0 : SAVE_MS);
+  }
+
+  // A tab that the browser makes as a copy of this one has all that is kept of it: its name is kept only while nobody
+  // sees the page, which the browser may close then without a word.
+  #takeName() {
+    const keep = (hidden) => ofTab.set(TAB, hidden ? this.#tab : "");
+    keep(document.hidden);
+    document.addEventListener("visibilitychange", () => keep(document.hidden));
+    addEventListener("pagehide", () => keep(true));
+    addEventListener("pageshow", () => keep(document.hidden));
   }
 
   #alter(id, values) {

@@ -36,8 +36,9 @@ def test_a_second_window_shows_what_is_said_in_the_first(browser, service, url):
         browser.wait_for_answers("Hm.")
 
 
+@pytest.mark.parametrize("duplicated", [False, True])
 def test_nothing_is_lost_of_what_is_said_in_one_tab_while_the_other_answers(
-    browser, service, url, words, here
+    browser, service, url, words, here, duplicated
 ):
     browser.open(url)
     browser.say("First")
@@ -45,7 +46,7 @@ def test_nothing_is_lost_of_what_is_said_in_one_tab_while_the_other_answers(
     generation.say(*words("one"))
     browser.wait_for_text(".answer", "one")
     answers(service, "Two.")
-    with browser.second_tab(url, here()) as change:
+    with browser.second_tab(url, here(), duplicated=duplicated) as change:
         browser.wait_for_text(".answer", "Another tab reads this answer, or was closed before its end.")
         browser.say("Second")
         browser.wait(lambda: browser.answers()[1:] == ["Two."])
