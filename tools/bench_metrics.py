@@ -19,6 +19,7 @@ from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
 from tpiedge.api.service import ModelInfo, StepTimeline
 from tpiedge.master.chronicle import EVENTS, ClusterEvent
+from tpiedge.master.counters import Counted
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.request_times import RequestTimes, Timeline
 from tpiedge.master.status import ClusterStatus, NodeStatus
@@ -83,7 +84,9 @@ def _measurement_us(tokens: int) -> float:
 def _status() -> ClusterStatus:
     stats = Stats(*(1 for _ in fields(Stats)))
     nodes = tuple(
-        NodeStatus(f"w-{rank}", rank, "ready", (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1, counters=stats)
+        NodeStatus(
+            f"w-{rank}", rank, "ready", (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1, counted=Counted(stats, stats, 0.0)
+        )
         for rank in range(_NODES)
     )
     return ClusterStatus(True, "", nodes, 0, 0, histograms=RequestTimes().histograms())

@@ -215,8 +215,11 @@ def _steps(nodes: Sequence[NodeStatus]) -> Mapping[int | None, _JsonObject]:
     """Where the time of a step went, by rank; nothing while none is taken."""
     found: dict[int, tuple[float, float, float]] = {}
     for node in nodes:
-        rank, first, last = node.rank, node.earlier, node.counters
-        if rank is None or first is None or last is None or (steps := last.steps - first.steps) <= 0:
+        rank, counted = node.rank, node.counted
+        if rank is None or counted is None:
+            continue
+        first, last = counted.first, counted.latest
+        if (steps := last.steps - first.steps) <= 0:
             continue
         compute_s = last.compute_s - first.compute_s + last.head_s - first.head_s
         disk_s, reduce_s = last.weight_wait_s - first.weight_wait_s, last.reduce_wait_s - first.reduce_wait_s
@@ -270,7 +273,8 @@ def _totals(status: ClusterStatus, before: _Look, look: _Look) -> _JsonObject:
 
 def _rate(node: NodeStatus, field: str) -> float | None:
     """Bytes per second; None where that is not known."""
-    if node.counters is None or node.earlier is None or node.earlier_s < _SHORTEST_COUNTED_S:
+    counted = node.counted
+    if counted is None or counted.spent_s < _SHORTEST_COUNTED_S:
         return None
-    more: float = getattr(node.counters, field) - getattr(node.earlier, field)
-    return round(max(0.0, more) / node.earlier_s)
+    more: float = getattr(counted.latest, field) - getattr(counted.first, field)
+    return round(max(0.0, more) / counted.spent_s)

@@ -67,7 +67,6 @@ def snapshot(
 
 def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
     assignment = serving.assignments[0] if serving is not None else None
-    counted = _counted(serving, 0)
     return NodeStatus(
         name="master",
         rank=0 if assignment else None,
@@ -83,9 +82,7 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
         last_seen_s=0.0,
         why=assignment.why if assignment else "",
         pid=rank_zero.pid,
-        counters=counted.latest if counted else None,
-        earlier=counted.first if counted else None,
-        earlier_s=counted.spent_s if counted else 0.0,
+        counted=_counted(serving, 0),
         planned_bytes=assignment.planned_bytes if assignment else 0,
     )
 
@@ -101,7 +98,6 @@ def _worker(
     serving, coming = sessions.serving, sessions.coming
     rank = _rank(machine.name, serving)
     assignment = serving.assignments[rank] if serving is not None and rank is not None else None
-    counted = _counted(serving, rank)
     fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
     state, reason = _situation(machine, serving, coming, rank, spare)
     if exclusion is not None:
@@ -125,9 +121,7 @@ def _worker(
         fetched_bytes=fetching.done_bytes,
         fetch_total_bytes=fetching.total_bytes,
         fetch_bytes_per_s=fetching.bytes_per_s,
-        counters=counted.latest if counted else None,
-        earlier=counted.first if counted else None,
-        earlier_s=counted.spent_s if counted else 0.0,
+        counted=_counted(serving, rank),
         spare=reason.kind if isinstance(reason, SpareReason) else "",
         disk_bytes=stocked.held_bytes,
         stocked=stocked.complete,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tpiedge.master.counters import Counted
 from tpiedge.master.history import PlanHistory
 from tpiedge.master.request_times import RequestHistograms
 from tpiedge.wire.control import Stats
@@ -21,8 +22,7 @@ class NodeStatus:
     of weights stored as the model's are (0: unknown), `last_seen_s` the time since its last message. While it fetches,
     `fetch_total_bytes` is not 0. `disk_bytes` of the model's weights are on its disk (0: it has not said); `stocked`:
     all that it would need after another machine's loss is; `not_stocked` says why not, where it never will be.
-    `counters` are its node's latest, None unless they were asked for (Master.observe); they came `earlier_s` after the
-    ones `earlier`, the first of the last seconds. `planned_bytes` is what the plan
+    `counted` is what its node counts, None unless that was asked for (Master.observe). `planned_bytes` is what the plan
     lets its node grow to. The link to the master has `round_trip_s` and `link_bytes_per_s` (0: not measured). It is
     left out of plans for `left_out_s` more seconds.
     """
@@ -43,7 +43,7 @@ class NodeStatus:
     fetched_bytes: int = 0
     fetch_total_bytes: int = 0
     fetch_bytes_per_s: float = 0.0
-    counters: Stats | None = None
+    counted: Counted | None = None
     spare: SpareKind | Literal[""] = ""
     disk_bytes: int = 0
     stocked: bool = False
@@ -52,8 +52,11 @@ class NodeStatus:
     round_trip_s: float = 0.0
     link_bytes_per_s: float = 0.0
     left_out_s: float = 0.0
-    earlier: Stats | None = None
-    earlier_s: float = 0.0
+
+    @property
+    def counters(self) -> Stats | None:
+        """The latest ones of `counted`."""
+        return self.counted.latest if self.counted is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.service import ClusterStatus, ModelInfo, NodeStatus, Reading, RequestLine, StepTimeline
+from tpiedge.master.counters import Counted
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import Stats, StepSpans
 
@@ -28,7 +29,7 @@ NODE = NodeStatus(
     1e9,
     80 * MIB,
     0.0,
-    counters=STATS,
+    counted=Counted(STATS, STATS, 0.0),
     planned_bytes=500 * MIB,
 )
 
@@ -45,7 +46,7 @@ def after(stats: Stats, steps: int, **seconds: float) -> Stats:
 
 def counted(node: NodeStatus, spent_s: float, steps: int, **more: float) -> NodeStatus:
     """Whose counters grew by so much in so many seconds."""
-    return replace(node, earlier=node.counters, earlier_s=spent_s, counters=after(STATS, steps, **more))
+    return replace(node, counted=Counted(after(STATS, steps, **more), STATS, spent_s))
 
 
 def picture(
@@ -78,7 +79,7 @@ def test_memory_adds_up_to_the_budget() -> None:
 
 
 def test_before_a_node_has_said_anything_the_plan_counts() -> None:
-    memory = picture((0.0, status(replace(NODE, counters=None))))["machines"][0]["memory"]
+    memory = picture((0.0, status(replace(NODE, counted=None))))["machines"][0]["memory"]
     assert (memory["pinned_bytes"], memory["kv_bytes"], memory["free_bytes"]) == (80 * MIB, 0, 524 * MIB)
 
 
@@ -124,7 +125,7 @@ def test_rates_of_a_machine_are_those_between_arrivals_whenever_somebody_looks(
 
 def test_a_counter_that_begins_anew_is_no_time() -> None:
     """A node that was started again within an epoch's number says less than before."""
-    again = replace(NODE, earlier=after(STATS, 10, compute_s=5.0), earlier_s=2.0)
+    again = replace(NODE, counted=Counted(STATS, after(STATS, 10, compute_s=5.0), 2.0))
     assert picture((0.0, status(again)))["machines"][0]["step"] is None
 
 

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tpiedge.api.metrics import metrics_page
+from tpiedge.master.counters import Counted
 from tpiedge.master.histogram import LENGTHS, SECONDS, Histogram
 from tpiedge.master.history import LOSS_CAUSES, PLAN_CAUSES, PlanHistory
 from tpiedge.master.request_times import PAUSE_CAUSES, RequestHistograms, RequestTimes, Timeline
@@ -45,7 +46,8 @@ STATS = Stats(
 
 
 def node(name: str, rank: int | None, state: str, counters: Stats | None) -> NodeStatus:
-    return NodeStatus(name, rank, state, (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1, counters=counters)
+    counted = Counted(counters, counters, 0.0) if counters is not None else None
+    return NodeStatus(name, rank, state, (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1, counted=counted)
 
 
 def page(status: ClusterStatus, model: str = "babbler") -> list[str]:
