@@ -6,6 +6,7 @@ from typing import Any
 
 from tools.nemesis.readers import Found
 from tpiedge.bench.serve_figures import percentile
+from tpiedge.master.pauses import PLANNED
 
 __all__ = ["pauses", "say"]
 
@@ -17,13 +18,17 @@ def pauses(
     found: Found, changes: Sequence[tuple[float, str]], reading_s: float, prefill_s: float
 ) -> dict[str, Any]:
     """From the last of the `changes` before a pause to the next token; of all, and by what it was. `changes`: when
-    something broke or was mended, and what; the first one is the beginning."""
+    something broke or was mended, and what; the first one is the beginning. A plan that is only better waits for its
+    moment while answers go on: such pauses count from their own beginning."""
     bound = _BOUND_S + reading_s + prefill_s
     start = changes[0][0]
     by_kind: dict[str, list[float]] = {}
     told = []
     for pause in sorted(found.pauses, key=lambda one: one.began):
-        when, what = max(one for one in changes if one[0] <= pause.began)
+        if PLANNED in pause.why:
+            when, what = pause.began, PLANNED
+        else:
+            when, what = max(one for one in changes if one[0] <= pause.began)
         by_kind.setdefault(what, []).append(pause.ended - when)
         told.append(f"{when - start:.1f} s {what}, {pause.ended - when:.1f} s: {pause.why}")
     return {

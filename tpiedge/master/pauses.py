@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.master.roster import Roster
 
-__all__ = ["Pauses"]
+__all__ = ["PLANNED", "Pauses"]
 
-_PLANNED = "a new plan begins"
+PLANNED = "a new plan begins"
+"""What is told of a pause for a plan that takes the place of one that serves."""
 _STARTED_AGAIN = "the master was started again"
 
 
@@ -33,7 +34,7 @@ class Pauses:
     def planned(self) -> str:
         """A new plan takes the place of the one that serves. Returns what is told of it."""
         self._loss = ""
-        return _PLANNED
+        return PLANNED
 
     def lost(self, error: TpiedgeError, members: Collection[str]) -> str:
         """The session of these workers ended by an error. Returns what is told of it."""
@@ -54,7 +55,7 @@ class Pauses:
     def going_on(self, machines: Collection[str]) -> str:
         """These workers take over, or do so already."""
         if not self._loss:
-            return _PLANNED
+            return PLANNED
         if self._members is None:
             return self._loss
         without = self._hosts(name for name in self._members if name not in machines)
@@ -64,7 +65,7 @@ class Pauses:
 
     def undecided(self, again: str) -> str:
         """There is no plan yet; `again` says when the next attempt is made, "" where that is not known."""
-        return f"{self._loss or _PLANNED}{again}"
+        return f"{self._loss or PLANNED}{again}"
 
     def _is_present(self, name: str) -> bool:
         machine = self._roster.get(name)
