@@ -6,8 +6,9 @@ A master and two workers on this computer, five times: with `--spare off`; the s
 clusters that differ in nothing differ; with spare ranges; with `--spare off --journal`; and as the first, but looked at
 as the page looks while it answers. They answer the same in turn, `--tokens` each, in `--rounds` rounds, each of which
 begins with the next of them. Nobody drafts. All are begun anew `--starts` times, each time with another one first:
-where a process's memory comes to lie makes a difference, too. Printed: tokens per second of the first, and what of its
-speed in the same round the others have, each as median, least and most of the starts' medians.
+where a process's memory comes to lie makes a difference, too. Printed: tokens per second of the first, what of its
+speed in the same round the others have, and milliseconds of processor time per token of all threads of each but the
+nodes' engines, which also wait on the processor; each as median, least and most of the starts' medians. Linux.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.process.serving.serving import Serving
-from tools.bench_view import looks
+from tools.bench_view import family, looks, spent_s
 from tools.figures import show
 from tools.streaming import connection, events
 
@@ -78,11 +79,13 @@ def _of_a_start(folder: Path, start: int, options: argparse.Namespace) -> dict[s
             names = _from(start + number)
             # What is slow after a pause, or at first, is not measured.
             _tokens_per_s(clusters[names[-1]], options.tokens, prompt)
-            speeds = {name: _measured(name, clusters[name], options.tokens, prompt) for name in names}
-            plain = speeds.pop(_PLAIN)
+            turns = {name: _measured(name, clusters[name], options.tokens, prompt) for name in names}
+            plain, _ = turns[_PLAIN]
             found["plain, tokens/s"].append(plain)
-            for name, speed in speeds.items():
-                found.setdefault(name, []).append(speed / plain)
+            for name, (speed, beside_ms) in turns.items():
+                found.setdefault(f"{name}, ms beside the engines", []).append(beside_ms)
+                if name != _PLAIN:
+                    found.setdefault(name, []).append(speed / plain)
         return found
     finally:
         for cluster in clusters.values():
@@ -103,18 +106,23 @@ def _stand(cluster: Serving) -> None:
     cluster.wait_ready(3, _LIMIT_S)
 
 
-def _measured(name: str, cluster: Serving, tokens: int, prompt: Sequence[int]) -> float:
-    """As _tokens_per_s; looked at, if that is what it is for."""
-    if name != _LOOKED_AT:
-        return _tokens_per_s(cluster, tokens, prompt)
+def _measured(name: str, cluster: Serving, tokens: int, prompt: Sequence[int]) -> tuple[float, float]:
+    """Tokens per second, and milliseconds of processor time per token of all threads but the engines; while somebody
+    looks, if that is what the cluster is for."""
     over = threading.Event()
     watcher = threading.Thread(target=looks, args=(cluster, over))
-    watcher.start()
+    roots, nodes = family(cluster)
+    _, before_s = spent_s(roots, nodes)
+    if name == _LOOKED_AT:
+        watcher.start()
     try:
-        return _tokens_per_s(cluster, tokens, prompt)
+        speed = _tokens_per_s(cluster, tokens, prompt)
     finally:
         over.set()
-        watcher.join()
+        if name == _LOOKED_AT:
+            watcher.join()
+    _, after_s = spent_s(roots, nodes)
+    return speed, 1000 * (after_s - before_s) / tokens
 
 
 def _tokens_per_s(cluster: Serving, tokens: int, prompt: Sequence[int]) -> float:

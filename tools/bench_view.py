@@ -26,7 +26,7 @@ from tests.process.serving.serving import Serving
 from tools.figures import show
 from tools.streaming import connection, events
 
-__all__ = ["looks"]
+__all__ = ["family", "looks", "spent_s"]
 
 _LOOK_S = 1.0
 #: Longer than nodes are asked for counters after a look (`master/session_manager.py`).
@@ -112,14 +112,14 @@ class _Turns:
                 watcher.join()
 
     def _turn(self, work: Callable[[], int]) -> "_Spent | None":
-        roots, nodes = self._family()
-        before, done = _spent_s(roots, nodes), 0
+        roots, nodes = family(self._cluster)
+        before, done = spent_s(roots, nodes), 0
         deadline = time.monotonic() + self._options.seconds
         while time.monotonic() < deadline:
             done += work()
-        if self._family() != (roots, nodes):
+        if family(self._cluster) != (roots, nodes):
             return None
-        all_s, beside_s = (now - then for now, then in zip(_spent_s(roots, nodes), before, strict=True))
+        all_s, beside_s = (now - then for now, then in zip(spent_s(roots, nodes), before, strict=True))
         return _Spent(1000 * all_s / done, 1000 * beside_s / done)
 
     def answer(self) -> int:
@@ -136,13 +136,13 @@ class _Turns:
                 pass
         return int(self._options.tokens)
 
-    def _family(self) -> tuple[list[int], list[int]]:
-        """The processes of master and agents, and those that they started: nodes, for the most part."""
-        cluster = self._cluster
-        started = [cluster.master, *(worker.process for worker in cluster.workers.values())]
-        roots = [one.pid for one in started if one is not None]
-        children = [child.pid for pid in roots for child in psutil.Process(pid).children(recursive=True)]
-        return roots, sorted(children)
+
+def family(cluster: Serving) -> tuple[list[int], list[int]]:
+    """The processes of master and agents, and those that they started: nodes, for the most part."""
+    started = [cluster.master, *(worker.process for worker in cluster.workers.values())]
+    roots = [one.pid for one in started if one is not None]
+    children = [child.pid for pid in roots for child in psutil.Process(pid).children(recursive=True)]
+    return roots, sorted(children)
 
 
 def looks(cluster: Serving, over: threading.Event) -> None:
@@ -161,7 +161,7 @@ def _rest() -> int:
     return 1
 
 
-def _spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
+def spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
     """By all of these processes so far, and by their threads beside the nodes' first ones, the engines."""
     found = sum(_process_s(pid) for pid in (*roots, *nodes))
     return found, found - sum(_engine_s(pid) for pid in nodes)
