@@ -1,39 +1,38 @@
 """What spare ranges, the journal and a look at the cluster cost of decode speed.
 
-    .venv/bin/python -m tools.bench_decode_cost [MODEL] [--tokens 40] [--rounds 10] [--starts 4] [--json]
+    .venv/bin/python -m tools.bench_decode_cost [MODEL] [--tokens 80] [--rounds 14] [--starts 1] [--json]
 
-A master and two workers on this computer, five times: with `--spare off`; the same again, which shows how much two
-clusters that differ in nothing differ; with spare ranges; with `--spare off --journal`; and as the first, but looked at
-as the page looks while it answers. They answer the same in turn, `--tokens` each, in `--rounds` rounds, each of which
-begins with the next of them. Nobody drafts. All are begun anew `--starts` times, each time with another one first:
-where a process's memory comes to lie makes a difference, too. Printed: tokens per second of the first, what of its
-speed in the same round the others have, and milliseconds of processor time per token of all threads of each but the
-nodes' engines, which also wait on the processor; each as median, least and most of the starts' medians. Linux.
+A master and two workers on this computer, four times: with `--spare off`; the same again, which shows how much two
+clusters that differ in nothing differ; with spare ranges; and with `--spare off --journal`. They answer the same in
+turn, `--tokens` each, in `--rounds` rounds. The first answers once more while somebody looks as the page does, and the
+last once more with `echo`, for such answers are not recorded: of these two the same processes are compared. Nobody
+drafts. All are begun anew `--starts` times. Printed: tokens per second of the first, and ratios of speeds of the same
+round; of all rounds median, least and most, and between which limits the median lies with 95 % certainty.
 """
 
 import argparse
+import json
+import math
 import random
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tests.process.serving.serving import Serving
-from tools.bench_view import family, looks, spent_s
-from tools.figures import show
+from tools.bench_view import FORGOTTEN_S, looks
 from tools.streaming import connection, events
 
 _PLAIN: Final = "plain"
-_LOOKED_AT: Final = "looked at"
 _CLUSTERS: Final = {
     _PLAIN: ("--spare", "off"),
-    "plain again": ("--spare", "off"),
-    "spare ranges": (),
+    "again": ("--spare", "off"),
+    "spare": (),
     "journal": ("--spare", "off", "--journal"),
-    _LOOKED_AT: ("--spare", "off"),
 }
 _LIMIT_S = 300.0
 #: As machines say of their memory: one more is worth having.
@@ -49,54 +48,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--tokens", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=80)
+    parser.add_argument("--rounds", type=int, default=14)
+    parser.add_argument("--starts", type=int, default=1)
     parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args(arguments)
     found: dict[str, list[float]] = {}
-    for start in range(options.starts):
+    for _ in range(options.starts):
         with tempfile.TemporaryDirectory() as folder:
-            for name, values in _of_a_start(Path(folder), start, options).items():
-                found.setdefault(name, []).append(statistics.median(values))
-    show(found, as_json=options.as_json)
+            for name, values in _of_a_start(Path(folder), options).items():
+                found.setdefault(name, []).extend(values)
+    if options.as_json:
+        print(json.dumps(found))
+        return 0
+    for name, values in found.items():
+        spread = f"{min(values):.3f}-{max(values):.3f}"
+        low, high = _limits(values)
+        print(f"{name}: {statistics.median(values):.3f} ({spread}), the median from {low:.3f} to {high:.3f}")
     return 0
 
 
-def _of_a_start(folder: Path, start: int, options: argparse.Namespace) -> dict[str, list[float]]:
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """Between which the median lies with 95 % certainty, by the binomial distribution of its rank."""
+    ranked, count = sorted(values), len(values)
+    beyond, rank = 0.5**count, 0
+    while rank + 1 < count / 2 and beyond + math.comb(count, rank + 1) * 0.5**count <= 0.025:
+        rank += 1
+        beyond += math.comb(count, rank) * 0.5**count
+    return ranked[rank], ranked[-1 - rank]
+
+
+def _of_a_start(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
     clusters: dict[str, Serving] = {}
     try:
-        for name in _from(start):
+        for name, words in _CLUSTERS.items():
             clusters[name] = Serving(
-                folder / name.replace(" ", "-"), "--min-workers", 2, "--speculate", "off", *_CLUSTERS[name],
+                folder / name, "--min-workers", 2, "--speculate", "off", *words,
                 model=options.model, bytes_per_s=_SPEED,
             )  # fmt: skip
             _stand(clusters[name])
         time.sleep(_SETTLED_S)
-        found: dict[str, list[float]] = {"plain, tokens/s": []}
+        found: dict[str, list[float]] = {}
         for number in range(options.rounds):
-            prompt = [random.randrange(10, 1000) for _ in range(_PROMPT)]
-            names = _from(start + number)
-            # What is slow after a pause, or at first, is not measured.
-            _tokens_per_s(clusters[names[-1]], options.tokens, prompt)
-            turns = {name: _measured(name, clusters[name], options.tokens, prompt) for name in names}
-            plain, _ = turns[_PLAIN]
-            found["plain, tokens/s"].append(plain)
-            for name, (speed, beside_ms) in turns.items():
-                found.setdefault(f"{name}, ms beside the engines", []).append(beside_ms)
-                if name != _PLAIN:
-                    found.setdefault(name, []).append(speed / plain)
+            for name, value in _round(clusters, options.tokens, number).items():
+                found.setdefault(name, []).append(value)
         return found
     finally:
         for cluster in clusters.values():
             cluster.close()
-
-
-def _from(first: int) -> list[str]:
-    """All clusters, in a turned order."""
-    names = list(_CLUSTERS)
-    first %= len(names)
-    return names[first:] + names[:first]
 
 
 def _stand(cluster: Serving) -> None:
@@ -106,27 +105,46 @@ def _stand(cluster: Serving) -> None:
     cluster.wait_ready(3, _LIMIT_S)
 
 
-def _measured(name: str, cluster: Serving, tokens: int, prompt: Sequence[int]) -> tuple[float, float]:
-    """Tokens per second, and milliseconds of processor time per token of all threads but the engines; while somebody
-    looks, if that is what the cluster is for."""
+def _round(clusters: dict[str, Serving], tokens: int, number: int) -> dict[str, float]:
+    """Each turn has every place in the order as often as the others."""
+    prompt = [random.randrange(10, 1000) for _ in range(_PROMPT)]
+    turns = {name: partial(_tokens_per_s, cluster, tokens, prompt) for name, cluster in clusters.items()}
+    turns["unrecorded"] = partial(_tokens_per_s, clusters["journal"], tokens, prompt, echo=True)
+    turns["looked at"] = partial(_looked_at, clusters[_PLAIN], tokens, prompt)
+    names = list(turns)
+    first = number % len(names)
+    names = names[first:] + names[:first]
+    turns[names[-1]]()  # what is slow after a pause is not measured
+    speeds = {}
+    for name in names:
+        if name == _PLAIN:
+            time.sleep(FORGOTTEN_S)
+            turns["again"]()  # as above
+        speeds[name] = turns[name]()
+    return {
+        "plain, tokens/s": speeds[_PLAIN],
+        "again / plain": speeds["again"] / speeds[_PLAIN],
+        "spare ranges / plain": speeds["spare"] / speeds[_PLAIN],
+        "spare ranges / again": speeds["spare"] / speeds["again"],
+        "recorded / unrecorded": speeds["journal"] / speeds["unrecorded"],
+        "looked at / plain": speeds["looked at"] / speeds[_PLAIN],
+    }
+
+
+def _looked_at(cluster: Serving, tokens: int, prompt: Sequence[int]) -> float:
+    """As _tokens_per_s."""
     over = threading.Event()
     watcher = threading.Thread(target=looks, args=(cluster, over))
-    roots, nodes = family(cluster)
-    _, before_s = spent_s(roots, nodes)
-    if name == _LOOKED_AT:
-        watcher.start()
+    watcher.start()
     try:
-        speed = _tokens_per_s(cluster, tokens, prompt)
+        return _tokens_per_s(cluster, tokens, prompt)
     finally:
         over.set()
-        if name == _LOOKED_AT:
-            watcher.join()
-    _, after_s = spent_s(roots, nodes)
-    return speed, 1000 * (after_s - before_s) / tokens
+        watcher.join()
 
 
-def _tokens_per_s(cluster: Serving, tokens: int, prompt: Sequence[int]) -> float:
-    """From the first token of an answer to its last."""
+def _tokens_per_s(cluster: Serving, tokens: int, prompt: Sequence[int], *, echo: bool = False) -> float:
+    """Of the last three quarters of an answer."""
     body = {
         "model": cluster.model if cluster.model == "demo" else Path(cluster.model).name,
         "prompt": list(prompt),
@@ -134,17 +152,12 @@ def _tokens_per_s(cluster: Serving, tokens: int, prompt: Sequence[int]) -> float
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
-        "return_token_ids": True,
+        "echo": echo,
     }
-    counted, times = [0], [0.0]
     with connection(cluster.url) as client:
-        for event in events(client, "/v1/completions", body):
-            if arrived := sum(len(choice.get("token_ids") or ()) for choice in event["choices"]):
-                counted.append(counted[-1] + arrived)
-                times.append(time.perf_counter())
-    if counted[-1] != tokens:
-        raise RuntimeError(f"{counted[-1]} of {tokens} tokens came")
-    return (tokens - counted[1]) / (times[-1] - times[1])
+        times = [time.perf_counter() for said in events(client, "/v1/completions", body) if said["choices"]]
+    times = times[-1 - tokens * 3 // 4 :]
+    return (len(times) - 1) / (times[-1] - times[0])
 
 
 if __name__ == "__main__":

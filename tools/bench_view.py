@@ -26,11 +26,11 @@ from tests.process.serving.serving import Serving
 from tools.figures import show
 from tools.streaming import connection, events
 
-__all__ = ["family", "looks", "spent_s"]
+__all__ = ["FORGOTTEN_S", "looks"]
 
 _LOOK_S = 1.0
 #: Longer than nodes are asked for counters after a look (`master/session_manager.py`).
-_FORGOTTEN_S = 6.0
+FORGOTTEN_S = 6.0
 #: Linux's clock of a process's own processor time.
 _PROCESS: Final = 2
 _LIMIT_S = 300.0
@@ -67,7 +67,7 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
         found: dict[str, list[float]] = {}
         for work, of in ((_rest, "ms per idle second"), (turns.answer, "ms per token")):
             for _ in range(options.repeats):
-                time.sleep(_FORGOTTEN_S)
+                time.sleep(FORGOTTEN_S)
                 alone, seen = turns.take(work, looked_at=False), turns.take(work, looked_at=True)
                 for name, value in (
                     (of, alone.all_ms),
@@ -112,14 +112,14 @@ class _Turns:
                 watcher.join()
 
     def _turn(self, work: Callable[[], int]) -> "_Spent | None":
-        roots, nodes = family(self._cluster)
-        before, done = spent_s(roots, nodes), 0
+        roots, nodes = _family(self._cluster)
+        before, done = _spent_s(roots, nodes), 0
         deadline = time.monotonic() + self._options.seconds
         while time.monotonic() < deadline:
             done += work()
-        if family(self._cluster) != (roots, nodes):
+        if _family(self._cluster) != (roots, nodes):
             return None
-        all_s, beside_s = (now - then for now, then in zip(spent_s(roots, nodes), before, strict=True))
+        all_s, beside_s = (now - then for now, then in zip(_spent_s(roots, nodes), before, strict=True))
         return _Spent(1000 * all_s / done, 1000 * beside_s / done)
 
     def answer(self) -> int:
@@ -137,7 +137,7 @@ class _Turns:
         return int(self._options.tokens)
 
 
-def family(cluster: Serving) -> tuple[list[int], list[int]]:
+def _family(cluster: Serving) -> tuple[list[int], list[int]]:
     """The processes of master and agents, and those that they started: nodes, for the most part."""
     started = [cluster.master, *(worker.process for worker in cluster.workers.values())]
     roots = [one.pid for one in started if one is not None]
@@ -161,7 +161,7 @@ def _rest() -> int:
     return 1
 
 
-def spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
+def _spent_s(roots: Sequence[int], nodes: Sequence[int]) -> tuple[float, float]:
     """By all of these processes so far, and by their threads beside the nodes' first ones, the engines."""
     found = sum(_process_s(pid) for pid in (*roots, *nodes))
     return found, found - sum(_engine_s(pid) for pid in nodes)
