@@ -77,8 +77,9 @@ class ControlLink:
         self._endpoint.post(message)
 
     def await_room(self) -> None:
-        """Wait while the master takes less than is posted: no longer than the link is alive."""
-        while self._endpoint.posted > _MOST_POSTED and self._thread.is_alive():
+        """Wait while the master takes less than is posted. Raises PeerLost, or Cancelled at shutdown."""
+        while self._endpoint.posted > _MOST_POSTED:
+            self._liveness.check_idle(0, "a master that takes what is said")
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
@@ -101,7 +102,8 @@ class ControlLink:
         while not self._closing.is_set():
             now = self._clock.now()
             if now >= due:
-                self._endpoint.send(self._heartbeat())
+                if not self._endpoint.posted:  # which are signs of life as well, and would be waited for
+                    self._endpoint.send(self._heartbeat())
                 due = now + self._heartbeat_s
             envelope = self._endpoint.recv(max(0.0, due - now))
             if envelope is None:
