@@ -25,9 +25,9 @@ memory, what is on disk; no log has a traceback, and no agent has ended but by a
 
 Printed: how many answers there were, how many were wrong or lost, and the time from what broke, or was mended, to the
 next token of each answer that paused for it (for a new plan alone: from the beginning of the pause), beside the bound
-of one fault alone: 2 s to notice, 1.5 s to stand again, and what reading the weights and a prompt as long as the
-longest answer took without a fault. Exit status 0 where nothing is wrong, lost or left over, 130 where it was
-interrupted, 1 otherwise. Linux.
+of one fault alone: 2 s to notice (not for a plan), 1.5 s to stand again, and what reading the weights and a prompt as
+long as the longest answer took without a fault. Exit status 0 where nothing is wrong, lost or left over, 130 where it
+was interrupted, 1 otherwise. Linux.
 """
 
 import argparse

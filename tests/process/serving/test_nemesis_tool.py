@@ -11,7 +11,7 @@ from tests.process.network.namespaces import why_impossible
 
 ROOT = Path(__file__).parents[3]
 KILLS = 10
-#: Of what is no process.
+#: Of all that needs no disk or memory of its own.
 FEW = 6
 
 
@@ -41,12 +41,12 @@ def test_ten_faults() -> None:
 
 @pytest.mark.timeout(400)
 @pytest.mark.fault(
-    "P19", "of links: cut, one way, lossy, slow, one or two at once: no answer is wrong or lost"
+    "P19", "of processes, links and the master itself, one or two at once: no answer is wrong or lost"
 )
-def test_links_that_break() -> None:
+def test_faults_of_several_kinds() -> None:
     reason = why_impossible("nft", "tc")
     if reason is not None:
         pytest.skip(reason)
-    found = broken("--kills", FEW, "--seed", 2, "--faults", "links", limit_s=380)
+    found = broken("--kills", FEW, "--seed", 2, "--faults", "processes,links,master", limit_s=380)
     assert found["kills"] >= FEW
     assert sum(found["by_kind"].values()) == found["kills"]

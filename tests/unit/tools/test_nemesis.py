@@ -23,16 +23,16 @@ def test_pauses_count_from_what_changed_last_before_them() -> None:
         (105.0, "link cut"),
     ]  # as they ended, not as they began
     cut = [Pause(106.0, 105.0 + seconds, "node 1 was lost") for seconds in range(1, 21)]
-    planned = Pause(117.0, 117.5, f"the answer pauses: {PLANNED}")
+    planned = Pause(117.0, 120.5, f"the answer pauses: {PLANNED}")
     found = Found(pauses=[*cut, Pause(110.25, 110.5, "node 2 was lost"), planned])
     record = figures.pauses(found, changes, reading_s=0.5, prefill_s=1.0)
-    assert record["bound_s"] == 5.0
+    assert (record["bound_s"], record["planned_bound_s"]) == (5.0, 3.0)
     assert record["seconds_by_kind"] == {
         "link cut": {"pauses": 20, "median": 10.5, "p95": 19.0, "max": 20.0, "beyond": 15},
         "node killed": {"pauses": 1, "median": 0.5, "p95": 0.5, "max": 0.5, "beyond": 0},
-        PLANNED: {"pauses": 1, "median": 0.5, "p95": 0.5, "max": 0.5, "beyond": 0},
+        PLANNED: {"pauses": 1, "median": 3.5, "p95": 3.5, "max": 3.5, "beyond": 1},
     }
-    assert record["seconds_to_the_next_token"]["pauses"] == 22
+    assert record["seconds_to_the_next_token"]["pauses"] == 21
     assert record["changes"] == ["0.0 s nothing", "5.0 s link cut", "10.0 s node killed"]
     assert record["pauses"][-2] == "10.0 s node killed, 0.5 s: node 2 was lost"
 
