@@ -29,7 +29,7 @@ from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import PagePool
 from tpiedge.kv.room import KVRoom
 from tpiedge.wire.data import Segment, TableChange
-from tpiedge.wire.limits import MAX_PAGES
+from tpiedge.wire.limits import MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MAX_DRAFTED", "Batch", "BatchLimits", "Batcher"]
@@ -390,18 +390,19 @@ class Batcher:
         self, prompts: Sequence[RunningSequence], rows: int
     ) -> Iterator[tuple[RunningSequence, int]]:
         """How many tokens of which prompts join `rows` rows of answers."""
-        left = self._prompt_tokens(rows)
+        left, room = self._prompt_tokens(rows), MAX_SEGMENTS - rows
         if not prompts or left <= 0:
             return
         oldest = prompts[0]
-        sure = min(self._longest(oldest), max(1, left // _OLDEST_PART))
+        sure = min(self._longest(oldest, room), max(1, left // _OLDEST_PART))
+        sure_room = self._segment_count(oldest, sure)
         for sequence in sorted(prompts, key=lambda one: one.remaining):
-            kept = 0 if sequence is oldest else sure
-            tokens = min(self._longest(sequence), left - kept)
             if sequence is oldest:
-                sure = 0
+                sure = sure_room = 0
+            tokens = min(self._longest(sequence, room - sure_room), left - sure)
             if tokens > 0:
                 left -= tokens
+                room -= self._segment_count(sequence, tokens)
                 yield sequence, tokens
 
     def _prompt_tokens(self, rows: int) -> int:
@@ -430,13 +431,22 @@ class Batcher:
             wanted = int(position >= piece.stop - piece.wanted)
             yield Segment(sequence.slot, position, 1, position + 1, wanted)
 
-    def _longest(self, sequence: RunningSequence) -> int:
-        """Tokens of a prompt in one step at most. Where keys depend on the length, every position of an answer that is
-        computed anew is a segment of its own."""
+    def _longest(self, sequence: RunningSequence, room: int) -> int:
+        """Tokens of a prompt in one step at most, for which the plan has `room` segments. Where keys depend on the length,
+        every position of an answer that is computed anew is one of its own."""
+        if room <= 0:
+            return 0
         if not self._turning or sequence.answer_tokens == 0:
             return sequence.remaining
         before = max(0, sequence.prompt_tokens - sequence.done)
-        return min(sequence.remaining, before + _MOST_TURNING)
+        return min(sequence.remaining, before + min(_MOST_TURNING, room - min(1, before)))
+
+    def _segment_count(self, sequence: RunningSequence, tokens: int) -> int:
+        """Of so many tokens of a prompt, as `_segments` makes them."""
+        if not self._turning:
+            return 1
+        before = max(0, sequence.prompt_tokens - sequence.done)
+        return min(1, before) + max(0, tokens - before)
 
 
 def _change(sequence: RunningSequence) -> TableChange | None:

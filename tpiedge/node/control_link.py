@@ -77,9 +77,9 @@ class ControlLink:
         self._endpoint.post(message)
 
     def await_room(self) -> None:
-        """Wait while the master takes less than is posted. Raises PeerLost, or Cancelled at shutdown."""
+        """Wait while the connection takes less than is posted. Raises PeerLost, or Cancelled at shutdown."""
         while self._endpoint.posted > _MOST_POSTED:
-            self._liveness.check_idle(0, "a master that takes what is said")
+            self._liveness.check_idle(0, "room for what is said")
             time.sleep(_LOOK_S)
 
     def close(self) -> None:

@@ -61,6 +61,7 @@ class ZmqEndpoint(Messaging):
             raise UserError(f"the CURVE keys of {name} are not Z85 text of 40 characters")
         super().__init__(name, plane)
         self._posted: deque[tuple[bytes, str | None]] = deque()
+        self._stuck = False  # what was posted waits until it is taken
         self._held: deque[Item] = deque()
         self.changes = ctypes.c_uint32()
         self._closed = False
@@ -88,7 +89,7 @@ class ZmqEndpoint(Messaging):
             if self._closed or self._posted:
                 self._flush()
             for name in names_of(to):
-                if self._posted or not self._try_send(frame, name):
+                if self._stuck or not self._try_send(frame, name):
                     self._deliver(frame, name, SEND_TIMEOUT_S if timeout_s is None else timeout_s)
                 self.bytes_sent += len(frame)
 
@@ -113,7 +114,7 @@ class ZmqEndpoint(Messaging):
                     self._idle()
                     return None
                 if not waits:
-                    wait_s = min(remaining_s, SLICE_S) if self._posted else remaining_s
+                    wait_s = min(remaining_s, SLICE_S) if self._stuck else remaining_s
                     self._silence(self._poller.poll(int(wait_s * 1000) + 1))
                     if self._woken:
                         self._woken = False
@@ -216,14 +217,16 @@ class ZmqEndpoint(Messaging):
             if self._try_send(frame, to):
                 self.bytes_sent += len(frame)
             elif self._waits_for(to):
+                self._stuck = True
                 return
             else:
                 self.counters.undeliverable += 1
             self._posted.popleft()
+        self._stuck = False
 
     def _deliver(self, frame: Buffer, to: str | None, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while self._posted or not self._try_send(frame, to):
+        while self._stuck or not self._try_send(frame, to):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise Unreachable(to or self._hub_name, timeout_s)

@@ -13,7 +13,7 @@ from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import PagePool, root_name
 from tpiedge.kv.room import KVRoom
 from tpiedge.wire.data import Segment
-from tpiedge.wire.limits import MAX_PAGES
+from tpiedge.wire.limits import MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.requests import GenerationRequest
 
 SIZE = 4
@@ -556,6 +556,19 @@ def test_an_answer_that_is_computed_anew_is_some_segments_at_a_time() -> None:
     assert max(len(batch.segments) for batch in batches) == 33  # the other's, and 32 of the answer
     for sequence in (old, young):
         assert sequence.ids == engine.answer(sequence)
+
+
+def test_however_many_answers_are_computed_anew_a_step_has_no_more_segments_than_a_plan_can_name() -> None:
+    """As after a loss, or when a sequence gave up its pages; the oldest gets on in every step."""
+    engine = Engine(400, sequences=16, turning=True, step_tokens=1000, size=16)
+    again = [
+        engine.batcher.add(GenerationRequest("r", (number, 2, 3), 60, answer_ids=tuple(range(50))))
+        for number in range(16)
+    ]
+    batches = engine.run(2000)
+    assert max(len(batch.segments) for batch in batches) == MAX_SEGMENTS
+    assert any(piece.sequence is again[0] for piece in batches[0].pieces)
+    assert len(engine.ended) == 16
 
 
 def test_all_positions_that_a_piece_wants_are_computed_to_their_end() -> None:
