@@ -69,6 +69,12 @@ def test_what_has_no_effect_is_told_once_in_the_log_and_in_every_answer(client, 
     assert plain.headers["x-request-id"] == plain.parse().id
 
 
+def test_a_refusal_has_a_request_id_for_the_clients_own_log(client):
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.completions.create(model="nobody", prompt="x")
+    assert refused.value.request_id.startswith("req-")
+
+
 def test_the_usage_says_what_was_kept_and_how_many_tokens_a_step_gave(client, service):
     def script(generation):
         generation.say(5, 6, 7, 8, 9)

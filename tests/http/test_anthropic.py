@@ -50,6 +50,16 @@ def test_tokens_that_were_kept_count_apart(claude, service):
     assert (usage.input_tokens, usage.cache_read_input_tokens) == (len(request.prompt_ids) - 3, 3)
 
 
+def test_where_nobody_knows_what_was_kept_nothing_is_said_of_it(claude, service):
+    """At a stop string an answer ends before the cluster says so."""
+    answers(service, "Once upon a time")
+    usage = claude.messages.create(
+        model="babbler", max_tokens=9, messages=ASKED, stop_sequences=["upon"]
+    ).usage
+    request, _ = prompt_of(service)
+    assert (usage.input_tokens, usage.cache_read_input_tokens) == (len(request.prompt_ids), None)
+
+
 def test_a_stream_has_their_events(claude, service):
     text = answers(service, "Once upon a time")
     with claude.messages.stream(model="babbler", max_tokens=32, messages=ASKED) as stream:

@@ -307,11 +307,16 @@ def test_what_is_no_http_or_smuggles_is_refused(serve):
 
 
 @pytest.mark.fault("H1", "closed at their deadlines; answers go on")
-def test_slow_heads_and_bodies_are_given_up(serve):
+def test_slow_heads_and_bodies_are_given_up(serve, service):
     server = serve(limits=Limits(headers_s=0.2, body_s=0.2))
-    assert raw(server, b"") == b""
-    assert raw(server, b"GET /health HTTP/1.1\r\nHost: loc") == b""
-    assert status_of(raw(server, post(b"{", "Content-Length: 100"))) == 408
+    body = {"model": "babbler", "prompt": "Once", "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LIMIT_S) as answer:
+        generation = service.generations.get(timeout=LIMIT_S)
+        assert raw(server, b"") == b""
+        assert raw(server, b"GET /health HTTP/1.1\r\nHost: loc") == b""
+        assert status_of(raw(server, post(b"{", "Content-Length: 100"))) == 408
+        generation.finish("stop")
+        assert answer.read().endswith(b"data: [DONE]\n\n")
 
 
 def test_a_body_cut_short_leaves_nothing(serve, service):

@@ -259,6 +259,9 @@ def test_a_client_that_does_not_read_is_dropped(serve, service):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(head.encode() + body)
         generation = service.generations.get(timeout=LIMIT_S)
+        service.script = lambda other: other.finish("stop")
+        other = httpx.post(f"{server.url}/v1/completions", json=BODY | {"stream": False}, timeout=LIMIT_S)
+        assert other.json()["choices"][0]["finish_reason"] == "stop"
         assert generation.cancelled.wait(LIMIT_S)
 
 

@@ -70,8 +70,11 @@ def test_a_browser_asks_for_the_first_file_only(http):
         assert http.get(address).headers["cache-control"] == "max-age=31536000, immutable"
 
 
-def test_another_versions_files_are_not_there(http):
+@pytest.mark.fault("H5", "no path leads out of the page's files")
+def test_another_versions_files_and_others_are_not_there(http):
     for path in (
+        f"/page/{Page().version}/%2e%2e/page.py",
+        f"/page/{Page().version}/..%2f..%2fpage.py",
         "/page/0123456789abcdef0123/app.js",
         f"/page/{Page().version}/nothing.js",
         "/page/",

@@ -125,15 +125,14 @@ class AnthropicFormat:
         return sum(self._head.prompt_tokens)
 
     def _usage(self, transcript: Transcript) -> Json:
-        """Tokens that were kept from earlier requests count apart, as theirs do."""
+        """Tokens that were kept from earlier requests count apart, as theirs do; where the answer has no end of its
+        own, as at a stop string, nobody knows them."""
         ended = transcript.finished
-        cached = ended.cached_tokens if ended is not None else 0
-        return {
-            "input_tokens": self._input - cached,
-            "cache_read_input_tokens": cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": transcript.count,
-        }
+        usage = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
+        if ended is None:
+            return usage | {"input_tokens": self._input}
+        cached = ended.cached_tokens
+        return usage | {"input_tokens": self._input - cached, "cache_read_input_tokens": cached}
 
     def _message(self, content: list[Json], ending: Json, usage: Mapping[str, object]) -> Json:
         head = {"id": self._head.id, "type": "message", "role": "assistant", "model": self._head.model}

@@ -1,6 +1,7 @@
 """The HTTP application: routes, the guard before them, and one shape for every error."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.api.admin import Admin
 from tpiedge.api.answer_forms import ANSWER_FORMS, AnswerForm
-from tpiedge.api.answering import Aborted, BrokenOff, Send, Stalled, send_json
+from tpiedge.api.answering import REQUEST_ID, Aborted, BrokenOff, Send, Stalled, send_json
 from tpiedge.api.asked import FormatName
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Resumptions
@@ -201,7 +202,9 @@ async def _permit(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
 
 
 async def _refuse(send: Send, error: ApiError, path: str) -> None:
-    await send_json(send, error.status, error_body(error, path), error.headers)
+    # What was refused has no answer with a name: this one is for the client's own log.
+    headers = {REQUEST_ID: f"req-{secrets.token_hex(12)}", **(error.headers or {})}
+    await send_json(send, error.status, error_body(error, path), headers)
 
 
 def _lingering(receive: Receive, send: Send, limit_s: float) -> Send:

@@ -21,4 +21,4 @@ class VainFields:
         for name in names:
             if name not in self._said and len(self._said) < _MOST_SAID:
                 self._said.add(name)
-                _log.info("clients send the field %s, which has no effect here", name)
+                _log.warning("clients send the field %s, which has no effect here", name)

@@ -432,8 +432,8 @@ class Batcher:
             yield Segment(sequence.slot, position, 1, position + 1, wanted)
 
     def _longest(self, sequence: RunningSequence, room: int) -> int:
-        """Tokens of a prompt in one step at most, for which the plan has `room` segments. Where keys depend on the length,
-        every position of an answer that is computed anew is one of its own."""
+        """Tokens of a prompt in one step at most, for which the plan has `room` segments. Where keys depend on the
+        length, every position of an answer that is computed anew is one of its own."""
         if room <= 0:
             return 0
         if not self._turning or sequence.answer_tokens == 0:

@@ -35,6 +35,7 @@ ALLOWED = (
 )
 
 
+@pytest.mark.fault("H5", "what a model or somebody says is text on the page, whatever it looks like")
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:40])
 def test_it_stays_text(browser, service, serve, text):
     service.max_sequence = 65_536
@@ -60,6 +61,7 @@ def test_it_stays_text(browser, service, serve, text):
     assert browser.see("h1")
 
 
+@pytest.mark.fault("H5", "a script that got into the page would not run")
 def test_a_script_that_gets_into_the_page_would_not_run(browser, serve):
     """The policy, for the day on which what the others hold fails."""
     browser.open(serve().url)
