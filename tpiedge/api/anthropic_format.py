@@ -128,7 +128,7 @@ class AnthropicFormat:
         """Tokens that were kept from earlier requests count apart, as theirs do; where the answer has no end of its
         own, as at a stop string, nobody knows them."""
         ended = transcript.finished
-        usage = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
+        usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
         if ended is None:
             return usage | {"input_tokens": self._input}
         cached = ended.cached_tokens
