@@ -1,5 +1,6 @@
 """A link, measured by echoes: a few empty ones, then some with a payload."""
 
+import statistics
 from dataclasses import dataclass, field
 
 from tpiedge.wire.epochs import Echo, Probe
@@ -24,7 +25,8 @@ class LinkSpeed:
 class Probing:
     """One measurement: `begin`, then `heard` for every Echo until it gives the LinkSpeed. Times are the caller's clock.
 
-    With several payloads the quickest counts: a connection that was idle begins slowly.
+    With several payloads the quickest counts: a connection that was idle begins slowly. A payload that adds less than
+    by what the empty ones differ counts as if it added that much: more is not known of it.
     """
 
     payload_bytes: int = MAX_BLOB
@@ -54,5 +56,6 @@ class Probing:
             return self.begin(now)
         self._number = -1
         shortest = min(self._trips)
-        added_s = max(min(self._payload_trips) - shortest, _SHORTEST_S)
+        noise_s = statistics.median(self._trips) - shortest
+        added_s = max(min(self._payload_trips) - shortest, noise_s, _SHORTEST_S)
         return LinkSpeed(shortest, rate_of(len(echo.payload), added_s))

@@ -38,6 +38,12 @@ def test_a_clock_that_sees_no_difference_divides_by_nothing(trips: list[float]) 
     assert 0 < link.bytes_per_s < 1e13
 
 
+def test_on_a_busy_computer_the_rate_is_no_more_than_what_can_be_known() -> None:
+    """The payload was no slower than empty echoes that waited for a processor."""
+    link = measure([0.011, 0.001, 0.004, 0.006, 0.002, 0.001])
+    assert link.bytes_per_s == pytest.approx(MAX_BLOB / 0.003)
+
+
 def test_an_empty_answer_where_a_payload_was_asked_for_is_a_link_of_no_rate() -> None:
     assert measure([0.01] * 5 + [0.1], payload=0).bytes_per_s == 0.0
 
