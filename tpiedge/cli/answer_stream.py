@@ -74,6 +74,7 @@ class AnswerStream:
         self._body = body
         self._note = note
         self._progress = progress
+        self.begun = False  # whether the head of the answer came
         self._request = ""  # its id; none where the master does not record it
         self._last = 0  # the number of the last event that came
         self._deadline: float | None = None  # while the connection is broken, and nothing has come since
@@ -91,6 +92,7 @@ class AnswerStream:
         try:
             with self._http.stream("POST", self._path, json=self._body) as answer:
                 _check(answer)
+                self.begun = True
                 if _RESUMABLE in answer.headers:
                     self._request = answer.headers.get(_REQUEST_ID, "")
                 yield from self._read(answer)

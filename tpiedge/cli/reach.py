@@ -100,10 +100,8 @@ class MasterClient:
     ) -> Iterator[Iterator[str]]:
         """The events of an answer, without the last one ([DONE]), for as long as the block lasts. `note` and
         `progress` as of AnswerStream."""
-        with (
-            self._failing(),
-            contextlib.closing(AnswerStream(self._http, path, body, note, progress).events()) as events,
-        ):
+        answer = AnswerStream(self._http, path, body, note, progress)
+        with self._failing(lambda: answer.begun), contextlib.closing(answer.events()) as events:
             yield events
 
     def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, object]:
@@ -114,20 +112,28 @@ class MasterClient:
         return _object(answer.content)
 
     @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _failing(self, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """`begun`: whether an answer has begun, which the errors are then about."""
         try:
             yield
         except HttpRefusal as refusal:
-            raise _error_of(refusal) from None
+            raise _error_of(refusal, keyed="Authorization" in self._http.headers) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise refusal_of(error, self._url) or UserError(
                 f"no master answers at {self._url}: start one with 'tpiedge master', or give its --url"
             ) from None
         except httpx.TimeoutException:
             raise PeerError(f"the master at {self._url} has been silent for a minute") from None
-        except httpx.RemoteProtocolError:
-            raise PeerError(f"the master at {self._url} ended the connection early{self._advice}") from None
-        except httpx.NetworkError:
+        except (httpx.RemoteProtocolError, httpx.NetworkError) as error:
+            if begun():
+                raise PeerError(
+                    f"the master at {self._url} ended in the middle of the answer: ask again, once it runs; answers "
+                    "outlive a master that was started with --journal"
+                ) from None
+            if isinstance(error, httpx.RemoteProtocolError):
+                raise PeerError(
+                    f"the master at {self._url} ended the connection early{self._advice}"
+                ) from None
             raise PeerError(
                 f"the connection to {self._url} broke: if the master has not ended, is that the address which it "
                 f"prints as 'serving … at'?{self._advice}"
@@ -176,15 +182,18 @@ def _object(data: bytes) -> dict[str, object]:
     return value
 
 
-def _error_of(refusal: HttpRefusal) -> TpiedgeError:
-    """OpenAI's error as ours."""
+def _error_of(refusal: HttpRefusal, *, keyed: bool) -> TpiedgeError:
+    """OpenAI's error as ours. `keyed`: whether a key was sent."""
     if refusal.status == httpx.codes.UNAUTHORIZED:
-        return UserError("the master wants another key: give --api-key, or set TPIEDGE_API_KEY")
+        wants = "does not know this key" if keyed else "wants a key"
+        return UserError(f"the master {wants}: give --api-key, or set TPIEDGE_API_KEY")
     error: object = None
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
         error = json.loads(refusal.data).get("error")
     message = error.get("message") if isinstance(error, dict) else None
-    text = sanitised(str(message or f"the master answers with HTTP status {refusal.status}"))
+    text = sanitised(
+        str(message or f"HTTP status {refusal.status} without a word: is that a master of tpiedge?")
+    )
     if isinstance(error, dict) and error.get("code") == "context_length_exceeded":
         return ContextFull(text)
     return PeerError(text) if refusal.passing else UserError(text)

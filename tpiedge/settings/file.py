@@ -68,9 +68,7 @@ def read_settings(path: Path) -> SettingsFile:
             raise UserError(f"the settings file {path} is larger than 1 MiB")
         return parse_settings(path, content.decode())
     except OSError as error:
-        raise UserError(
-            f"cannot read the settings file {path}: {error.strerror}; name another with --config"
-        ) from None
+        raise UserError(f"cannot read the settings file {path}: {error.strerror}; name another one") from None
     except UnicodeDecodeError:
         raise UserError(f"the settings file {path} is not text in UTF-8") from None
 
