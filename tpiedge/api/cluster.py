@@ -3,9 +3,11 @@
 Computed when somebody looks, from what the master knows. Rates are of the last seconds: those of a machine between two
 arrivals of its counters, of tokens between two looks. So the first look has none.
 
-The time of a step, of each machine: `compute_s` is its arithmetic, `disk_s` its waiting for weights that stream, and
-the rest it spends in all-reduces. The machine that spends least in these waits for nobody: its time is taken for the
-network's, `network_s`, and what another one spends beyond it is its waiting for slower machines, `wait_s`.
+A step takes as long on every machine as rank 0's parts of it. `compute_s` is a machine's arithmetic, `disk_s` its
+waiting for weights that stream; the rest goes by in all-reduces and, but on rank 0, before the first and after the last
+one. How much of the rest is waiting for other machines, `wait_s`, and how much is the network's, `network_s`, is as in
+the steps of the last seconds that were recorded (`timeline.py`). Before the first of these, the machine that spends
+least in all-reduces is taken to wait for nobody: as much of every machine's rest is the network's.
 """
 
 import math
@@ -23,7 +25,7 @@ from tpiedge.api.service import (
     RequestLine,
     StepTimeline,
 )
-from tpiedge.api.timeline import timeline_json
+from tpiedge.api.timeline import ShownStep, WaitingShares, shown_step
 
 __all__ = ["ClusterPicture", "MachineState"]
 
@@ -67,11 +69,12 @@ class ClusterPicture:
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque()
         #: What it shows, and what that was made of: all who look meanwhile get the same.
-        self._shown: tuple[object, _JsonObject | None] = (None, None)
+        self._shown: tuple[object, ShownStep | None] = (None, None)
+        self._waiting = WaitingShares()
 
     def shown(
         self, timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
-    ) -> _JsonObject | None:
+    ) -> ShownStep | None:
         """The step on its axis, for `of`; None where there is none of this epoch. Takes milliseconds where the model
         has many layers: from any thread."""
         if timeline is None or timeline.epoch != epoch:
@@ -79,7 +82,7 @@ class ClusterPicture:
         of = timeline, tuple((node.name, node.host, node.rank) for node in nodes)
         known, made = self._shown
         if known != of:
-            made = timeline_json(timeline, nodes)
+            made = shown_step(timeline, nodes)
             self._shown = of, made
         return made
 
@@ -90,13 +93,13 @@ class ClusterPicture:
         requests: Sequence[RequestLine],
         events: Sequence[ClusterEvent],
         waiting: Sequence[PendingJoin],
-        timeline: _JsonObject | None,
+        timeline: ShownStep | None,
         now: float,
     ) -> _JsonObject:
         """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters,
         `timeline` as `shown`."""
         before, look = self._remember(status, now)
-        steps = _steps(status.nodes)
+        steps = _steps(status.nodes, self._waiting.after(timeline))
         return {
             "object": "tpiedge.cluster",
             "model": {"name": model.name, "context_tokens": model.context_tokens},
@@ -110,7 +113,7 @@ class ClusterPicture:
             },
             "split_shows": status.split_shows,
             "machines": [_machine(node, status, steps.get(node.rank)) for node in status.nodes],
-            "timeline": timeline,
+            "timeline": None if timeline is None else timeline.json,
             "waiting": [asdict(one) for one in waiting],
             "requests": [_request(one) for one in requests],
             "events": [asdict(one) for one in events],
@@ -211,29 +214,39 @@ def _memory(node: NodeStatus) -> _JsonObject:
     }
 
 
-def _steps(nodes: Sequence[NodeStatus]) -> Mapping[int | None, _JsonObject]:
-    """Where the time of a step went, by rank; nothing while none is taken."""
-    found: dict[int, tuple[float, float, float]] = {}
-    for node in nodes:
-        rank, counted = node.rank, node.counted
-        if rank is None or counted is None:
-            continue
-        first, last = counted.first, counted.latest
-        if (steps := last.steps - first.steps) <= 0:
-            continue
-        compute_s = last.compute_s - first.compute_s + last.head_s - first.head_s
-        disk_s, reduce_s = last.weight_wait_s - first.weight_wait_s, last.reduce_wait_s - first.reduce_wait_s
-        found[rank] = max(0.0, compute_s) / steps, max(0.0, disk_s) / steps, max(0.0, reduce_s) / steps
+def _steps(nodes: Sequence[NodeStatus], waiting: Mapping[int, float]) -> Mapping[int | None, _JsonObject]:
+    """Where the time of a step went, by rank; nothing while none is taken. `waiting`: as of WaitingShares."""
+    found = {
+        node.rank: parts
+        for node in nodes
+        if node.rank is not None and (parts := _counted_parts(node)) is not None
+    }
+    step_s = sum(found.get(0, ()))
     network_s = min((reduce_s for _, _, reduce_s in found.values()), default=0.0)
-    return {
-        rank: {
+    steps: dict[int | None, _JsonObject] = {}
+    for rank, (compute_s, disk_s, reduce_s) in found.items():
+        rest_s = max(reduce_s, step_s - compute_s - disk_s)
+        wait_s = rest_s * waiting[rank] if rank in waiting else rest_s - network_s
+        steps[rank] = {
             "compute_s": round(compute_s, 7),
-            "wait_s": round(reduce_s - network_s, 7),
-            "network_s": round(network_s, 7),
+            "wait_s": round(wait_s, 7),
+            "network_s": round(rest_s - wait_s, 7),
             "disk_s": round(disk_s, 7),
         }
-        for rank, (compute_s, disk_s, reduce_s) in found.items()
-    }
+    return steps
+
+
+def _counted_parts(node: NodeStatus) -> tuple[float, float, float] | None:
+    """The seconds per step of its arithmetic, its waiting for weights, and its all-reduces, as the machine counts them;
+    None while it takes none."""
+    if (counted := node.counted) is None:
+        return None
+    first, last = counted.first, counted.latest
+    if (steps := last.steps - first.steps) <= 0:
+        return None
+    compute_s = last.compute_s - first.compute_s + last.head_s - first.head_s
+    disk_s, reduce_s = last.weight_wait_s - first.weight_wait_s, last.reduce_wait_s - first.reduce_wait_s
+    return max(0.0, compute_s) / steps, max(0.0, disk_s) / steps, max(0.0, reduce_s) / steps
 
 
 def _request(line: RequestLine) -> _JsonObject:

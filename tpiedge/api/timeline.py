@@ -8,20 +8,59 @@ also waits for rank 0 before its first span and after its last one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypeAlias
 
 from tpiedge.api.service import NodeStatus, StepTimeline
 from tpiedge.wire.control import StepSpans
 
-__all__ = ["timeline_json"]
+__all__ = ["ShownStep", "WaitingShares", "shown_step"]
 
 _Spans: TypeAlias = list[tuple[float, float]]
 
 _MICROSECOND: Final = 1e-6
+_WINDOW_S: Final = 6.0
 
 
-def timeline_json(timeline: StepTimeline, nodes: Sequence[NodeStatus]) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class ShownStep:
+    """One step of `epoch`, told `at` (seconds since 1970). `json`: as `GET /admin/cluster` has it; `lost_s`: of each
+    rank, the seconds that it waited for others, and those of the network."""
+
+    epoch: int
+    at: float
+    json: Mapping[str, object]
+    lost_s: Sequence[tuple[float, float]]
+
+
+class WaitingShares:
+    """Of the time that a machine loses to others and to the network, the part for others: in the steps of one epoch
+    that were shown, those of the _WINDOW_S about the latest one. For one thread."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        #: By the time at which it was told, `lost_s` of each step.
+        self._steps: dict[float, Sequence[tuple[float, float]]] = {}
+
+    def after(self, step: ShownStep | None) -> Mapping[int, float]:
+        """By rank, 0 to 1, with `step`, which is shown now, perhaps again. Without one there are none, nor of a machine
+        that lost no time."""
+        if step is None:
+            return {}
+        if step.epoch != self._epoch:
+            self._epoch, self._steps = step.epoch, {}
+        self._steps[step.at] = step.lost_s
+        self._steps = {at: lost_s for at, lost_s in self._steps.items() if abs(step.at - at) <= _WINDOW_S}
+        sums = [list(map(sum, zip(*same, strict=True))) for same in zip(*self._steps.values(), strict=True)]
+        return {
+            rank: wait_s / (wait_s + network_s)
+            for rank, (wait_s, network_s) in enumerate(sums)
+            if wait_s + network_s
+        }
+
+
+def shown_step(timeline: StepTimeline, nodes: Sequence[NodeStatus]) -> ShownStep:
     """`nodes`: those of the same epoch; of which none has the rank is left out."""
     first = timeline.spans[0]
     edges = [
@@ -31,7 +70,7 @@ def timeline_json(timeline: StepTimeline, nodes: Sequence[NodeStatus]) -> dict[s
     moved = [_moved(one, _shift(first, one), begun, ended) for one in timeline.spans]
     latest = _latest_begins([one["reduce"] for one in moved])
     parts = [_parts(one, latest, begun, ended, leads=rank == 0) for rank, one in enumerate(moved)]
-    return {
+    json = {
         "step": timeline.spans[0].step,
         "at": round(timeline.at, 3),
         "tokens": timeline.spans[0].tokens,
@@ -51,6 +90,8 @@ def timeline_json(timeline: StepTimeline, nodes: Sequence[NodeStatus]) -> dict[s
             if node.rank is not None and node.rank < len(parts)
         ],
     }
+    lost_s = [(_length(one["wait"]), _length(one["network"])) for one in parts]
+    return ShownStep(timeline.epoch, timeline.at, json, lost_s)
 
 
 def _shift(first: StepSpans, own: StepSpans) -> float:

@@ -32,6 +32,7 @@ NODE = NodeStatus(
     counted=Counted(STATS, STATS, 0.0),
     planned_bytes=500 * MIB,
 )
+OTHER = replace(NODE, name="w-1", rank=1, host="ann")
 
 
 def status(*nodes: NodeStatus, tokens: int = 0, ready: bool = True, epoch: int = 1) -> ClusterStatus:
@@ -83,20 +84,27 @@ def test_before_a_node_has_said_anything_the_plan_counts() -> None:
     assert (memory["pinned_bytes"], memory["kv_bytes"], memory["free_bytes"]) == (80 * MIB, 0, 524 * MIB)
 
 
-def test_who_waits_least_in_all_reduces_says_what_the_network_takes() -> None:
-    other = replace(NODE, name="w-1", rank=1)
-    first = status(NODE, other)
+def test_before_a_step_was_recorded_who_waits_least_in_all_reduces_says_what_the_network_takes() -> None:
+    """What rank 0 computes alone, the other one waits, beside the 0.1 s of its all-reduces."""
+    first = status(NODE, OTHER)
     last = status(
         counted(NODE, 2.0, 10, compute_s=1.0, head_s=0.5, reduce_wait_s=0.25),
-        counted(other, 1.5, 10, compute_s=0.25, weight_wait_s=0.125, reduce_wait_s=1.0),
+        counted(OTHER, 1.5, 10, compute_s=0.25, weight_wait_s=0.125, reduce_wait_s=1.0),
         tokens=20,
     )
     found = picture((0.0, first), (2.0, last))
     assert [one["step"] for one in found["machines"]] == [
         {"compute_s": 0.15, "wait_s": 0.0, "network_s": 0.025, "disk_s": 0.0},
-        {"compute_s": 0.025, "wait_s": 0.075, "network_s": 0.025, "disk_s": 0.0125},
+        {"compute_s": 0.025, "wait_s": 0.1125, "network_s": 0.025, "disk_s": 0.0125},
     ]
     assert found["totals"]["tokens_per_s"] == 10.0
+    alone = picture((0.0, status(counted(OTHER, 1.5, 10, compute_s=0.25, reduce_wait_s=1.0))))
+    assert alone["machines"][0]["step"] == {
+        "compute_s": 0.025,
+        "wait_s": 0.0,
+        "network_s": 0.1,
+        "disk_s": 0.0,
+    }
 
 
 def test_tokens_per_second_are_those_between_looks_of_one_epoch() -> None:
@@ -189,11 +197,10 @@ LEAD = StepSpans(
     (),
 )
 WORKER = StepSpans(1, 1, 7, 1, ((50, 450), (500, 600)), ((0, 50), (450, 500), (600, 800)), ((100, 200),))
-OTHER = replace(NODE, name="w-1", rank=1, host="ann")
 
 
-def timeline(*spans: StepSpans, epoch: int = 1) -> StepTimeline:
-    return StepTimeline(epoch, 1234.5678, spans)
+def timeline(*spans: StepSpans, epoch: int = 1, at: float = 1234.5678) -> StepTimeline:
+    return StepTimeline(epoch, at, spans)
 
 
 def test_a_step_of_all_machines_has_one_axis() -> None:
@@ -223,6 +230,45 @@ def test_a_step_of_all_machines_has_one_axis() -> None:
     for machine in found["machines"]:
         for part, spans in machine["spans"].items():
             assert machine[f"{part}_s"] == pytest.approx(sum(end - start for start, end in spans), abs=2e-6)
+
+
+#: In the first step each machine is once slower by 300 us, in the second one never; all-reduces take 100 us and 250 us.
+TURNS = (
+    StepSpans(1, 0, 7, 1, ((0, 100), (500, 900)), ((100, 500), (900, 1000)), ()),
+    StepSpans(1, 1, 7, 1, ((0, 400), (500, 600)), ((400, 500), (600, 1000)), ()),
+)
+EVEN = tuple(
+    StepSpans(1, rank, 8, 1, ((0, 250), (500, 750)), ((250, 500), (750, 1000)), ()) for rank in (0, 1)
+)
+BUSY = status(
+    *(counted(node, 2.0, 10, compute_s=0.005, reduce_wait_s=0.005) for node in (NODE, OTHER)),
+)
+
+
+def test_machines_that_take_turns_in_being_slower_wait_in_bars_as_in_the_step_that_is_shown() -> None:
+    found = picture((0.0, BUSY), timeline=timeline(*TURNS))
+    for machine, drawn in zip(found["machines"], found["timeline"]["machines"], strict=True):
+        assert machine["step"] == {"compute_s": 0.0005, "wait_s": 0.0003, "network_s": 0.0002, "disk_s": 0.0}
+        assert {part: drawn[part] for part in machine["step"]} == machine["step"]
+
+
+def test_what_waiting_is_comes_from_the_steps_of_the_last_seconds_of_this_epoch() -> None:
+    one, waits = ClusterPicture(), []
+    for epoch, at, spans in (
+        (1, 10.0, TURNS),
+        (1, 10.0, TURNS),
+        (1, 12.0, EVEN),
+        (1, 17.0, EVEN),
+        (2, 18.0, TURNS),
+    ):
+        seen = replace(BUSY, epoch=epoch)
+        shown = one.shown(timeline(*spans, epoch=epoch, at=at), seen.nodes, epoch)
+        waits.append(
+            [machine["step"]["wait_s"] for machine in one.of(seen, MODEL, (), (), (), shown, at)["machines"]]
+        )
+    assert waits == [[0.0003] * 2, [0.0003] * 2, [0.00015] * 2, [0.0] * 2, [0.0003] * 2]
+    nothing = one.of(BUSY, MODEL, (), (), (), None, 19.0)["machines"]
+    assert [machine["step"]["network_s"] for machine in nothing] == [0.0005] * 2
 
 
 def test_a_step_of_another_epoch_is_not_shown() -> None:
