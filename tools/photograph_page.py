@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from tests.browsing.browser import Browser
 from tests.browsing.looks import LOOKS, PICTURES, letters
-from tests.http.conftest import DEMO, InstantTemplate
+from tests.http.conftest import DEMO, SECRET, InstantTemplate
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
@@ -75,18 +75,19 @@ def main() -> int:
 
 
 def _looks(browser: Browser) -> None:
-    """Of a server whose cluster answers by script."""
-    service = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=2048)
-    server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), "the-admin-secret", limits=Limits())
-    server.start()
-    try:
-        PICTURES.mkdir(exist_ok=True)
-        for look in LOOKS:
+    """Each of a server of its own, whose cluster answers by script."""
+    PICTURES.mkdir(exist_ok=True)
+    tokenizer = Tokenizer.open(DEMO)
+    for look in LOOKS:
+        service = FakeService(tokenizer, InstantTemplate(), vocab_size=2048)
+        server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), SECRET, limits=Limits())
+        server.start()
+        try:
             look.file.write_bytes(look.picture(browser, service, server.url))
             (PICTURES / "letters.txt").write_text(letters(browser) + "\n", encoding="utf-8")
             browser.forget()
-    finally:
-        server.close()
+        finally:
+            server.close()
 
 
 def _chat(browser: Browser, said: Sequence[str]) -> None:

@@ -56,13 +56,14 @@ class Browser:
         self.wait(lambda: self.see("#message") and self.see(".model, dialog[open], .problem"))
 
     def shape(self, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
-        """A desktop's window, or a phone's."""
+        """A desktop's window, or a phone's, whose clock shows UTC."""
         self._touch = touch
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch}
         self._tell("Emulation.setDeviceMetricsOverride", **metrics)
         self._tell("Emulation.setTouchEmulationEnabled", enabled=touch)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._tell("Emulation.setEmulatedMedia", features=[scheme])
+        self._tell("Emulation.setTimezoneOverride", timezoneId="UTC")
 
     @contextmanager
     def second_tab(

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.browsing.browser import Browser
+from tests.browsing.watched import watch
+from tests.http.conftest import SECRET
 from tpiedge.testing.service import FakeGeneration, FakeService
 
 __all__ = ["LOOKS", "PICTURES", "Look", "differing", "letters"]
@@ -32,7 +34,7 @@ def share(layer: int) -> str:  # who computes it
 _STILL: Final = """
 const sheet = new CSSStyleSheet();
 sheet.replaceSync(arguments[0] + "* { caret-color: transparent !important; animation: none !important; } "
-  + ".facts, .events time { visibility: hidden; } .messages { scrollbar-width: none; }");
+  + ".facts { visibility: hidden; } .messages { scrollbar-width: none; }");
 document.adoptedStyleSheets = [sheet];
 """
 #: The share of squares of 8 pixels whose mean colour differs by more than `limit` of 255 in red, green or blue.
@@ -137,6 +139,15 @@ def _locked(browser: Browser, _service: FakeService) -> None:
     browser.wait(lambda: browser.see(".locked"))
 
 
+def _watched(browser: Browser, service: FakeService) -> None:
+    """The administrator's key was typed before."""
+    watch(service)
+    browser.run("sessionStorage['tpiedge.key.admin'] = arguments[0]", SECRET)
+    browser.click("Cluster")
+    # A rate is known after a second, and drawn over two looks.
+    browser.wait(lambda: browser.see(".sparkline") and "0.0" in browser.text(".figures"))
+
+
 _DESKTOP: Final = (
     Look("new", _new),
     Look("answer", _answered),
@@ -146,8 +157,12 @@ _DESKTOP: Final = (
 _PHONE: Final = tuple(
     replace(look, name=f"{look.name}-phone", width=390, height=720, touch=True) for look in _DESKTOP
 )
-LOOKS: Final = tuple(
-    look
-    for light in (*_DESKTOP, *_PHONE)
-    for look in (light, replace(light, name=f"{light.name}-dark", dark=True))
+LOOKS: Final = (
+    *(
+        look
+        for light in (*_DESKTOP, *_PHONE)
+        for look in (light, replace(light, name=f"{light.name}-dark", dark=True))
+    ),
+    Look("cluster", _watched, width=1180, height=1802),
+    Look("cluster-phone-dark", _watched, width=390, height=3041, dark=True, touch=True),
 )

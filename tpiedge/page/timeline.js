@@ -31,13 +31,13 @@ export function Timeline({ timeline }) {
       ${PARTS.map((part) => html`<li key=${part}>
         <span class="swatch series-${part}"></span>${words.step[part]}</li>`)}
     </ul>
-    <table class="visually-hidden">
+    <div class="visually-hidden"><table>
       <caption>${words.timelineOf(timeline)}</caption>
       <thead><tr><th scope="col">${words.machine}</th>
         ${PARTS.map((part) => html`<th key=${part} scope="col">${words.step[part]}</th>`)}</tr></thead>
       <tbody>${machines.map((machine) => html`<tr key=${machine.rank}><th scope="row">${titleOf(machine)}</th>
         ${PARTS.map((part) => html`<td key=${part}>${words.seconds(machine[`${part}_s`])}</td>`)}</tr>`)}</tbody>
-    </table>
+    </table></div>
   </section>`;
 }
 

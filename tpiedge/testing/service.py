@@ -169,7 +169,8 @@ class FakeService:
         #: Why no worker can be drained; "" where each can. Whether one that is has no part after the next look.
         self.needed = ""
         self.settles = True
-        #: What `request_lines` and `events` give, beside the requests that run; ids that were dismissed.
+        #: What `request_lines` gives beside the requests that run, and `events`; ids that were dismissed.
+        self.lines: tuple[RequestLine, ...] = ()
         self.told: tuple[ClusterEvent, ...] = ()
         self.dismissed: list[str] = []
         #: What `timeline` gives.
@@ -191,10 +192,11 @@ class FakeService:
         return ModelInfo(self.called, self.max_sequence, int(time.time()), self.also_called, WIDTH)
 
     def status(self) -> ClusterStatus:
-        ready, running = not (self.unavailable or self.failed), len(self._running)
-        found = ClusterStatus(
-            ready, self.unavailable, self._nodes, self._postponed.total(), running, failed=self.failed
-        )
+        ready = not (self.unavailable or self.failed)
+        queued = [line for line in self.lines if line.state == "queued"]
+        running = len(self._running) + len(self.lines) - len(queued)
+        waiting = self._postponed.total() + len(queued)
+        found = ClusterStatus(ready, self.unavailable, self._nodes, waiting, running, failed=self.failed)
         if self.settles:
             self._set_state("drained", *(node.name for node in self._nodes if node.state == "draining"))
         return found
@@ -209,7 +211,7 @@ class FakeService:
     def request_lines(self) -> tuple[RequestLine, ...]:
         with self._lock:
             running = [one for one in self._running if not one.ended.is_set()]
-        return tuple(
+        return self.lines + tuple(
             RequestLine(
                 one.request.id, "answering", 2.0, len(one.request.prompt_ids), one.said,
                 one.request.max_tokens, 1.5, "", 0.0, one.attended, self.reading,
