@@ -1,5 +1,6 @@
-"""Takes a picture of the page's chat, as docs/page/chat.png: a question is asked of a master that runs. Or of its view
-of the cluster while an answer runs, as docs/page/cluster.png, with three machines.
+"""Takes a picture of the page's chat, as docs/page/chat.png: a question is asked of a master that runs. Or of its whole
+view of the cluster while an answer runs, as docs/page/cluster.png and, with --phone, docs/page/cluster-phone.png, with
+three machines.
 
     tpiedge master demo
     python -m tools.photograph_page http://127.0.0.1:8080 docs/page/chat.png
@@ -27,7 +28,7 @@ from tpiedge.api.server import ApiServer
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 
-SIZE, PHONE, OF_CLUSTER = (1000, 640), (390, 720), (1180, 1180)
+SIZE, PHONE, OF_CLUSTER = (1000, 640), (390, 720), (1180, 800)
 #: As a script of the page: so it may be asked without a key where none is needed.
 _ASK = """
 const [asked] = arguments;
@@ -35,6 +36,16 @@ const headers = {"Content-Type": "application/json"};
 fetch("/v1/models").then((answer) => answer.json()).then(({data: [model]}) =>
   fetch("/v1/completions", {method: "POST", headers, body: JSON.stringify({...asked, model: model.id})}));
 """
+#: The height of the page without a part that scrolls.
+_WHOLE = """
+const main = document.querySelector("main");
+return innerHeight - main.clientHeight + main.scrollHeight;
+"""
+_RATES = """
+return (document.querySelector(".sparkline polyline")?.getAttribute("points") ?? "").split(" ");
+"""
+#: Looks whose rates are drawn: the first steps of an answer are not like the others.
+_LOOKS = 4
 
 
 def main() -> int:
@@ -61,11 +72,13 @@ def main() -> int:
         if options.looks:
             _looks(browser)
             return 0
-        size = PHONE if options.phone else OF_CLUSTER if options.cluster else SIZE
-        browser.shape(*size, dark=options.dark, touch=options.phone)
+        width, height = PHONE if options.phone else OF_CLUSTER if options.cluster else SIZE
+        browser.shape(width, height, dark=options.dark, touch=options.phone)
         browser.open(options.url)
         if options.cluster:
             _watch(browser, sys.stdin.readline().strip())
+            browser.shape(width, browser.run(_WHOLE), dark=options.dark, touch=options.phone)
+            browser.draw()
         else:
             _chat(browser, options.say or ["Tell me a story about a fox"])
         browser.driver.save_screenshot(options.file)
@@ -97,12 +110,13 @@ def _chat(browser: Browser, said: Sequence[str]) -> None:
 
 
 def _watch(browser: Browser, key: str) -> None:
-    """Asks for an answer that does not end soon, and waits until it is seen where the time of its steps goes."""
+    """Asks for an answer that does not end soon, and waits until it is seen where the time of its steps goes, which are
+    not its first ones."""
     browser.run("sessionStorage['tpiedge.key.admin'] = arguments[0]", key)
     browser.run(_ASK, {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "model": ""})
     browser.run("location.hash = '#cluster'")
     browser.wait(lambda: all("Time of a step" in text for text in browser.texts(".machine") or [""]))
-    browser.wait(lambda: browser.see(".sparkline"))
+    browser.wait(lambda: len(browser.run(_RATES)) >= _LOOKS and browser.see(".timeline"))
 
 
 if __name__ == "__main__":
