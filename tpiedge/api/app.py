@@ -75,7 +75,7 @@ class Api:
                 if form.path
                 for route in self._answers(form, name)
             ),
-            *ollama_routes(service, self._intake),
+            *ollama_routes(service, self._intake, self._vain),
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
             *openapi_routes(),

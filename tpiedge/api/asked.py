@@ -139,11 +139,12 @@ class Asked:
 
 
 class AnsweredAtOnce(Exception):
-    """In place of an Asked: nothing is wanted of the model, and the client is told `body`."""
+    """In place of an Asked: nothing is wanted of the model, and the client is told `body`; `ignored` as of Asked."""
 
-    def __init__(self, body: dict[str, object]) -> None:
+    def __init__(self, body: dict[str, object], ignored: tuple[str, ...]) -> None:
         super().__init__("answered at once")
         self.body = body
+        self.ignored = ignored
 
 
 def check_model(fields: BodyFields, service: Service, *, needed: bool = True) -> None:
