@@ -356,7 +356,8 @@ def test_the_left_answers_of_one_client_push_out_its_own(folder, service, monkey
 def test_who_reads_all_and_closes_has_been_served(keep, service, folder, caplog, version, stream):
     service.script = lambda generation: (generation.say(*WORDS), generation.finish())
     body = json.dumps(BODY | {"stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/{version}\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: "
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: "
+    head += "application/json\r\nContent-Length: "
     url = httpx.URL(keep().url)
     with socket.create_connection((url.host, url.port), LIMIT_S) as connection:
         connection.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
