@@ -96,10 +96,11 @@ def test_an_answer_has_at_most_the_tokens_with_which_it_can_go_on_after_a_loss(s
 
 @pytest.mark.parametrize("ask", [completion, chat])
 def test_the_model_has_other_names(ask):
-    """Of the master's machine: an alias or a pack's name."""
+    """Of the master's machine: an alias, a pack's name, or the path of one, which nobody is told."""
     known = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=VOCABULARY)
-    known.also_called = ("Babbler-q8",)
+    known.also_called, known.path = ("Babbler-q8",), "/packs/babbler"
     assert ask(known, model="Babbler-q8")
+    assert ask(known, model="/packs/babbler")
     with pytest.raises(ApiError, match="'babbler' is") as raised:
         ask(known, model="Babbler-q4")
     assert raised.value.status == 404
