@@ -11,6 +11,10 @@ from tpiedge.api.limits import Limits
 from tpiedge.errors import PeerLost
 
 ASKED = [{"role": "user", "content": "hi"}]
+CALLED = {
+    "role": "assistant",
+    "content": [{"type": "text", "text": "x"}, {"type": "tool_use", "id": "c", "name": "f", "input": {}}],
+}
 
 
 @pytest.fixture
@@ -120,6 +124,26 @@ def test_an_answer_goes_on_with_what_the_assistant_has_begun(claude, service):
     assert prompt_of(service)[1] == "<user>hiOnce upon a"
 
 
+def test_of_a_message_that_the_answer_goes_on_with_only_the_text_counts(serve, service):
+    answers(service, " time")
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    begun = {"role": "assistant", "content": [thought, {"type": "text", "text": "Once"}]}
+    asked = {"model": "babbler", "max_tokens": 9, "messages": [*ASKED, begun]}
+    answer = httpx.post(f"{serve().url}/v1/messages", json=asked, trust_env=False)
+    assert answer.status_code == 200
+    told = answer.headers["x-ignored-fields"]
+    assert told == "messages[].content[].signature, messages[].content[].thinking"
+    assert prompt_of(service)[1] == "<user>hiOnce"
+
+
+def test_that_a_tool_failed_is_told_to_nobody(serve, service):
+    answers(service, "x")
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "no", "is_error": True}
+    asked = {"model": "babbler", "max_tokens": 9, "messages": [{"role": "user", "content": [result]}]}
+    answer = httpx.post(f"{serve().url}/v1/messages", json=asked, trust_env=False)
+    assert answer.headers["x-ignored-fields"] == "messages[].content[].is_error"
+
+
 def test_tokens_are_counted(claude, service):
     found = claude.messages.count_tokens(model="babbler", messages=ASKED, system="Be brief.")
     text = "<system>Be brief.<user>hi"
@@ -140,6 +164,7 @@ def test_tokens_are_counted(claude, service):
             "'messages[0].content[0].type'",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content[0].text' is missing"),
+        ({"messages": [*ASKED, CALLED]}, "content[1].type': an answer cannot go on with"),
         ({"stop_sequences": [""]}, "'stop_sequences'"),
         ({"temperature": 9}, "'temperature' is 9"),
         ({"max_tokns": 9}, "is 'max_tokens' meant?"),

@@ -120,6 +120,39 @@ def test_a_request_without_a_prompt_only_wants_the_model_in_memory(llama):
         assert (found.done, found.done_reason) == (True, "load")
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        ("generate", {"prompt": "x", "raw": True, "system": "S", "think": True}, "keep_alive, system, think"),
+        ("generate", {"prompt": "x", "raw": True, "system": "", "think": False}, "keep_alive"),
+        ("generate", {"prompt": "x", "system": "S", "think": True}, "keep_alive"),
+        ("generate", {"color": 1, "options": {"num_ctx": 9}}, "options.num_ctx, keep_alive, color"),
+        ("chat", {"messages": [], "color": 1}, "keep_alive, color"),
+        ("show", {"system": "S", "color": 1}, "system, keep_alive, color"),
+    ],
+)
+def test_what_has_no_effect_is_told(serve, service, caplog, path, fields, names):
+    answers(service, "x")
+    asked = {"model": "babbler", "keep_alive": "5m", **fields}
+    answer = httpx.post(f"{serve().url}/api/{path}", json=asked, trust_env=False)
+    assert answer.status_code == 200
+    assert set(answer.headers["x-ignored-fields"].split(", ")) == set(names.split(", "))
+    assert len(caplog.records) == len(names.split(", "))
+
+
+def test_a_model_without_a_template_has_no_use_for_a_system_prompt(serve, service):
+    service.template = None
+    answers(service, "x")
+    asked = {"model": "babbler", "prompt": "x", "system": "S"}
+    answer = httpx.post(f"{serve().url}/api/generate", json=asked, trust_env=False)
+    assert answer.headers["x-ignored-fields"] == "system"
+
+
+def test_what_a_model_was_called_by_in_older_requests_is_no_vain_field(serve):
+    answer = httpx.post(f"{serve().url}/api/show", json={"name": "babbler"}, trust_env=False)
+    assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, None)
+
+
 def test_embeddings(llama, service):
     def script(generation):
         generation.embed(*VECTOR)

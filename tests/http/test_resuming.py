@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -24,7 +25,7 @@ from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.master.journal import GUILTY
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.clock import ManualClock
-from tpiedge.testing.service import token
+from tpiedge.testing.service import FakeService, token
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
@@ -328,6 +329,42 @@ def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
     kept.close()
     kept.join(LIMIT_S)
     assert len(left(folder)) == 3
+
+
+@pytest.mark.fault("H8", "the answers that one client leaves push out none of another's")
+def test_the_left_answers_of_one_client_push_out_its_own(folder, service, monkeypatch):
+    monkeypatch.setattr("tpiedge.api.kept_answers.MOST_LEFT", 4)
+    clock = ManualClock()
+    many = FakeService(service.tokenizer, places=9)
+    kept = KeptAnswers(RecordFolder(folder, PACK), many, 1.0, clock.now)
+    for number, client in enumerate(["ann", "bob", "bob", "bob", "bob", "bob", "cid", "dan"]):
+        clock.advance(1.0)
+        request = GenerationRequest(f"cmpl-{number}", (1,), 9)
+        kept.accept(request, CHAT, 0, "m", b"", client).leave(Parting.LOST)
+        if client != "bob" or number == 5:
+            kept.sweep()
+    assert [number for number in range(8) if kept.find(f"cmpl-{number}", "chat", b"")] == [0, 5, 6, 7]
+    kept.close()
+    kept.join(LIMIT_S)
+
+
+@pytest.mark.fault(
+    "P7", "an answer that was read to its end is not gone on with, though its connection closed first"
+)
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_reads_all_and_closes_has_been_served(keep, service, folder, caplog, version, stream):
+    service.script = lambda generation: (generation.say(*WORDS), generation.finish())
+    body = json.dumps(BODY | {"stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: "
+    head += "application/json\r\nContent-Length: "
+    url = httpx.URL(keep().url)
+    with socket.create_connection((url.host, url.port), LIMIT_S) as connection:
+        connection.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+        with connection.makefile("rb") as answer:
+            assert (b"[DONE]" if stream else b"finish_reason") in answer.read()
+    wait_until(lambda: not left(folder))
+    assert not caplog.records
 
 
 def test_a_second_reader_takes_the_place_of_the_first(keep, service, folder):

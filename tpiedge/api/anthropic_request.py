@@ -66,20 +66,22 @@ def _messages(fields: BodyFields) -> list[Chat]:
     if value is None:
         raise refused("you must provide 'messages'", "messages", "missing_required_parameter")
     found: list[Chat] = []
-    for message in objects(fields, "messages", value):
+    given = objects(fields, "messages", value)
+    for message in given:
         role = message.text("role")
         if role not in ("user", "assistant", "system"):
             where = message.name("role")
             raise refused(f"'{where}' must be 'user' or 'assistant'", where)
-        found += _turn(message, role)
+        found += _turn(message, role, begun=role == "assistant" and message is given[-1])
         message.overlook()
     if not found:
         raise refused("'messages' is empty: give at least one message", "messages")
     return found
 
 
-def _turn(message: BodyFields, role: str) -> list[Chat]:
-    """The messages that one of theirs becomes: results of tools are messages of their own."""
+def _turn(message: BodyFields, role: str, *, begun: bool) -> list[Chat]:
+    """The messages that one of theirs becomes: results of tools are messages of their own. `begun`: the answer goes on
+    with its text."""
     content = message.raw("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -92,13 +94,18 @@ def _turn(message: BodyFields, role: str) -> list[Chat]:
         block.ignore(("cache_control", "citations"))
         if kind == "text":
             texts.append(needed(block, "text"))
+        elif kind == "tool_use" and begun:
+            where = block.name("type")
+            raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
         elif kind == "tool_use" and role == "assistant":
             calls.append(_call(block))
         elif kind == "tool_result" and role == "user":
             results.append(_result(block))
         elif kind in _THOUGHTS and role == "assistant":
-            thoughts.append(block.text("thinking") or "")
-            block.ignore(("signature", "data"))
+            thought = block.text("thinking") or ""
+            if not begun:
+                thoughts.append(thought)
+            block.ignore(("signature", "data", "thinking") if begun else ("signature", "data"))
         else:
             where = block.name("type")
             raise refused(f"'{where}' must be 'text': nothing else is read here", where, "unsupported_value")
@@ -119,7 +126,8 @@ def _call(block: BodyFields) -> Chat:
 
 
 def _result(block: BodyFields) -> Chat:
-    block.flag("is_error")
+    if block.flag("is_error"):
+        block.ignore(("is_error",))
     content = "" if block.raw("content") is None else text_parts(block, "content", ("text",))
     return {"role": "tool", "tool_call_id": needed(block, "tool_use_id"), "content": content}
 

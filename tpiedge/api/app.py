@@ -75,7 +75,7 @@ class Api:
                 if form.path
                 for route in self._answers(form, name)
             ),
-            *ollama_routes(service, self._intake),
+            *ollama_routes(service, self._intake, self._vain),
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
             *openapi_routes(),
@@ -173,12 +173,11 @@ class Api:
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        card = self._card()
-        if name != card["id"] and name not in self._service.model().also_called:
+        if not self._service.model().is_called(name):
             raise ApiError(
                 404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model"
             )
-        return JSONResponse(card)
+        return JSONResponse(self._card())
 
     def _card(self) -> dict[str, object]:
         model = self._service.model()

@@ -139,11 +139,12 @@ class Asked:
 
 
 class AnsweredAtOnce(Exception):
-    """In place of an Asked: nothing is wanted of the model, and the client is told `body`."""
+    """In place of an Asked: nothing is wanted of the model, and the client is told `body`; `ignored` as of Asked."""
 
-    def __init__(self, body: dict[str, object]) -> None:
+    def __init__(self, body: dict[str, object], ignored: tuple[str, ...]) -> None:
         super().__init__("answered at once")
         self.body = body
+        self.ignored = ignored
 
 
 def check_model(fields: BodyFields, service: Service, *, needed: bool = True) -> None:
@@ -154,8 +155,7 @@ def check_model(fields: BodyFields, service: Service, *, needed: bool = True) ->
     if model is None:
         raise refused("you must provide a 'model'", "model", "missing_required_parameter")
     served = service.model()
-    names = (served.name, *served.also_called)
-    if model not in names and model.removesuffix(_LATEST) not in names:
+    if not served.is_called(model) and not served.is_called(model.removesuffix(_LATEST)):
         message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
         raise ApiError(404, message, "model_not_found", param="model")
 

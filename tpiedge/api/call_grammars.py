@@ -35,6 +35,10 @@ _TEXT: Final = "text[lazy]: /(.|\\n)*<\\/parameter>/"
 #: Where a schema has one of them, its properties may not be all.
 _OTHERS: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 _DEFINITIONS: Final = ("$defs", "definitions")
+#: Whose keys are names, not words of JSON Schema, and whose values are schemas.
+_NAMED: Final = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas", "dependencies")
+#: Whose values are no schemas.
+_DATA: Final = ("const", "enum", "default", "examples")
 #: Of a name: written otherwise in a reference.
 _ESCAPED: Final = re.compile("[/~%]")
 
@@ -147,7 +151,7 @@ def _body(tools: Sequence[Mapping[str, Any]], form: CallForm, style: _Style) -> 
 
 def _named(tool: Mapping[str, Any], form: CallForm, style: _Style) -> str:
     """A name, a mark and JSON."""
-    name, arguments = json.dumps(tool["name"]), f"{style.spaces('')} {_json(tool['parameters'], style)}"
+    name, arguments = json.dumps(tool["name"]), f"{style.spaces('')} {_json(_arguments(tool), style)}"
     if form == "deepseek-v31":
         return f"{name} {style.mark('<｜tool▁sep｜>')} {arguments}"
     if form == "deepseek-v3":
@@ -224,12 +228,16 @@ def _alone(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[st
 
 
 def _references(schema: object) -> Iterator[str]:
-    """All that the schema refers to, by its parts."""
-    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        yield schema["$ref"]
-    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    for part in parts:
-        yield from _references(part)
+    """All that the schema, or those of a list, refer to, by their parts."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        for key, value in schema.items():
+            named = key in _NAMED and isinstance(value, dict)
+            yield from _references([*value.values()] if named else [] if key in _DATA else value)
 
 
 def _json(schema: Mapping[str, Any], style: _Style) -> str:
@@ -245,13 +253,17 @@ def _enveloped(tools: Sequence[Mapping[str, Any]], form: CallForm, most: int) ->
 
 def _call_schema(tool: Mapping[str, Any], at: int, key: str, form: CallForm) -> dict[str, Any]:
     place = f"#/{'items/' if form == 'mistral' else ''}anyOf/{at}/properties/{key}"
-    parameters = _moved(tool["parameters"], place)
     return {
         "type": "object",
-        "properties": {"name": {"const": tool["name"]}, key: parameters},
+        "properties": {"name": {"const": tool["name"]}, key: _moved(_arguments(tool), place)},
         "required": ["name", key],
         "additionalProperties": False,
     }
+
+
+def _arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of its arguments, which are an object also where it allows other values, too."""
+    return {**tool["parameters"], "type": "object"}
 
 
 def _moved(schema: Any, place: str) -> Any:
@@ -260,7 +272,12 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(one, place) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            moved[key] = {name: _moved(one, place) for name, one in value.items()}
+        else:
+            moved[key] = value if key in _DATA else _moved(value, place)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]

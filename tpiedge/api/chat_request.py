@@ -36,7 +36,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 
 def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
-    """`name`: the answer's. Raises ApiError."""
+    """`name`: the answer's. The answer goes on with the last message where `continue_final_message` says so, in the
+    words of vLLM. Raises ApiError."""
     fields = BodyFields(values)
     check_model(fields, service)
     top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
@@ -52,8 +53,11 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     tools = read_tools(fields)
     form, form_param = read_grammar(fields, service)
     variables = read_variables(fields)
-    messages = read_messages(fields)
-    goes_on = _goes_on(fields, messages)
+    goes_on = fields.flag("continue_final_message")
+    messages = read_messages(fields, goes_on=goes_on)
+    if goes_on and messages[-1]["role"] != "assistant":
+        why = "'continue_final_message' needs a last message of the assistant"
+        raise refused(why, "continue_final_message")
     ignore_eos = rest_of(fields)
     calls = tool_form(tools, service)
     grammar = _one_grammar(form, required_call_grammar(tools, calls, service))
@@ -101,16 +105,6 @@ def read_variables(fields: BodyFields) -> dict[str, object]:
     }
     switches.overlook()
     return variables
-
-
-def _goes_on(fields: BodyFields, messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether the answer goes on with what the last message has begun to say, in the words of vLLM."""
-    wanted = fields.flag("continue_final_message")
-    if wanted and messages[-1]["role"] != "assistant":
-        raise refused(
-            "'continue_final_message' needs a last message of the assistant", "continue_final_message"
-        )
-    return wanted
 
 
 def render_chat(

@@ -74,7 +74,7 @@ class Completions:
                     lambda: self._accept(body, key, client, loop), lambda late: late.leave(Parting.FOR_GOOD)
                 )
             except AnsweredAtOnce as known:
-                await send_json(send, 200, known.body)
+                await send_json(send, 200, known.body, self._vain.headers(known.ignored))
                 return
         await self._deliveries.deliver(work, scope, receive, send)
 

@@ -23,6 +23,8 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
             super().__init__(*args, **kwargs)
             self._timer: asyncio.TimerHandle | None = None
             self._lost = False
+            #: Whether bytes of an answer were dropped, or never written.
+            self._cut = False
             self._below: asyncio.WriteTransport | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -30,13 +32,19 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
             self._below = below_tls(transport)
             if self._below is not None:
                 transport.set_write_buffer_limits(_TLS_UNSENT_BYTES)
-            self.app_state = {"drop": transport.abort, "unsent": self._unsent}
+            self.app_state = {"drop": self._abort, "unsent": self._unsent}
             self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
-            self._lost = True
+            self._cut_unfinished()
+            self._lost, self._cut = True, self._cut or exc is not None
             super().connection_lost(exc)
+
+        def eof_received(self) -> None:
+            """The transport closes now, and drops what is written from now on."""
+            self._cut_unfinished()
+            super().eof_received()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -64,18 +72,30 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
                 self.transport.write(output)
             except h11.LocalProtocolError:
                 pass  # an answer is under way: closing is all that can be said
+            self._cut_unfinished()
             self.transport.close()
 
         def _unsent(self) -> int | None:
-            """Bytes that the system has not taken yet; None once the connection is lost, and they with it."""
+            """Bytes that the system has not taken yet; None once the connection is lost, and they with it. A connection
+            that we closed after the answer has ended only when the system had taken everything."""
             if self._lost:
-                return None
+                return None if self._cut else 0
             below = 0 if self._below is None else self._below.get_write_buffer_size()
             return self.transport.get_write_buffer_size() + below
 
+        def _cut_unfinished(self) -> None:
+            """What an answer that has not ended still says reaches nobody."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._cut = True
+
+        def _abort(self) -> None:
+            """Closes the connection without what is unsent."""
+            self._cut = True
+            self.transport.abort()
+
         def _expect_head(self) -> None:
             if self._timer is None:
-                self._timer = self.loop.call_later(headers_s, self.transport.abort)
+                self._timer = self.loop.call_later(headers_s, self._abort)
 
         def _stop_timer(self) -> None:
             if self._timer is not None:

@@ -85,10 +85,13 @@ class KeptAnswer:
         said: Sequence[Token] = (),
         grace_s: float = 0.0,
         age_s: float = 0.0,
+        client: str = "",
     ) -> None:
         """`said`: what `file` holds already; `grace_s`: for how long it waits for its first reader, if it is a stream
-        of the master before; `age_s`: how long ago that accepted it."""
+        of the master before; `age_s`: how long ago that accepted it; `client`: whose it is, as of Guard, empty where
+        that one accepted it."""
         self.accepted = accepted
+        self.client = client
         self._file = file
         self._now = now
         self._stops = (

@@ -1,13 +1,16 @@
 """Answers whose readers come and go: what `tpiedge master --journal` makes of accepted requests.
 
-What waits for a reader for too long is cancelled (`kept_answer.py`), and the oldest of those that wait for one whose
-connection ended, where they are more than MOST_LEFT. Of more than MOST_RECOVERED of the master before the latest go on.
+What waits for a reader for too long is cancelled (`kept_answer.py`). Of those that wait for one whose connection ended,
+MOST_LEFT wait: where they are more, the oldest of the client that has most of them is cancelled. Of more than
+MOST_RECOVERED of the master before the latest go on.
 """
 
+import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tpiedge.api.asked import FormatName, Reply
@@ -80,7 +83,8 @@ class KeptAnswers:
         reader; the rest as in AcceptedRequest. Raises as Service.submit."""
         generation = self._service.submit(request, client)
         accepted = AcceptedRequest(request, reply, created, model, self._folder.pack, key_mark(key))
-        answer = KeptAnswer(accepted, self._folder.begin(accepted), self._service.tokenizer, self._now)
+        file, tokenizer = self._folder.begin(accepted), self._service.tokenizer
+        answer = KeptAnswer(accepted, file, tokenizer, self._now, client=client)
         reader = answer.read(collects=False)
         answer.follow(generation)
         self._add(answer)
@@ -106,7 +110,7 @@ class KeptAnswers:
         with self._lock:
             self._answers = {name: one for name, one in self._answers.items() if not one.ended}
         left = [(since, answer) for answer in self._all() if (since := answer.left_at) is not None]
-        for _, answer in sorted(left, key=lambda one: one[0])[:-MOST_LEFT]:
+        for answer in _too_many(sorted(left, key=lambda one: one[0])):
             answer.end()
 
     def close(self) -> None:
@@ -128,3 +132,16 @@ class KeptAnswers:
     def _all(self) -> list[KeptAnswer]:
         with self._lock:
             return list(self._answers.values())
+
+
+def _too_many(left: Sequence[tuple[float, KeptAnswer]]) -> Iterator[KeptAnswer]:
+    """Those of `left`, the oldest first, that are beyond MOST_LEFT."""
+    of_clients: dict[str, deque[KeptAnswer]] = {}
+    for _, answer in left:
+        of_clients.setdefault(answer.client, deque()).append(answer)
+    most = [(-len(answers), client) for client, answers in of_clients.items()]
+    heapq.heapify(most)
+    for _ in range(len(left) - MOST_LEFT):
+        count, client = most[0]
+        yield of_clients[client].popleft()
+        heapq.heapreplace(most, (count + 1, client))

@@ -15,9 +15,10 @@ _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"de
 _IGNORED = ("refusal", "annotations")
 
 
-def read_messages(fields: BodyFields) -> list[dict[str, Any]]:
+def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
     """{"role", "content"} and, where given, "name", "reasoning_content", "tool_calls" and "tool_call_id" of every
-    message, as chat templates take them. Raises ApiError that names the field."""
+    message, as chat templates take them. `goes_on`: the answer goes on with the last message, of which only the text
+    counts. Raises ApiError that names the field."""
     value = fields.raw("messages")
     if value is None:
         raise refused("you must provide 'messages'", "messages", "missing_required_parameter")
@@ -25,7 +26,8 @@ def read_messages(fields: BodyFields) -> list[dict[str, Any]]:
         raise fields.wrong_type("messages", "an array", value)
     if not 1 <= len(value) <= _MAX_MESSAGES:
         raise refused(f"'messages' has {len(value)} messages: 1 to {_MAX_MESSAGES}", "messages")
-    return [_message(item, index, fields) for index, item in enumerate(value)]
+    begun = len(value) - 1 if goes_on else None
+    return [_message(item, index, fields, begun=index == begun) for index, item in enumerate(value)]
 
 
 def message_characters(messages: Sequence[dict[str, Any]]) -> int:
@@ -38,7 +40,8 @@ def message_characters(messages: Sequence[dict[str, Any]]) -> int:
     )
 
 
-def _message(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
+def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> dict[str, Any]:
+    """`begun`: the answer goes on with it."""
     where = f"messages[{index}]"
     if not isinstance(item, dict):
         raise fields.wrong_type(where, "an object", item)
@@ -57,7 +60,7 @@ def _message(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
             raise refused(f"'{where}.name' has more than {_MAX_NAME} characters", f"{where}.name")
         found["name"] = name
     if role == "assistant":
-        found |= _assistant(message)
+        found |= _begun(message) if begun else _assistant(message)
     elif role == "tool":
         found["tool_call_id"] = message.text("tool_call_id") or ""
     else:
@@ -80,6 +83,15 @@ def _assistant(message: BodyFields) -> dict[str, Any]:
     if calls:
         found["tool_calls"] = [_call(call, index, message) for index, call in enumerate(calls)]
     return found
+
+
+def _begun(message: BodyFields) -> dict[str, Any]:
+    """Nothing but its text comes before the answer."""
+    if message.raw("tool_calls"):
+        param = message.name("tool_calls")
+        raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
+    message.ignore([key for key in ("reasoning_content", "reasoning") if message.text(key)])
+    return {}
 
 
 def _call(item: object, index: int, message: BodyFields) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tpiedge.api.frames import Json
 from tpiedge.api.intake import Intake
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import Service
+from tpiedge.api.vain_fields import VainFields
 from tpiedge.model.call_forms import call_form
 from tpiedge.model.speech import thinking_after
 
@@ -25,7 +26,7 @@ _RELEASE: Final = "0.12.0"
 _NEVER: Final = "9999-12-31T23:59:59Z"
 
 
-def ollama_routes(service: Service, intake: Intake) -> list[Route]:
+def ollama_routes(service: Service, intake: Intake, vain: VainFields) -> list[Route]:
     """They take no place in the queue."""
 
     async def version(_request: Request) -> Response:
@@ -40,7 +41,7 @@ def ollama_routes(service: Service, intake: Intake) -> list[Route]:
         return JSONResponse({"models": [_card(service) | loaded]})
 
     async def show(request: Request) -> Response:
-        return JSONResponse(await intake.done(request, lambda values: _shown(values, service)))
+        return await intake.done(request, lambda values: _shown(values, service, vain))
 
     return [
         Route("/api/version", version, methods=["GET"]),
@@ -74,16 +75,17 @@ def _details(service: Service) -> Json:
     }
 
 
-def _shown(values: dict[str, object], service: Service) -> Json:
+def _shown(values: dict[str, object], service: Service, vain: VainFields) -> JSONResponse:
     """Raises ApiError."""
     fields = BodyFields(
         {**values, "model": values.get("model", values.get("name"))}
     )  # as it was called before
     check_model(fields, service)
-    fields.ignore(("name", "verbose", "system", "template", "options"))
+    fields.raw("name")
+    fields.ignore(("verbose", "system", "template", "options"))
     fields.overlook()
     model = service.model()
-    return {
+    said = {
         "modelfile": "",
         "parameters": "",
         "template": "",
@@ -96,6 +98,7 @@ def _shown(values: dict[str, object], service: Service) -> Json:
         },
         "capabilities": list(_capabilities(service)),
     }
+    return JSONResponse(said, headers=vain.headers(fields.ignored))
 
 
 def _capabilities(service: Service) -> Iterator[str]:

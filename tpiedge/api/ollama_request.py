@@ -45,12 +45,12 @@ def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> 
     check_model(fields, service)
     stream = fields.flag("stream", True)
     chat = _wishes(fields)
-    messages = _messages(fields)
+    messages, tools = _messages(fields), fields.raw("tools")
     if not messages:
-        raise _loaded(service, {"message": {"role": "assistant", "content": ""}})
+        raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
     chat["messages"] = messages
-    if fields.raw("tools"):
-        chat["tools"] = fields.raw("tools")
+    if tools:
+        chat["tools"] = tools
     return _CHATS.asked(chat, fields, service, name, stream=stream)
 
 
@@ -64,11 +64,12 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
     fields.unsupported(("images",))
     raw, system, prompt = fields.flag("raw"), fields.text("system"), fields.text("prompt")
     if not prompt:
-        raise _loaded(service, {"response": ""})
+        raise _loaded(fields, service, {"response": ""})
     if raw or service.template is None:  # without the model's template
         if "response_format" in asked:
             raise refused("'format' is not supported with 'raw'", "format", "unsupported_parameter")
         asked.pop("chat_template_kwargs", None)
+        fields.ignore([key for key in ("system", "think") if fields.raw(key)])
         asked["prompt"] = prompt
         return _TEXTS.asked(asked, fields, service, name, stream=stream, read=read_completion)
     messages = [{"role": "system", "content": system}] if system else []
@@ -86,10 +87,13 @@ def read_old_embeddings(values: dict[str, object], service: Service, name: str) 
     return _embedded(values, service, name, "prompt", "ollama-embeddings")
 
 
-def _loaded(service: Service, said: Chat) -> AnsweredAtOnce:
-    """What a request without a prompt is told: it wants the model in memory, where it always is."""
+def _loaded(fields: BodyFields, service: Service, said: Chat) -> AnsweredAtOnce:
+    """What a request without a prompt is told: it wants the model in memory, where it always is. Everything else of
+    `fields` was read. Raises ApiError."""
+    fields.ignore(_IGNORED)
+    fields.overlook()
     head = {"model": service.model().name, "created_at": moment(time.time())}
-    return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"})
+    return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"}, fields.ignored)
 
 
 def _embedded(values: dict[str, object], service: Service, name: str, key: str, form: FormatName) -> Asked:

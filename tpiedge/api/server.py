@@ -189,7 +189,7 @@ class _Server(uvicorn.Server):
     def drop_connections(self) -> None:
         for connection in tuple(self.server_state.connections):
             if connection.transport is not None:
-                connection.transport.abort()
+                connection.app_state["drop"]()
 
 
 def _listen(host: str, port: int, limit: int, *, plain: bool) -> HttpListener:

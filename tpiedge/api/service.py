@@ -59,7 +59,8 @@ class Unavailable(TpiedgeError):
 class ModelInfo:
     """The served model. `created` in seconds since 1970, `context_tokens` for prompt and answer together.
 
-    Requests may name the model by any of `also_called`, too. `width`: numbers of an embedding.
+    Requests may name the model by any of `also_called`, too, and by its `path` on the master's computer, if it has one,
+    of which clients are not told. `width`: numbers of an embedding.
     `family`, `precision`, `nbytes` and `digest` (64 hexadecimal digits): of its weights.
     """
 
@@ -72,6 +73,11 @@ class ModelInfo:
     precision: str = "f32"
     nbytes: int = 0
     digest: str = "0" * 64
+    path: str | None = None
+
+    def is_called(self, name: str) -> bool:
+        """Whether a request that says so means this model."""
+        return name in (self.name, self.path, *self.also_called)
 
 
 @dataclass(frozen=True, slots=True)

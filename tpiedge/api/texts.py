@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpiedge import __version__
-from tpiedge.api.answering import IGNORED
 from tpiedge.api.anthropic_request import count_tokens
 from tpiedge.api.asked import check_model, read_token_ids
 from tpiedge.api.chat_request import read_variables, render_chat
@@ -51,14 +50,12 @@ class Texts:
     async def _answer(
         self, request: Request, work: Callable[[BodyFields, Service], dict[str, object]]
     ) -> Response:
-        def done(values: dict[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
+        def done(values: dict[str, object]) -> JSONResponse:
             fields = BodyFields(values)
             found = work(fields, self._service)
-            self._vain.say(fields.ignored)
-            return found, fields.ignored
+            return JSONResponse(found, headers=self._vain.headers(fields.ignored))
 
-        found, ignored = await self._intake.done(request, done)
-        return JSONResponse(found, headers={IGNORED: ", ".join(ignored)} if ignored else None)
+        return await self._intake.done(request, done)
 
 
 def _tokens(fields: BodyFields, service: Service) -> dict[str, object]:

@@ -103,13 +103,23 @@ def _tool(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
         )
     description = function.text("description")
     found: dict[str, Any] = {"name": name} | ({"description": description} if description else {})
-    parameters = function.raw("parameters")
-    usual = {"type": "object", "properties": {}}
-    found["parameters"] = check_schema(parameters, function.name("parameters")) if parameters else usual
+    found["parameters"] = _parameters(function)
     function.flag("strict")  # where a call is required, always
     function.overlook()
     tool.overlook()
     return {"type": "function", "function": found}
+
+
+def _parameters(function: BodyFields) -> dict[str, Any]:
+    """A schema of objects, as arguments are. Raises ApiError."""
+    value, param = function.raw("parameters"), function.name("parameters")
+    if value in (None, {}):
+        return {"type": "object", "properties": {}}
+    schema = check_schema(value, param)
+    kind = schema.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise refused(f"'{param}' must be a schema of 'type': 'object'", param)
+    return schema
 
 
 def _required(fields: BodyFields, names: Sequence[str]) -> tuple[str, ...] | None:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from tpiedge.api.answering import IGNORED
+
 __all__ = ["VainFields"]
 
 _MOST_SAID: Final = 1000
@@ -22,3 +24,8 @@ class VainFields:
             if name not in self._said and len(self._said) < _MOST_SAID:
                 self._said.add(name)
                 _log.warning("clients send the field %s, which has no effect here", name)
+
+    def headers(self, names: Sequence[str]) -> dict[str, str]:
+        """Says it in the log; what says it to the client."""
+        self.say(names)
+        return {IGNORED: ", ".join(names)} if names else {}

@@ -219,7 +219,7 @@ def master(
             if announce
             else nullcontext(),
         ):
-            scribe.say(f"serving {model.name} at {url_for_others(flags.http, api.url)}/v1")
+            scribe.say(f"serving {model.public_name} at {url_for_others(flags.http, api.url)}/v1")
             for line in page_lines(flags.http, api.url, terminal_columns()):
                 scribe.say(line)
             if certificate is not None:

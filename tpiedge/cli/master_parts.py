@@ -252,7 +252,7 @@ def _placement(
         keeping=flags.keeping,
         head_bytes_per_s=measured.speed(facts.head_quantised),
     )
-    demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.name, _NAME_CHARACTERS))
+    demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.public_name, _NAME_CHARACTERS))
     return NodePlacement(demand, own, flags.threads, weights)
 
 

@@ -53,7 +53,7 @@ class MasterService:
         self._model = model
         names = tuple(dict.fromkeys((*model.also_called, *aliases)))
         self._info = ModelInfo(
-            model.name,
+            model.public_name,
             max_sequence,
             int(time.time()),
             names,
@@ -62,6 +62,7 @@ class MasterService:
             precision=model.pack.precision.value,
             nbytes=model.pack.nbytes,
             digest=pack_id(manifest_bytes(model.pack.path)),
+            path=model.path,
         )
         self._max_sequence = max_sequence
         self.usual_sampling = model.usual_sampling

@@ -71,14 +71,15 @@ def has_label(pack: Path) -> bool:
 
 def load_label(pack: Path) -> PackLabel:
     """The label of the pack in folder `pack`; its folder's name where it has none, or one that is damaged."""
+    folder = os.path.basename(os.path.abspath(pack))
     try:
         values = read_json(pack, _LABEL, _MAX_BYTES)
     except (OSError, UserError):
-        return PackLabel(pack.name)
+        return PackLabel(folder)
     match values:
         case {"name": str(name), "source": str(source)} if _NAME.fullmatch(name):
             return PackLabel(name, source)
-    return PackLabel(pack.name)
+    return PackLabel(folder)
 
 
 def save_label(pack: Path, label: PackLabel) -> None:

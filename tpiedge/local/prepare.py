@@ -17,6 +17,7 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import parse_hub_name
+from tpiedge.model.source import DEMO
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
@@ -44,7 +45,8 @@ class Arithmetics:
 class PreparedModel:
     """A model that is ready to run.
 
-    `folder` has its text files; None where the pack has none. `also_called` are other names of it on this computer.
+    `folder` has its text files; None where the pack has none. `also_called` are other names of it on this computer,
+    `path` what it was given as, where that is a path: then `public_name` is a name that tells nobody of it.
     """
 
     def __init__(
@@ -55,9 +57,13 @@ class PreparedModel:
         folder: Path | None,
         kv: KVPrecision | None = None,
         also_called: tuple[str, ...] = (),
+        path: str | None = None,
     ) -> None:
-        """`kv` is the precision of keys and values; None: the usual one for `compute`."""
+        """`kv` is the precision of keys and values; None: the usual one for `compute`. Where there is a path, the first
+        of the other names is that of the pack."""
         self.name = name
+        self.path = path
+        self.public_name = name if path is None else also_called[0]
         self.also_called = also_called
         self.pack = pack
         self.compute = compute
@@ -147,7 +153,8 @@ def prepare(
     hub_name = parse_hub_name(name)
     if hub_name is not None and not os.path.isdir(name):
         names.append(str(hub_name))
-    return PreparedModel(name, Pack.open(out), choice.compute, found.path, kv, also_called=tuple(names))
+    pack = Pack.open(out)
+    return PreparedModel(name, pack, choice.compute, found.path, kv, tuple(names), _path(name))
 
 
 def _prepare_gguf(
@@ -162,9 +169,8 @@ def _prepare_gguf(
         for notice in import_gguf_file(model, storage, cache).notices:
             say(f"tpiedge: {path.name}: {notice}")
     name = load_label(out).name
-    return PreparedModel(
-        name, Pack.open(out), choice.compute, out / TEXT_FOLDER, kv, also_called=(str(path),)
-    )
+    pack = Pack.open(out)
+    return PreparedModel(name, pack, choice.compute, out / TEXT_FOLDER, kv, (name,), str(path))
 
 
 def _is_complete(pack: Path) -> bool:
@@ -196,7 +202,12 @@ def _prepare_pack(
     choice = choose_arithmetics(stored, None if stored.value == precision else precision, compute)
     text = path / TEXT_FOLDER
     folder = text if text.is_dir() else None
-    return PreparedModel(name, pack, choice.compute, folder, kv, also_called=(load_label(path).name,))
+    return PreparedModel(name, pack, choice.compute, folder, kv, (load_label(path).name,), _path(name))
+
+
+def _path(name: str) -> str | None:
+    """The name that a model was given by, if it is a path."""
+    return name if name != DEMO and os.path.exists(name) else None
 
 
 def choose_arithmetics(source: Precision, precision: str | None, compute: Compute | None) -> Arithmetics:

@@ -187,9 +187,11 @@ class FakeService:
         self._lock = threading.Lock()
         self.called = "babbler"
         self.also_called: tuple[str, ...] = ()
+        self.path: str | None = None
 
     def model(self) -> ModelInfo:
-        return ModelInfo(self.called, self.max_sequence, int(time.time()), self.also_called, WIDTH)
+        created = int(time.time())
+        return ModelInfo(self.called, self.max_sequence, created, self.also_called, WIDTH, path=self.path)
 
     def status(self) -> ClusterStatus:
         ready = not (self.unavailable or self.failed)

@@ -76,6 +76,21 @@ def _attacked(
             return results, (evil if rebound else master).seen
 
 
+@pytest.mark.fault("H12", "no client is told the path of a model; who knows it may name the model by it")
+def test_the_path_of_the_model_is_told_to_nobody(cluster: Serving) -> None:
+    path = str(cluster.model)
+    with httpx.Client(base_url=cluster.url, trust_env=False, timeout=30.0) as http:
+        for asked in ("/v1/models", f"/v1/models/{path}", "/metrics", "/api/tags", "/api/ps"):
+            answer = http.get(asked)
+            assert (answer.status_code, path in answer.text) == (200, False), asked
+        name = http.get("/v1/models").json()["data"][0]["id"]
+        for model in (path, name):
+            body = _BODY | {"model": model, "max_tokens": 1, "stream": False}
+            assert http.post("/v1/completions", json=body).json()["model"] == name
+        assert path not in http.post("/v1/completions", json=_BODY | {"model": "other"}).text
+    assert path not in json.dumps(cluster.status())
+
+
 @pytest.mark.fault(
     "H5", "a page in a real browser can neither use nor cancel nor read anything, whatever it sends"
 )

@@ -96,10 +96,11 @@ def test_an_answer_has_at_most_the_tokens_with_which_it_can_go_on_after_a_loss(s
 
 @pytest.mark.parametrize("ask", [completion, chat])
 def test_the_model_has_other_names(ask):
-    """Of the master's machine: an alias or a pack's name."""
+    """Of the master's machine: an alias, a pack's name, or the path of one, which nobody is told."""
     known = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=VOCABULARY)
-    known.also_called = ("Babbler-q8",)
+    known.also_called, known.path = ("Babbler-q8",), "/packs/babbler"
     assert ask(known, model="Babbler-q8")
+    assert ask(known, model="/packs/babbler")
     with pytest.raises(ApiError, match="'babbler' is") as raised:
         ask(known, model="Babbler-q4")
     assert raised.value.status == 404
@@ -309,6 +310,12 @@ def test_refused_by_completions(service, param, value):
 
 
 USER = {"role": "user", "content": "hi"}
+CALLING = {
+    "role": "assistant",
+    "content": "x",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+THOUGHT = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
 MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
 
 
@@ -341,6 +348,8 @@ MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
         ("response_format.json_schema", {"response_format": {"type": "json_schema", "json_schema": {}}}),
         ("modalities", {"modalities": ["audio"]}),
         ("prompt", {"prompt": "x"}),
+        ("continue_final_message", {"continue_final_message": True}),
+        ("messages[1].tool_calls", {"continue_final_message": True, "messages": [USER, CALLING]}),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -444,6 +453,8 @@ def test_a_prompt_may_fill_the_context_where_nothing_is_to_follow(service):
         ({"top_n": 3, "min_tokens": 2, "stop_token_ids": [1]}, ("top_n", "min_tokens", "stop_token_ids")),
         ({"messages": [USER, USER | {"refusal": "no", "colour": 1}, USER | {"colour": 2}]}, MESSAGE_FIELDS),
         ({"chat_template_kwargs": {"tone": 1}}, ("chat_template_kwargs.tone",)),
+        ({"messages": [USER, THOUGHT]}, ()),
+        ({"messages": [USER, THOUGHT], "continue_final_message": True}, ("messages[].reasoning_content",)),
         ({"a\r\nb: c\u00e9": 1}, ("a??b??c?",)),
         ({"x" * 1000: 1}, ("x" * 64,)),
         ({"": 1}, ("?",)),

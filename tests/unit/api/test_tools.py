@@ -114,6 +114,54 @@ def test_a_call_that_is_required_is_a_grammar(knowing, choice, name, several):
             jsonschema.validate(texts_of(knowing.form, ("weather", {"city": "x"})), schema)
 
 
+DATA = {"$ref": "#/a", "properties": {"$ref": "#"}}
+
+
+@pytest.mark.parametrize("word", ["const", "default"])
+@pytest.mark.parametrize("several", ["enum", "examples"])
+def test_data_within_a_schema_stay_as_they_are(knowing, word, several):
+    """Though they look like references, which are moved; where these words are names of properties they are no data."""
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    kind = {"$ref": "#/$defs/kind"}
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {word: DATA},
+            "b": {several: [DATA]},
+            word: kind,
+            several: kind,
+            "properties": kind,
+        },
+        "required": ["a", "b", word, several, "properties"],
+        "$defs": {"kind": {"enum": ["x", "y"]}},
+    }
+    request, _ = chat(knowing, tools=[tool("f", schema)], tool_choice="required")
+    text = request.grammar.text
+    made = json.loads(text[text.index("%json ") + 6 :] if knowing.form == "hermes" else text)
+    good = {"a": DATA, "b": DATA, word: "x", several: "y", "properties": "x"}
+    jsonschema.validate(texts_of(knowing.form, ("f", good)), made)
+    for name in (word, several, "properties"):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(texts_of(knowing.form, ("f", good | {name: "z"})), made)
+
+
+@pytest.mark.fault(
+    "H3", "the arguments of a required call are an object, whatever else the schema of a tool allows"
+)
+@pytest.mark.parametrize(
+    "parameters", [{"type": ["object", "null"]}, {"anyOf": [{"type": "string"}, {"type": "object"}]}]
+)
+def test_arguments_are_an_object(knowing, parameters):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    request, _ = chat(knowing, tools=[tool("f", parameters)], tool_choice="required")
+    text = request.grammar.text
+    schema = json.loads(text[text.index("%json ") + 6 :] if knowing.form == "hermes" else text)
+    jsonschema.validate(texts_of(knowing.form, ("f", {})), schema)
+    for bad in (None, "x"):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(texts_of(knowing.form, ("f", bad)), schema)
+
+
 @pytest.mark.parametrize(
     ("param", "fields", "why"),
     [
@@ -124,6 +172,10 @@ def test_a_call_that_is_required_is_a_grammar(knowing, choice, name, several):
         ("tools[0].function.name", {"tools": [tool("a b")]}, "letters, digits"),
         ("tools[0].function.parameters", {"tools": [tool("a", [1])]}, "must be a JSON schema"),
         ("tools[0].function.parameters", {"tools": [tool("a", DEEP)]}, "more than 64 deep"),
+        ("tools[0].function.parameters", {"tools": [tool("a", [])]}, "must be a JSON schema"),
+        ("tools[0].function.parameters", {"tools": [tool("a", "")]}, "must be a JSON schema"),
+        ("tools[0].function.parameters", {"tools": [tool("a", {"type": "string"})]}, "'type': 'object'"),
+        ("tools[0].function.parameters", {"tools": [tool("a", {"type": ["null"]})]}, "'type': 'object'"),
         ("tool_choice", {"tool_choice": "required"}, "there are no 'tools'"),
         ("tool_choice", {"tool_choice": "must", "tools": [tool()]}, "must be 'none', 'auto'"),
         (

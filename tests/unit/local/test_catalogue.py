@@ -15,6 +15,7 @@ from tpiedge.local.gguf_import import import_gguf_file
 from tpiedge.local.pack_label import PackLabel, check_name, load_label, mark_used, save_label, short_name
 from tpiedge.local.prepare import prepare
 from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.source import resolve_model
 from tpiedge.pack.layout import Precision
 
 
@@ -151,6 +152,29 @@ def test_a_cache_that_cannot_be_written_is_used_as_it_is(
     monkeypatch.setattr("tpiedge.local.prepare.os.access", lambda *_: False)
     assert prepare("demo", None, None, cache).also_called == (demo.pack.path.name,)
     assert prepare(str(gguf), None, None, cache).name == imported.name
+
+
+def test_what_is_given_by_a_path_has_a_public_name(
+    gguf: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = pack_of(gguf, cache)
+    copy = shutil.copytree(imported, tmp_path / "elsewhere" / "copied")
+    unnamed = shutil.copytree(imported, tmp_path / "elsewhere" / "unnamed")
+    (unnamed / "label.json").unlink()
+    folder = tmp_path / "Babbler"
+    shutil.copytree(resolve_model("demo", None), folder)
+    monkeypatch.chdir(unnamed)
+    for given, public in {
+        str(gguf): "Tiny-q8",
+        str(copy): "Tiny-q8",
+        ".": "unnamed",
+        str(folder): "Babbler-bf16",
+    }.items():
+        model = prepare(given, None, None, cache)
+        assert (model.public_name, model.path) == (public, given)
+    for named in ("demo", "tiny-q8"):
+        model = prepare(named, None, None, cache)
+        assert (model.public_name, model.path) == (named, None)
 
 
 def test_a_model_with_several_packs_is_asked_which(gguf: Path, cache: Path) -> None:

@@ -1,0 +1,119 @@
+"""What a connection says of the bytes of an answer: whether the system has them."""
+
+import asyncio
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from tpiedge.api.connection import connection_class
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+CLOSED = b"GET / HTTP/1.0\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """As asyncio's, whose connection ends when the test says so."""
+
+    def __init__(self):
+        super().__init__({})
+        self.unsent, self.closing = 0, False
+
+    def get_extra_info(self, name, default=None):
+        return default
+
+    def get_write_buffer_size(self):
+        return self.unsent
+
+    def is_closing(self):
+        return self.closing
+
+    def write(self, data):
+        assert isinstance(data, bytes)
+
+    def close(self):
+        self.closing = True
+
+    abort = close
+
+    def resume_reading(self):
+        pass
+
+
+class Exchange:
+    """A connection with one request, and its answer, which waits for `say`."""
+
+    def __init__(self, request):
+        self._say = asyncio.Event()
+        self.wire = Wire()
+        config = uvicorn.Config(
+            self._answer, http="h11", interface="asgi3", proxy_headers=False, log_config=None
+        )
+        loop = asyncio.get_running_loop()
+        self.connection = connection_class(60.0)(config, ServerState(), {}, loop)
+        self.connection.connection_made(self.wire)
+        self.connection.data_received(request)
+
+    async def _answer(self, scope, receive, send):
+        self.state = scope["state"]
+        await self._say.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def say(self):
+        self._say.set()
+        while not self.connection.cycle.response_complete:
+            await asyncio.sleep(0)
+
+    async def end(self, error=None):
+        await asyncio.sleep(0)
+        self.connection.connection_lost(error)
+        return self.state["unsent"]()
+
+
+def seen(story, request=REQUEST):
+    async def run():
+        async with asyncio.timeout(20):
+            return await story(Exchange(request))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("request_", [REQUEST, CLOSED])
+def test_an_answer_that_went_out_has_left_nothing_whoever_closed(request_):
+    async def story(exchange):
+        await exchange.say()
+        exchange.wire.unsent = 7
+        counted = exchange.state["unsent"]()
+        exchange.wire.unsent = 0
+        return counted, await exchange.end()
+
+    assert seen(story, request_) == (7, 0)
+
+
+async def fails(exchange):
+    await exchange.say()
+    return await exchange.end(ConnectionResetError())
+
+
+async def dropped(exchange):
+    await exchange.say()
+    exchange.state["drop"]()
+    return await exchange.end()
+
+
+async def left_before(exchange):
+    await asyncio.sleep(0)
+    exchange.connection.eof_received()
+    await exchange.say()
+    return await exchange.end()
+
+
+async def lost_before(exchange):
+    await asyncio.sleep(0)
+    return await exchange.end()
+
+
+@pytest.mark.parametrize("story", [fails, dropped, left_before, lost_before])
+def test_what_the_system_did_not_take_is_lost(story):
+    assert seen(story) is None
