@@ -133,12 +133,15 @@ class Comings(RuleBasedStateMachine):
         if name in self.members:
             self.members.remove(name)
             self.roster.forget(name)
+            self.had.pop(name, None)  # who joins again has lost its part
 
     @rule(order=st.permutations(["ann", "bob", "cid", "eve", "fay", "gus"]), revoked=st.none() | NAMES)
     def restart(self, order: list[str], revoked: str | None) -> None:
         """Nobody, or somebody, is revoked meanwhile; those that were here come back in any order."""
         present = {one.name for one in self.roster.present}
-        self.members = [name for name in self.members if name != revoked]
+        if revoked in self.members:
+            self.members.remove(revoked)
+            self.had.pop(revoked, None)
         self.roster = Roster(1.5, self.members, self.roster.seats)
         for name in order:
             if name in present and name in self.members:
