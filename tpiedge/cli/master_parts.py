@@ -41,6 +41,7 @@ from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.planner_thread import PlannerThread
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
+from tpiedge.master.seat_file import SeatFile
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.store.locks import FileLock, holder_of
@@ -175,6 +176,10 @@ def master_parts(
             else "",
         )
         plan = PlannerThread(placement, entrance.hub.wake)
+        seats = None
+        if placement.weights is not None:
+            seats = SeatFile(folder, len(placement.weights) - 1)
+            stack.callback(seats.close)
         running = Master(
             entrance.hub,
             clock,
@@ -188,6 +193,7 @@ def master_parts(
             plan_ahead=plan.ahead,
             stock=flags.stock,
             arranges=placement,
+            seats=seats,
         )
         service = MasterService(running, entrance, model, flags.aliases, context, supervisor, placement)
         secret = secrets.token_urlsafe(32)

@@ -45,11 +45,13 @@ class Assignment:
 @dataclass(frozen=True)
 class Assignments:
     """What each machine of a plan does, rank 0 first; `spare` says why each other machine has no part. `step_s`:
-    seconds that it is predicted to take for one token; 0: not known."""
+    seconds that it is predicted to take for one token; 0: not known. `seats`: the worker of each part of --shares, the
+    master's own left out; empty without --shares."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
     step_s: float = 0.0
+    seats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

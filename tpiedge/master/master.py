@@ -33,6 +33,7 @@ from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
 from tpiedge.master.roster import Machine, Roster
+from tpiedge.master.seats import SeatKeeper
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus
 from tpiedge.master.step_timeline import StepTimeline
@@ -71,13 +72,18 @@ class Master:
         plan_ahead: PlaceNodes | None = None,
         stock: bool = True,
         arranges: Arranges | None = None,
+        seats: SeatKeeper | None = None,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
         long requests wait for lost machines to return where the others are too few. `plan_ahead` is for what is
         not needed yet, where that is not `plan` itself: it raises StillPlanning where it would have to wait. `stock`:
-        machines fetch what such plans need of them. `arranges`: in what orders ranks may be; None: as in the plans."""
+        machines fetch what such plans need of them. `arranges`: in what orders ranks may be; None: as in the plans.
+        `seats`: of the parts of --shares; None without them."""
         timing = timing or Timing()
-        roster, reputation, outbox = Roster(timing.timeout_s, known), Reputation(), Outbox(hub)
+        roster = Roster(timing.timeout_s, known, None if seats is None else seats.seats)
+        reputation, outbox = Reputation(), Outbox(hub)
+        self._roster = roster
+        self._seats = seats
         self._hub = hub
         self._clock = clock
         self._heartbeat_s = timing.heartbeat_s
@@ -232,6 +238,8 @@ class Master:
             self._beat = self._clock.now() + self._heartbeat_s
             self._reception.tick()
         self._reconciler.reconcile()
+        if self._seats is not None and self._seats.seats != self._roster.seats:
+            self._seats.keep(self._roster.seats)
 
     def _run(self) -> None:
         try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.roster import Machine
+from tpiedge.master.seats import seated
 from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner import prediction
@@ -30,7 +31,7 @@ class NodePlacement:
     """A pure function of the machines that are present.
 
     `own` is the master's machine with `threads` threads. `weights` gives relative shares, the master's first, then the
-    workers' in the order of their first arrival; the plan then waits for that many machines, and more are spare.
+    workers', who have them as `seats` says; the plan then waits for that many machines, and more are spare.
 
     The serving plan is replaced only by one that is clearly faster, because a change restarts every node.
     """
@@ -92,8 +93,11 @@ class NodePlacement:
             beyond = SpareReason(
                 "shares", "others came first, and the master's --shares have no part for more"
             )
-            spare = {machine.name: beyond for machine in machines[wanted:]}
-            machines = machines[:wanted]
+            named = {machine.name: machine for machine in machines}
+            machines = tuple(
+                named.pop(name) for name in seated(wanted, {one.name: one.claim for one in machines})
+            )
+            spare = dict.fromkeys(named, beyond)
         best = self._allocate(machines)
         if isinstance(best, Infeasible):
             return NoPlan(best.reason, spare)
@@ -141,7 +145,8 @@ class NodePlacement:
         )
         named = {machine.name: machine for machine in machines}
         assignments = tuple(self._assignment(allotment, named.get(allotment.name)) for allotment in assigned)
-        return Assignments(assignments, _left_out(found) | spare, found.prediction.step_s)
+        seats = () if self.weights is None else tuple(named)
+        return Assignments(assignments, _left_out(found) | spare, found.prediction.step_s, seats)
 
     def _speed(self, machine: Machine) -> float:
         return machine.offer.capacity.speed(self.demand.model.quantised) / machine.slowdown

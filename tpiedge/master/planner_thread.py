@@ -1,7 +1,7 @@
 """Plans that take long are made beside the control thread, which others must hear meanwhile.
 
 For a few machines a plan takes milliseconds; for a hundred, seconds, and longer on a small computer. What a placement
-function answers follows from the machines' offers, their links and the workers that serve, so an answer is good
+function answers follows from the machines' offers, links and claims, and the workers that serve, so an answer is good
 whenever the same is asked again. An error is not: one that nobody asked for during _FAILED_S, as where the worker that
 seemed to break the planner was left out meanwhile, is forgotten, and the plan tried anew.
 
@@ -18,13 +18,16 @@ from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.planning import PlaceNodes, StillPlanning
 from tpiedge.master.roster import Machine
+from tpiedge.master.seats import Claim
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.limits import MAX_NODES
 from tpiedge.wire.probing import LinkSpeed
 
 __all__ = ["PlannerThread"]
 
-_Question: TypeAlias = tuple[tuple[tuple[str, Offer, LinkSpeed | None, float], ...], tuple[str, ...]]
+_Question: TypeAlias = tuple[
+    tuple[tuple[str, Offer, LinkSpeed | None, float, Claim | None], ...], tuple[str, ...]
+]
 
 #: So long the control thread waits for a plan, which is enough for most.
 _PATIENCE_S: Final = 0.05

@@ -298,7 +298,9 @@ class Reconciler:
             out = {one.machine for one in assignments} - {"", *self._selection.serving_on()}
             self._spare = {**self._spare, **dict.fromkeys(out, bound)}
             self._sessions.abandon()
-        elif serving is not None and serving.assignments == assignments:
+            return
+        self._roster.take_seats(found.seats)
+        if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
         elif coming is None or coming.assignments != assignments:
             self._reason = f"preparing {counted(len(assignments), 'node')}"

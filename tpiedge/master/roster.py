@@ -11,7 +11,8 @@ Laws:
 5. A drained machine stays so, lost or not, until its agent is started anew (another nonce) or the drain is undone.
 6. A machine's slowdown lasts until it makes another offer, or returns.
 7. `generation` changes whenever the set of present machines, of those that are drained, an offer, or what is known of a
-   link or of a machine's speed changes, and only then. What is on a machine's disk leads to no other plan.
+   link or of a machine's speed changes, and only then. What is on a machine's disk leads to no other plan, nor does
+   the claim that a plan gave it.
 """
 
 import math
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tpiedge.master.seats import Claim, Seats
 from tpiedge.pack.held import HeldUnits
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
@@ -58,20 +60,24 @@ class Machine:
     changes: int = 0
     #: What it has of the model that is served.
     held: HeldUnits = field(default_factory=HeldUnits)
+    #: To a part of --shares.
+    claim: Claim | None = None
 
     @property
-    def planned_by(self) -> tuple[str, Offer, LinkSpeed | None, float]:
+    def planned_by(self) -> tuple[str, Offer, LinkSpeed | None, float, Claim | None]:
         """What a plan depends on, but for the order of its ranks."""
-        return self.name, self.offer, self.link, self.slowdown
+        return self.name, self.offer, self.link, self.slowdown, self.claim
 
 
 class Roster:
-    """The workers by name, which belongs to their key, in the order in which they were let in.
+    """The workers by name, which belongs to their key, in the order in which they were let in; first those that have a
+    claim to a part of --shares.
 
-    `known` lists those that were let in before this master started, so that each keeps its place, and thus its weights.
+    `known` lists those that were let in before this master started, so that each keeps its place, and thus its weights;
+    `seats` is the table of the master before.
     """
 
-    def __init__(self, timeout_s: float, known: Sequence[str] = ()) -> None:
+    def __init__(self, timeout_s: float, known: Sequence[str] = (), seats: Seats | None = None) -> None:
         self._timeout_s = timeout_s
         self._machines: dict[str, Machine] = {}
         self._places = {name: place for place, name in enumerate(known)}
@@ -79,12 +85,24 @@ class Roster:
         #: Those of which only the places are remembered, in the order in which these are given up.
         self._away: dict[str, None] = {}
         self.generation = 0
+        self._seats = seats or Seats()
+        for name in set(self._seats.names).difference(known):
+            self._seats = self._seats.without(name)
+        for name in known:
+            self._seats = self._seats.joined(name)
         for name in reversed(known):
             self._keep_place(name)
 
     @property
+    def seats(self) -> Seats:
+        """Whose the parts of --shares are."""
+        return self._seats
+
+    @property
     def machines(self) -> tuple[Machine, ...]:
-        return tuple(sorted(self._machines.values(), key=lambda machine: self._places[machine.name]))
+        return tuple(
+            sorted(self._machines.values(), key=lambda one: (one.claim is None, self._places[one.name]))
+        )
 
     @property
     def present(self) -> tuple[Machine, ...]:
@@ -113,7 +131,10 @@ class Roster:
         drained = known is not None and known.drained and known.offer.nonce == offer.nonce
         if known is None or not known.present:
             cause = known.cause if known else ""
-            self._machines[name] = Machine(name, offer, now, now, now, cause=cause, drained=drained)
+            claim = self._seats.claim(name)
+            self._machines[name] = Machine(
+                name, offer, now, now, now, cause=cause, drained=drained, claim=claim
+            )
             return
         if known.offer != offer:
             known = replace(known, offered=now, slowdown=1.0, changes=0)
@@ -163,6 +184,10 @@ class Roster:
             self._machines[name] = replace(machine, slowdown=slowdown, slowed=now, changes=changes)
             self.generation += 1
 
+    def take_seats(self, names: Sequence[str]) -> None:
+        """A plan was made in which `names[number]` has that part of --shares."""
+        self._seat(self._seats.taken(names))
+
     def lose(self, name: str, cause: str) -> bool:
         """Marks the machine as lost; returns whether it was present until now."""
         machine = self._machines.get(name)
@@ -179,6 +204,7 @@ class Roster:
 
     def forget(self, name: str) -> None:
         """The machine was revoked."""
+        self._seat(self._seats.without(name))
         if self._machines.pop(name, None) is not None:
             self._keep_place(name)
             self.generation += 1
@@ -199,6 +225,13 @@ class Roster:
         if name not in self._places:
             self._places[name] = self._next_place
             self._next_place += 1
+            self._seat(self._seats.joined(name))
+
+    def _seat(self, seats: Seats) -> None:
+        if seats != self._seats:
+            self._seats = seats
+            for name, machine in self._machines.items():
+                self._machines[name] = replace(machine, claim=seats.claim(name))
 
     def _keep_place(self, name: str) -> None:
         self._away[name] = None

@@ -36,7 +36,7 @@ def without(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Foreca
 
 def with_another(place: PlaceNodes, machines: Sequence[Machine]) -> Forecast:
     """The best plans with all `machines`, of which there is one at least, and with one more like the last."""
-    another = replace(machines[-1], name=_ANOTHER)
+    another = replace(machines[-1], name=_ANOTHER, claim=None)
     then = _plan(place, [*machines, another])
     return _forecast(_plan(place, machines), then, _has(then, _ANOTHER))
 

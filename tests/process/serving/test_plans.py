@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.process.command import wait_for
+from tests.process.command import run_command, wait_for
 from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import START_S, Serving, node_of, rank_of
 from tests.process.serving.slowness import slowed_down
@@ -172,6 +172,76 @@ def test_shares_wait_for_a_worker_that_is_missing(clusters, exact):
     assert [node["ffn"] for node in status["nodes"]] == [[0, 2], [2, 3], [3, 4]]
     assert [node["why"] for node in status["nodes"]] == ["as --shares says"] * 3
     exact(cluster)
+
+
+def parts(status: dict, *names: str) -> list[int]:
+    """Tiles of the FFN of each of them."""
+    return [node_of(status, name)["ffn"][1] - node_of(status, name)["ffn"][0] for name in names]
+
+
+def with_a_spare(cluster: Serving) -> None:
+    """ann and bob have the parts of --shares, and eve none."""
+    cluster.start_master()
+    for name in ("ann", "bob", "eve"):
+        cluster.start_worker(name)
+        cluster.wait_until(lambda status, name=name: any(node["host"] == name for node in status["nodes"]))
+    status = cluster.wait_until(
+        lambda status: status["ready"] and node_of(status, "eve")["spare"] == "shares"
+    )
+    assert parts(status, "ann", "bob", "eve") == [1, 2, 0]
+
+
+def test_a_spare_takes_the_place_of_one_that_is_away_and_the_others_keep_theirs(clusters, exact):
+    """And gives it back. Nobody else fetches anything, or gets another part."""
+    cluster = clusters("--shares", "1,1,2", "--spare", "off")
+    with_a_spare(cluster)
+    ann, bob = cluster.workers["ann"], cluster.workers["bob"]
+    of_ann, of_bob = ann.weights(), bob.weights()
+    ann.agent.kill()
+    ann.process.wait()
+    status = cluster.wait_until(lambda status: status["ready"] and rank_of(status, "eve") is not None)
+    assert parts(status, "bob", "eve") == [2, 1]
+    exact(cluster)
+    cluster.start_worker("ann", token=False)
+    status = cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") is not None)
+    assert parts(status, "ann", "bob", "eve") == [1, 2, 0]
+    exact(cluster)
+    assert bob.weights() == of_bob
+
+    drained = run_command("nodes", "drain", "bob", TPIEDGE_STATE=str(cluster.state))
+    assert drained.status == 0, drained.err
+    status = cluster.wait_until(lambda status: status["ready"] and rank_of(status, "eve") is not None)
+    assert parts(status, "ann", "bob", "eve") == [1, 0, 2]
+    exact(cluster)
+    assert ann.weights() == of_ann
+
+
+def test_places_outlast_the_master_in_whatever_order_the_workers_return(clusters, exact):
+    """ann is away, and eve stands in for it: so it is after a start of all of them, until ann is back."""
+    cluster = clusters("--shares", "1,1,2", "--spare", "off")
+    with_a_spare(cluster)
+    ann, bob, eve = (cluster.workers[name] for name in ("ann", "bob", "eve"))
+    ann.agent.kill()
+    ann.process.wait()
+    cluster.wait_until(lambda status: status["ready"] and rank_of(status, "eve") is not None)
+    written = bob.weights(), eve.weights()
+    assert cluster.master.end() == 0
+    for worker in (bob, eve):
+        assert worker.process.end() == 0
+
+    cluster.start_master()
+    for name in ("eve", "bob"):
+        cluster.start_worker(name, token=False)
+        cluster.wait_until(lambda status, name=name: any(node["host"] == name for node in status["nodes"]))
+    status = cluster.wait_ready(3)
+    assert parts(status, "bob", "eve") == [2, 1]
+    exact(cluster)
+    assert (bob.weights(), eve.weights()) == written
+    cluster.start_worker("ann", token=False)
+    status = cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") is not None)
+    assert parts(status, "ann", "bob", "eve") == [1, 2, 0]
+    exact(cluster)
+    assert (bob.weights(), eve.weights()) == written
 
 
 @pytest.mark.fault("P15", "refused with what is needed and where")

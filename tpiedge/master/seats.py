@@ -1,0 +1,106 @@
+"""Whose the parts of the master's --shares are: a table of names, and who takes part by it. Pure.
+
+A seat is one of the parts that --shares gives to workers. Laws:
+1. A seat belongs to a worker by name, here or away, until that is revoked. A worker that is let in gets the first seat
+   that belongs to nobody, unless it stands in for another. A seat whose owner was revoked is the one's that stands in
+   for it, or else the next one's that has it in a plan.
+2. Who is here has its own seat.
+3. The seat of one that is away is the one's that stood in for it last, if that is here, or else the first other one's
+   that is here and has none. It ends when the owner is back, and no sooner.
+4. So nobody who is here and needed gets another seat, whoever else leaves, returns or is drained, and in whatever order
+   they come back after a restart of the master.
+5. No name is in the table twice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+__all__ = ["Claim", "Seat", "SeatKeeper", "Seats", "seated"]
+
+
+@dataclass(frozen=True, order=True)
+class Claim:
+    """A worker is the owner of the seat of that number, or else stood in for its owner last."""
+
+    stands_in: bool
+    seat: int
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Peer names; "" for nobody."""
+
+    owner: str = ""
+    stand_in: str = ""
+
+
+@dataclass(frozen=True)
+class Seats:
+    """`seats` are in the order of --shares; none of them is the master's own. Every method that changes something gives
+    a new table."""
+
+    seats: tuple[Seat, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for seat in self.seats for name in (seat.owner, seat.stand_in) if name)
+
+    def claim(self, name: str) -> Claim | None:
+        """None where it has none."""
+        for number, seat in enumerate(self.seats):
+            if name in (seat.owner, seat.stand_in):
+                return Claim(name == seat.stand_in, number)
+        return None
+
+    def joined(self, name: str) -> "Seats":
+        """The worker belongs to the cluster."""
+        free = next((number for number, seat in enumerate(self.seats) if not seat.owner), None)
+        if free is None or name in self.names:
+            return self
+        return Seats((*self.seats[:free], Seat(name), *self.seats[free + 1 :]))
+
+    def taken(self, names: Sequence[str]) -> "Seats":
+        """A plan was made in which `names[number]` has that seat."""
+        return Seats(tuple(_taken(seat, name, names) for seat, name in zip(self.seats, names, strict=True)))
+
+    def without(self, name: str) -> "Seats":
+        """The worker was revoked."""
+        return Seats(tuple(_without(seat, name) for seat in self.seats))
+
+
+class SeatKeeper(Protocol):
+    """Keeps the table from one master to the next."""
+
+    @property
+    def seats(self) -> Seats:
+        """The table of the master before."""
+        ...
+
+    def keep(self, seats: Seats) -> None:
+        """For the control thread: does not block."""
+        ...
+
+
+def seated(count: int, claims: Mapping[str, Claim | None]) -> tuple[str, ...]:
+    """Who has each of `count` seats while the workers of `claims` are here, "" for nobody. `claims` are in the order in
+    which workers are to be asked to stand in."""
+    claimed = sorted((claim, name) for name, claim in claims.items() if claim is not None)
+    found: dict[int, str] = {}
+    for claim, name in claimed:
+        found.setdefault(claim.seat, name)
+    having = {name for seat, name in found.items() if seat < count}
+    others = (name for name in claims if name not in having)
+    return tuple(found[seat] if seat in found else next(others, "") for seat in range(count))
+
+
+def _taken(seat: Seat, name: str, names: Sequence[str]) -> Seat:
+    if seat.owner and name != seat.owner:
+        return Seat(seat.owner, name)
+    return Seat(name, "" if seat.stand_in in names else seat.stand_in)
+
+
+def _without(seat: Seat, name: str) -> Seat:
+    if name == seat.owner:
+        return Seat(seat.stand_in)
+    return replace(seat, stand_in="") if name == seat.stand_in else seat
