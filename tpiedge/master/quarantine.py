@@ -8,7 +8,8 @@ Laws:
 5. A worker that is lost FLAPS times within WINDOW_S is flapping: for REST_S, and after every further loss for twice as
    long as before, up to LONGEST_REST_S. After WINDOW_S without a loss it starts again with REST_S.
 6. A node and its machine that are lost within SAME_S of each other are one loss. A stop by the user is no loss.
-7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
+7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already. Where
+   it is its node that fails, such a plan waits, longer with each failure in a row (`retries.py`).
 8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be, or until
    the request turns out to be guilty.
 9. So is one that could not do its part, for EXCLUDED_S, and after every further failure for twice as long as before, up
@@ -22,11 +23,12 @@ Laws:
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tpiedge.master.remembered import Remembered
+from tpiedge.master.retries import Retries
 from tpiedge.sanitise import sanitised_line
 
 __all__ = [
@@ -147,6 +149,7 @@ class Reputation:
         self._flaps = Flaps()
         self._rests = Quarantine(REST_S, LONGEST_REST_S, WINDOW_S)
         self._flapping: dict[str, Exclusion] = {}
+        self._crashes = Remembered[Retries]()
         self._doubted: dict[str, Exclusion] = {}
         self._unfit: dict[str, Exclusion] = {}
         self._bound: dict[str, Exclusion] = {}
@@ -182,6 +185,24 @@ class Reputation:
             self._flapping[name] = Exclusion(
                 until, f"it was lost {often}, the last time: {sanitised_line(cause)}"
             )
+
+    def crashed(self, name: str, cause: str, now: float) -> None:
+        """The worker's node was lost, and not with its machine."""
+        self.lost(name, cause, now)
+        retries = self._crashes.get(name) or Retries()
+        retries.failed(now)
+        self._crashes.note(name, retries)
+
+    def proved(self, names: Iterable[str]) -> None:
+        """A session of these workers has proven itself: earlier failures of their nodes are in no row with later
+        ones."""
+        for name in names:
+            self._crashes.forget(name)
+
+    def due(self, names: Iterable[str]) -> float:
+        """Before when no plan with these workers begins, where nothing serves."""
+        crashes = [self._crashes.get(name) for name in names if name in self._flapping]
+        return max((one.due for one in crashes if one is not None), default=-math.inf)
 
     def doubt(self, name: str, cause: str, now: float) -> None:
         """The worker's node failed under a request that has not got on since the loss before: whose fault it is shows
@@ -245,6 +266,7 @@ class Reputation:
         self._flaps.forget(name)
         self._rests.forget(name)
         self._flapping.pop(name, None)
+        self._crashes.forget(name)
         self._doubted.pop(name, None)
         self._unfit.pop(name, None)
         self._bound.pop(name, None)
