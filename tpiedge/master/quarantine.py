@@ -7,7 +7,8 @@ Laws:
 4. A worker that sends more than FLOOD messages between two heartbeats breaks the protocol.
 5. A worker that is lost FLAPS times within WINDOW_S is flapping: for REST_S, and after every further loss for twice as
    long as before, up to LONGEST_REST_S. After WINDOW_S without a loss it starts again with REST_S.
-6. A node and its machine that are lost within SAME_S of each other are one loss. A stop by the user is no loss.
+6. What is lost of a worker within SAME_S of its last loss is that loss: its node went with its machine. Two nodes are
+   two losses. A stop by the user is none.
 7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already. Where
    it is its node that fails, such a plan waits, longer with each failure in a row (`retries.py`).
 8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be, or until
@@ -119,20 +120,22 @@ class Flaps:
     """The losses of each worker. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
-        self._losses = Remembered[list[float]]()
+        #: When, and whether it was a node.
+        self._losses = Remembered[list[tuple[float, bool]]]()
 
-    def lost(self, name: str, now: float) -> int:
-        """Counts a loss; returns how many there were within WINDOW_S, or 0 if this loss was counted already."""
-        losses = [loss for loss in self._losses.get(name) or [] if now - loss < WINDOW_S]
-        if losses and now - losses[-1] < SAME_S:
+    def lost(self, name: str, now: float, *, node: bool = False) -> int:
+        """Counts a loss, of a `node` or else of the machine; returns how many there were within WINDOW_S, or 0 if this
+        loss was counted already."""
+        losses = [loss for loss in self._losses.get(name) or [] if now - loss[0] < WINDOW_S]
+        if losses and now - losses[-1][0] < SAME_S and not (node and losses[-1][1]):
             return 0
-        self._losses.note(name, [*losses, now])
+        self._losses.note(name, [*losses, (now, node)])
         return len(losses) + 1
 
     def stopped(self, name: str, now: float) -> None:
         """The worker was stopped by its user: a loss of it within the last SAME_S does not count."""
         losses = self._losses.get(name)
-        if losses and now - losses[-1] < SAME_S:
+        if losses and now - losses[-1][0] < SAME_S:
             losses.pop()
 
     def forget(self, name: str) -> None:
@@ -177,8 +180,11 @@ class Reputation:
         return tuple(self._unfit)[-1:] if len(self._unfit) > 1 else ()
 
     def lost(self, name: str, cause: str, now: float) -> None:
-        """The worker, or its node, was lost and had not said that it leaves."""
-        count = self._flaps.lost(name, now)
+        """The worker was lost and had not said that it leaves."""
+        self._rest(name, cause, now, self._flaps.lost(name, now))
+
+    def _rest(self, name: str, cause: str, now: float, count: int) -> None:
+        """`count`: as Flaps.lost returns it."""
         if count >= FLAPS or (count and self._rests.remembers(name, now)):
             often = f"{count} times within {WINDOW_S / 60:.0f} min" if count >= FLAPS else "again"
             until = self._rests.penalise(name, now)
@@ -187,8 +193,8 @@ class Reputation:
             )
 
     def crashed(self, name: str, cause: str, now: float) -> None:
-        """The worker's node was lost, and not with its machine."""
-        self.lost(name, cause, now)
+        """The worker's node was lost, as far as is known without its machine."""
+        self._rest(name, cause, now, self._flaps.lost(name, now, node=True))
         retries = self._crashes.get(name) or Retries()
         retries.failed(now)
         self._crashes.note(name, retries)
@@ -199,10 +205,14 @@ class Reputation:
         for name in names:
             self._crashes.forget(name)
 
-    def due(self, names: Iterable[str]) -> float:
-        """Before when no plan with these workers begins, where nothing serves."""
-        crashes = [self._crashes.get(name) for name in names if name in self._flapping]
-        return max((one.due for one in crashes if one is not None), default=-math.inf)
+    def due(self, name: str) -> float:
+        """Before when no plan with the worker begins, where nothing serves."""
+        crashes = self._crashes.get(name) if name in self._flapping else None
+        return crashes.due if crashes is not None else -math.inf
+
+    def waiting(self, now: float) -> Collection[str]:
+        """The workers with which no plan begins yet, where nothing serves."""
+        return [name for name in self._flapping if self.due(name) > now]
 
     def doubt(self, name: str, cause: str, now: float) -> None:
         """The worker's node failed under a request that has not got on since the loss before: whose fault it is shows

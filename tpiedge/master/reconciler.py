@@ -277,7 +277,7 @@ class Reconciler:
 
     def _put_off(self, found: Assignments) -> bool:
         """Whether the plan waits, because nothing can serve without a worker whose node fails again and again."""
-        now, due = self._clock.now(), self._reputation.due(one.machine for one in found.assignments)
+        now, due = self._clock.now(), max(self._reputation.due(one.machine) for one in found.assignments)
         if self._sessions.serving is not None or due <= now:
             return False
         self._retries.put_off(now, due)
