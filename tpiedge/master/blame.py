@@ -37,12 +37,20 @@ class Failure:
     unfit: str | None = None
     #: The worker whose node failed by itself.
     crashed: str | None = None
+    #: Whether a node ended by itself or hung, so that a request may be why: it did not merely fall silent, nor was its
+    #: link or its machine lost.
+    died: bool = False
     #: Whether the session ended because a machine was lost, which may come back at once.
     machine_lost: bool = False
     #: Whether that was somebody's will: the machine's user stopped it, or it was revoked.
     intended: bool = False
     #: In a dispute, where the master cannot tell which of two workers is at fault: the cause. "" otherwise.
     disputed: str = ""
+
+    @property
+    def of_one_worker(self) -> bool:
+        """Whether what served ended because one worker's node failed."""
+        return self.crashed is not None and self.unfit is None
 
 
 def failure_of(
@@ -52,8 +60,10 @@ def failure_of(
     collective: CollectiveChoice,
     *,
     starting: bool,
+    stalled: bool,
 ) -> Failure:
-    """Attributes the end of `epoch` to the node that was lost first. `starting`: not every node was ready yet.
+    """Attributes the end of `epoch` to the node that was lost first. `starting`: not every node was ready yet;
+    `stalled`: a request runs, and nothing was computed for so long that a node which gives up waited for a hung one.
 
     Only a node that is linked with other workers can lose one of them. Where every node has a link to rank 0 alone,
     a node that gives up over another worker is itself at fault.
@@ -70,6 +80,7 @@ def failure_of(
         unfit=worker if starting and not disputed else None,
         crashed=worker if by_itself else None,
         disputed=str(error) if disputed else "",
+        died=rank in epoch.failed or (stalled and bool(epoch.gave_up)),
     )
 
 

@@ -97,6 +97,9 @@ class Epoch:
         self._reports: dict[int, str] = {}
         self._disputing: set[int] = set()
         self._started = False
+        #: Nodes of which it is known that they ended by themselves, broke the protocol or hang: none that only fell
+        #: silent, or was cut off with its link or its machine.
+        self.failed: set[int] = set()
         #: How each node that broke the protocol did so.
         self.breaches: dict[int, str] = {}
 
@@ -131,9 +134,14 @@ class Epoch:
         """The node's link or its machine failed. Does nothing if it is lost already."""
         self._announce(self._membership.lose(rank, cause))
 
+    def fail(self, rank: int, cause: str) -> None:
+        """The node failed by itself, or hangs: it is lost."""
+        self.failed.add(rank)
+        self.lose(rank, cause)
+
     def broke_protocol(self, rank: int, cause: str) -> None:
         """The node broke the protocol: it is lost. Raises ProtocolError for a rank that does not exist."""
-        self.lose(rank, cause)  # first: it checks the rank
+        self.fail(rank, cause)  # first: it checks the rank
         self.breaches.setdefault(rank, sanitised_line(cause))
 
     def ended(self, rank: int, cause: str) -> None:
@@ -146,7 +154,10 @@ class Epoch:
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self._membership.members):
             self.lose(missed.rank, missed.cause)
-        self.lose(rank, f"it gave up, because {report}" if report else cause)
+        if report:
+            self.lose(rank, f"it gave up, because {report}")
+        else:
+            self.fail(rank, cause)
 
     def tick(self) -> None:
         """Looks for silent nodes, then sends every node the progress of all."""
@@ -222,6 +233,7 @@ class Epoch:
     def _node_failed(self, rank: int, failed: Failed) -> None:
         """A node reports why it ends. A report that it lost a peer is only kept: that loss is found elsewhere."""
         if failed.kind in _OWN_FAULTS:
+            self.failed.add(rank)
             self._membership.lose(rank, sanitised_line(failed.message))
             self._tell(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))
             return
@@ -235,7 +247,7 @@ class Epoch:
             # It was sent a wrong part to add up, and cannot tell by which node.
             self._reports[rank] = sanitised_line(failed.message)
             self._disputing.add(rank)
-        self.lose(rank, failed.message)
+        self.fail(rank, failed.message)
 
     def _is_of_a_worker(self, rank: int, message: str) -> bool:
         """Whether the error of the node `rank` names a node other than rank 0 and itself."""

@@ -4,9 +4,11 @@ Laws:
 1. A token, a score and an embedding are passed on once, in their order, whatever the epochs say of them twice.
 2. What another epoch is asked continues prompt and answer exactly: the next token has the next position, whose random
    number depends on nothing but the seed and that position (`engine/sampler.py`).
-3. A request is a suspect after SUSPECT losses in a row in which it did not get on, and guilty after GUILTY, one of
-   which came while nothing else ran. It gets on with the second thing that is passed on of it in an epoch: the first
-   one comes of reading the prompt, and an epoch may die of what follows.
+3. A request is a suspect after SUSPECT deaths in a row in whose epochs nothing was passed on of it, and guilty after
+   GUILTY, one of which came while nothing else ran. A death is a loss in which a node ended by itself or hung
+   (`blame.py`), not one in which a node fell silent, a link broke or a machine was lost.
+4. The first thing that is passed on in an epoch comes of reading the prompt, and a node may die of what follows, again
+   and again: so deaths in a row in whose epochs one thing at most was passed on count, too, MEAGRE of them as one.
 """
 
 from collections.abc import Iterable
@@ -17,10 +19,11 @@ from tpiedge.master.request_times import PauseCause
 from tpiedge.wire.control import AnswerPart, Embedding, Finished, FinishReason, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["GUILTY", "SUSPECT", "Journal", "Paused", "Resumed", "TakenUp"]
+__all__ = ["GUILTY", "MEAGRE", "SUSPECT", "Journal", "Paused", "Resumed", "TakenUp"]
 
 SUSPECT: Final = 2
 GUILTY: Final = 3
+MEAGRE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,18 @@ class TakenUp:
     """Rank 0 is asked for the rest of an earlier master's answer, for the first time by this master."""
 
 
+@dataclass(slots=True)
+class _Deaths:
+    """In a row. `alone`: whether nothing else ran in one of them."""
+
+    count: int = 0
+    alone: bool = False
+
+    def died(self, *, alone: bool) -> None:
+        self.count += 1
+        self.alone |= alone
+
+
 @dataclass(eq=False)
 class Journal:
     """`answer_ids`: the tokens that were passed on. `begun`: whether rank 0 of any epoch was asked."""
@@ -58,23 +73,25 @@ class Journal:
     _scored: int = 1  # the first position of the prompt without a score
     _embedded: bool = False  # whether its embedding was passed on
     _passed_on: int = 0  # in this epoch
-    _losses: int = 0
-    _lost_alone: bool = False
+    #: Those before which nothing was passed on of it in their epochs, and those before which one thing was at most.
+    _barren: _Deaths = field(default_factory=_Deaths)
+    _meagre: _Deaths = field(default_factory=_Deaths)
 
     @property
     def suspect(self) -> bool:
         """Whether nothing else is to begin beside it."""
-        return self._losses >= SUSPECT
+        return self.losses >= SUSPECT
 
     @property
     def guilty(self) -> bool:
         """Whether it is not tried again."""
-        return self._losses >= GUILTY and self._lost_alone
+        barren, meagre = self._barren, self._meagre
+        return (barren.alone and barren.count >= GUILTY) or (meagre.alone and meagre.count >= GUILTY * MEAGRE)
 
     @property
     def losses(self) -> int:
-        """In a row, without getting on in between."""
-        return self._losses
+        """Deaths in a row in which it did not get on, as law 4 counts them."""
+        return max(self._barren.count, self._meagre.count // MEAGRE)
 
     @property
     def reading(self) -> bool:
@@ -117,19 +134,21 @@ class Journal:
         if self.paused is None:
             self.paused, self.paused_by = now, cause
 
-    def lost(self, now: float, *, alone: bool) -> None:
-        """Its epoch ended with a loss. `alone`: no other request ran."""
-        self.interrupted(now, "loss")
-        self._losses += 1
-        self._lost_alone |= alone
+    def died(self, *, alone: bool) -> None:
+        """A node died in its epoch, which is about to be `interrupted`. `alone`: no other request ran."""
+        if self._passed_on == 0:
+            self._barren.died(alone=alone)
+        if self._passed_on <= 1:
+            self._meagre.died(alone=alone)
 
     def take(self, message: AnswerPart) -> AnswerPart | None:
         """What of the message is to be passed on, if anything."""
         new = self._next(message)
         if new is not None:
             self._passed_on += 1
+            self._barren = _Deaths()
             if self._passed_on > 1:
-                self._losses, self._lost_alone = 0, False
+                self._meagre = _Deaths()
         return new
 
     def agrees(self, finished: Finished) -> bool:

@@ -7,8 +7,10 @@ Laws:
 4. A worker that sends more than FLOOD messages between two heartbeats breaks the protocol.
 5. A worker that is lost FLAPS times within WINDOW_S is flapping: for REST_S, and after every further loss for twice as
    long as before, up to LONGEST_REST_S. After WINDOW_S without a loss it starts again with REST_S.
-6. A node and its machine that are lost within SAME_S of each other are one loss. A stop by the user is no loss.
-7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
+6. What is lost of a worker within SAME_S of its last loss is that loss: its node went with its machine. Two nodes are
+   two losses. A stop by the user is none.
+7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already. Where
+   it is its node that fails, such a plan waits, longer with each failure in a row (`retries.py`).
 8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be, or until
    the request turns out to be guilty.
 9. So is one that could not do its part, for EXCLUDED_S, and after every further failure for twice as long as before, up
@@ -22,11 +24,12 @@ Laws:
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tpiedge.master.remembered import Remembered
+from tpiedge.master.retries import Retries
 from tpiedge.sanitise import sanitised_line
 
 __all__ = [
@@ -117,20 +120,22 @@ class Flaps:
     """The losses of each worker. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
-        self._losses = Remembered[list[float]]()
+        #: When, and whether it was a node.
+        self._losses = Remembered[list[tuple[float, bool]]]()
 
-    def lost(self, name: str, now: float) -> int:
-        """Counts a loss; returns how many there were within WINDOW_S, or 0 if this loss was counted already."""
-        losses = [loss for loss in self._losses.get(name) or [] if now - loss < WINDOW_S]
-        if losses and now - losses[-1] < SAME_S:
+    def lost(self, name: str, now: float, *, node: bool = False) -> int:
+        """Counts a loss, of a `node` or else of the machine; returns how many there were within WINDOW_S, or 0 if this
+        loss was counted already."""
+        losses = [loss for loss in self._losses.get(name) or [] if now - loss[0] < WINDOW_S]
+        if losses and now - losses[-1][0] < SAME_S and not (node and losses[-1][1]):
             return 0
-        self._losses.note(name, [*losses, now])
+        self._losses.note(name, [*losses, (now, node)])
         return len(losses) + 1
 
     def stopped(self, name: str, now: float) -> None:
         """The worker was stopped by its user: a loss of it within the last SAME_S does not count."""
         losses = self._losses.get(name)
-        if losses and now - losses[-1] < SAME_S:
+        if losses and now - losses[-1][0] < SAME_S:
             losses.pop()
 
     def forget(self, name: str) -> None:
@@ -147,6 +152,7 @@ class Reputation:
         self._flaps = Flaps()
         self._rests = Quarantine(REST_S, LONGEST_REST_S, WINDOW_S)
         self._flapping: dict[str, Exclusion] = {}
+        self._crashes = Remembered[Retries]()
         self._doubted: dict[str, Exclusion] = {}
         self._unfit: dict[str, Exclusion] = {}
         self._bound: dict[str, Exclusion] = {}
@@ -174,14 +180,39 @@ class Reputation:
         return tuple(self._unfit)[-1:] if len(self._unfit) > 1 else ()
 
     def lost(self, name: str, cause: str, now: float) -> None:
-        """The worker, or its node, was lost and had not said that it leaves."""
-        count = self._flaps.lost(name, now)
+        """The worker was lost and had not said that it leaves."""
+        self._rest(name, cause, now, self._flaps.lost(name, now))
+
+    def _rest(self, name: str, cause: str, now: float, count: int) -> None:
+        """`count`: as Flaps.lost returns it."""
         if count >= FLAPS or (count and self._rests.remembers(name, now)):
             often = f"{count} times within {WINDOW_S / 60:.0f} min" if count >= FLAPS else "again"
             until = self._rests.penalise(name, now)
             self._flapping[name] = Exclusion(
                 until, f"it was lost {often}, the last time: {sanitised_line(cause)}"
             )
+
+    def crashed(self, name: str, cause: str, now: float) -> None:
+        """The worker's node was lost, as far as is known without its machine."""
+        self._rest(name, cause, now, self._flaps.lost(name, now, node=True))
+        retries = self._crashes.get(name) or Retries()
+        retries.failed(now)
+        self._crashes.note(name, retries)
+
+    def proved(self, names: Iterable[str]) -> None:
+        """A session of these workers has proven itself: earlier failures of their nodes are in no row with later
+        ones."""
+        for name in names:
+            self._crashes.forget(name)
+
+    def due(self, name: str) -> float:
+        """Before when no plan with the worker begins, where nothing serves."""
+        crashes = self._crashes.get(name) if name in self._flapping else None
+        return crashes.due if crashes is not None else -math.inf
+
+    def waiting(self, now: float) -> Collection[str]:
+        """The workers with which no plan begins yet, where nothing serves."""
+        return [name for name in self._flapping if self.due(name) > now]
 
     def doubt(self, name: str, cause: str, now: float) -> None:
         """The worker's node failed under a request that has not got on since the loss before: whose fault it is shows
@@ -245,6 +276,7 @@ class Reputation:
         self._flaps.forget(name)
         self._rests.forget(name)
         self._flapping.pop(name, None)
+        self._crashes.forget(name)
         self._doubted.pop(name, None)
         self._unfit.pop(name, None)
         self._bound.pop(name, None)

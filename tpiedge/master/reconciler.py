@@ -265,12 +265,30 @@ class Reconciler:
         if isinstance(found, NoPlan):
             self._is_stuck(self._sessions.serving is None)
             self._give_up(found)
+        elif self._put_off(found):
+            self._debounce.again()
+            return
         else:
             self._spare = {**self._departed(), **found.spare}
             self._apply(found)
             serving = self._sessions.serving
             self._is_stuck(self._retries.hopeless and (serving is None or serving.phase is not Phase.READY))
         self._notify()
+
+    def _put_off(self, found: Assignments) -> bool:
+        """Whether the plan waits, because nothing can serve without a worker whose node fails again and again."""
+        now, due = self._clock.now(), max(self._reputation.due(one.machine) for one in found.assignments)
+        if self._sessions.serving is not None or due <= now:
+            return False
+        self._retries.put_off(now, due)
+        self._say_when(now, due)
+        return True
+
+    def _say_when(self, now: float, due: float) -> None:
+        """The next attempt is made then."""
+        if not self._again:
+            self._again = f"; it is tried again after {format_seconds(due - now)}"
+            self._reason += self._again
 
     def _notify(self) -> None:
         """Tells the workers that the plan has no part for why that is so, unless they have made another offer since."""
@@ -328,6 +346,7 @@ class Reconciler:
         self._chronicle.serves(serving.number, self._clock.now())
         if serving.proven:
             self._retries.succeeded()
+            self._reputation.proved(serving.machines)
         self._stuck, self._served = None, True
         self._reason = ""
         if (
@@ -359,13 +378,14 @@ class Reconciler:
         self._retry(session)
 
     def _interrupt(self, session: Session, error: TpiedgeError) -> None:
-        """The requests of a session that was lost pause. Where one of them may be at fault, or else the worker that
-        failed again, both are tried without the other."""
+        """The requests of a session that was lost pause. Where one of them may be at fault, or else the worker whose
+        node died again, both are tried without the other."""
         failure = session.failure
-        intended = failure is not None and failure.intended
-        if self._requests.interrupt(self._pauses.undecided(""), None if intended else error):
+        lost = None if failure is not None and failure.intended else error
+        died = failure is not None and failure.died
+        if self._requests.interrupt(self._pauses.undecided(""), lost, died=died):
             self._reputation.trust()
-        elif failure is not None and failure.crashed is not None and self._requests.suspected:
+        elif failure is not None and died and failure.crashed is not None and self._requests.suspected:
             self._reputation.doubt(failure.crashed, str(error), self._clock.now())
 
     def _attribute(self, session: Session) -> None:
@@ -378,7 +398,7 @@ class Reconciler:
             _log.warning("%s broke the protocol: %s", name, cause)
             self._reputation.penalise(name, cause, now)
         if failure is not None and failure.crashed is not None and failure.crashed not in session.breaches:
-            self._reputation.lost(failure.crashed, str(failure.error), now)
+            self._reputation.crashed(failure.crashed, str(failure.error), now)
 
     def _drop_coming(self, session: Session) -> None:
         error = session.failure.error if session.failure else None
@@ -404,16 +424,18 @@ class Reconciler:
             note(failure.unfit, str(failure.error), self._clock.now())
 
     def _retry(self, session: Session) -> None:
-        """Plans again: at once after a machine was lost, or where a worker is bound to its part now, otherwise after a
-        delay that grows with each failure."""
+        """Plans again: at once where a machine was lost, or one worker's node of what served, which is that worker's
+        trouble, or where a worker is bound to its part now; otherwise after a delay that grows with each failure."""
         self._debounce.again()
         self._again, self._planless = "", None
         failure = session.failure
-        if failure is None or not (failure.machine_lost or failure.unfit in self._reputation.bound):
+        at_once = failure is not None and (
+            failure.machine_lost or failure.of_one_worker or failure.unfit in self._reputation.bound
+        )
+        if not at_once:
             now, attempts = self._clock.now(), self._attempts
             attempts.failed(now)
             if attempts.due > now:
-                self._again = f"; it is tried again after {format_seconds(attempts.due - now)}"
-                self._reason += self._again
+                self._say_when(now, attempts.due)
         if self._retries.hopeless:
             self._is_stuck(True)

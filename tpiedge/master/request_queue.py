@@ -13,9 +13,9 @@ Laws:
    one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end.
 6. Those of an earlier master (`resume`) are such that ran: whatever the limit, in front of those that never did. Nobody
    waits for them until it is said.
-7. Of those that wait, who did not get on in most losses begins first, suspects (`journal.py`) before all others even
-   where nobody waits for them, if nothing runs. Beside a suspect nothing begins, and it gives its place to nobody: so
-   one that ends every epoch is found, and it alone fails.
+7. Of those that wait, the one with most `losses` begins first, suspects (`journal.py`) before all others even where
+   nobody waits for them, if nothing runs. Beside a suspect nothing begins, and it gives its place to nobody: so one
+   that kills a node in every epoch is found, and it alone fails.
 8. A request for many answers submits some of them and later the others, so that it does not take every place. Those
    that it postpones take none, but count with those that wait, and have a limit of their own.
 """
@@ -267,20 +267,26 @@ class RequestQueue:
         with self._lock:
             return sum(one.journal.positions for one in self._running.values())
 
-    def interrupt(self, why: str, lost: TpiedgeError | None = None, since: float | None = None) -> bool:
+    def interrupt(
+        self,
+        why: str,
+        lost: TpiedgeError | None = None,
+        since: float | None = None,
+        *,
+        died: bool = False,
+    ) -> bool:
         """The epoch of all running requests ends: by a plan, or because it was `lost` by nobody's will. They go on in
-        the next one, but for a guilty one, which fails with the loss. Returns whether there was one. `since`: when
-        they were told to pause, if that was before now."""
+        the next one, but for one that is guilty (`journal.py`) where a node `died`: it fails with the loss. Returns
+        whether there was one. `since`: when they were told to pause, if that was before now."""
         guilty: list[PendingAnswer] = []
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._settled(one)]
             for one in going_on:
-                if lost is None:
-                    one.journal.interrupted(now)
-                else:
-                    one.journal.lost(now, alone=len(running) == 1)
-            if lost is not None:
+                if died:
+                    one.journal.died(alone=len(running) == 1)
+                one.journal.interrupted(now, "plan" if lost is None else "loss")
+            if died and lost is not None:
                 guilty = [one for one in going_on if one.journal.guilty]
                 self._fail(guilty, lost)
                 going_on = [one for one in going_on if one not in guilty]

@@ -17,10 +17,12 @@ from typing import Final
 from tpiedge.master.membership import Member
 from tpiedge.wire.control import Stats
 
-__all__ = ["OLD", "RequestWatch"]
+__all__ = ["OLD", "STALLED", "RequestWatch"]
 
 #: The last progress is old after this part of the limit.
 OLD: Final = 0.25
+#: A node that waits gives up before the limit, and progress is heard of later than it is made.
+STALLED: Final = 0.5
 
 #: Counters of memory and of received messages.
 _NO_PROGRESS: Final = dict.fromkeys(
@@ -82,6 +84,10 @@ class RequestWatch:
     def old(self, now: float) -> bool:
         """Whether rank 0 is to be asked for its counters."""
         return self._quiet_s(now) > OLD * self._limit_s
+
+    def stalled(self, now: float) -> bool:
+        """Whether there has been no progress for so long that a node which waits for it may give up."""
+        return self._quiet_s(now) > STALLED * self._limit_s
 
     def stuck_s(self, now: float) -> float | None:
         """For how long there was no progress, if that is too long; else None."""

@@ -7,6 +7,7 @@ Laws:
    for machines (`reconciler.py`).
 3. So it is after FUTILE attempts in a row that never served, for whatever reason, machines that come and go included:
    otherwise a request could wait for ever.
+4. An attempt that is `put off` waits in the same way, and counts as no failure.
 """
 
 import math
@@ -50,6 +51,10 @@ class Retries:
         self.due = now + BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)]
         self.failures += 1
         self.false_starts += 1
+
+    def put_off(self, now: float, until: float) -> None:
+        """The next attempt waits until then."""
+        self._failed, self.due = now, until
 
     def started(self) -> None:
         """The session is ready; the failures before still count until it has `succeeded`."""

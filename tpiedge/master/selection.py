@@ -102,11 +102,12 @@ class Selection:
 
     def _find(self, without: Collection[str]) -> tuple[Assignments | NoPlan, tuple[str, ...]]:
         """A plan without those workers, drained, avoided and slow ones, or else one with the latter two, if it can be
-        without the last that failed. Beside it the avoided workers that it leaves out."""
+        without those that are to wait, or the last that failed. Beside it the avoided workers that it leaves out."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able, avoided = self.able(without), self._reputation.avoided(serving)
         names = {one.name for one in able}
-        ever_fewer = ({*avoided, *self.slow}, self._reputation.last_unfit, ())
+        failed, waiting = self._reputation.last_unfit, self._reputation.waiting(self._clock.now())
+        ever_fewer = ({*avoided, *self.slow}, {*failed, *waiting}, failed, ())
         for shunned in dict.fromkeys(frozenset(names.intersection(each)) for each in ever_fewer):
             found = self._plan_for([one for one in able if one.name not in shunned], serving)
             resting = tuple(name for name in avoided if name in shunned or name not in names)

@@ -223,7 +223,12 @@ class Session:
         self.epoch.lose(rank, cause)
         if self.failure is not None:
             self.failure = replace(
-                self.failure, unfit=None, crashed=None, machine_lost=True, intended=intended
+                self.failure,
+                unfit=None,
+                crashed=None,
+                died=False,
+                machine_lost=True,
+                intended=intended,
             )
 
     def ask(self, request: GenerationRequest) -> None:
@@ -342,7 +347,12 @@ class Session:
     def _broke(self, error: TpiedgeError) -> None:
         if self.epoch is not None:
             starting = self.phase is Phase.LAUNCHED
-            self.fail(failure_of(error, self.epoch, self.assignments, self._collective, starting=starting))
+            stalled = self._watch.stalled(self._clock.now())
+            self.fail(
+                failure_of(
+                    error, self.epoch, self.assignments, self._collective, starting=starting, stalled=stalled
+                )
+            )
 
     def _gets_on(self, request: str) -> None:
         """Something came of the request. The first time it is of its prompt alone: an epoch may die of what follows."""
@@ -400,7 +410,7 @@ class Session:
         self._watch.look(epoch.members, now)
         stuck_s = self._watch.stuck_s(now)
         if stuck_s is not None:
-            epoch.lose(0, f"alive but without progress in a request for {stuck_s:.0f} s")
+            epoch.fail(0, f"alive but without progress in a request for {stuck_s:.0f} s")
         elif self._watch.old(now):
             self._to_node(AskStats(self.number), 0)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.master.stories import request
-from tpiedge.master.journal import GUILTY, SUSPECT, Journal
+from tpiedge.master.journal import GUILTY, MEAGRE, SUSPECT, Journal
 from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
@@ -86,34 +86,67 @@ def test_what_an_earlier_master_passed_on_is_not_passed_on_again(scores: list[bo
     assert not journal.suspect
 
 
-def test_a_request_is_guilty_after_losses_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
+def dies(journal: Journal, *, tokens: int, alone: bool = True) -> None:
+    """An epoch in which it gains so many tokens ends, because a node died."""
+    for _ in range(tokens):
+        journal.take(token(len(journal.answer_ids)))
+    journal.died(alone=alone)
+    journal.interrupted(0.0, "loss")
+
+
+def test_a_request_is_guilty_after_deaths_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
     journal = Journal(request())
-    for number in range(1, 3 * GUILTY):
-        journal.lost(0.0, alone=False)
+    for number in range(1, GUILTY * MEAGRE):
+        dies(journal, tokens=0, alone=False)
         assert journal.suspect == (number >= SUSPECT)
         assert not journal.guilty
-    journal.lost(0.0, alone=True)
+    dies(journal, tokens=0)
     assert journal.guilty
-    journal.take(token(0))
-    assert journal.guilty, "the next epoch may die of what follows"
-    journal.take(token(1))
-    assert not journal.suspect
-    assert not journal.guilty
 
 
-def test_a_token_in_every_epoch_is_no_progress() -> None:
+def test_a_token_between_deaths_is_progress() -> None:
     journal = Journal(request())
-    for number in range(GUILTY):
+    for _ in range(GUILTY - 1):
+        dies(journal, tokens=0)
+    assert journal.suspect
+    dies(journal, tokens=1)
+    assert not journal.suspect
+    for _ in range(GUILTY - 1):
+        dies(journal, tokens=0)
         assert not journal.guilty
-        journal.take(token(number))
-        journal.lost(0.0, alone=True)
+    dies(journal, tokens=0)
     assert journal.guilty
 
 
-def test_plans_are_no_losses_and_a_pause_begins_once() -> None:
+@pytest.mark.parametrize("alone", [1, GUILTY * MEAGRE])
+def test_one_token_in_every_epoch_is_little_progress(alone: int) -> None:
+    """`alone`: in how many of the last ones."""
+    journal = Journal(request())
+    for left in range(GUILTY * MEAGRE, 0, -1):
+        assert not journal.guilty
+        dies(journal, tokens=1, alone=left <= alone)
+        assert journal.suspect == (left <= (GUILTY - SUSPECT) * MEAGRE + 1)
+    assert journal.guilty
+
+
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_nodes_that_die_whatever_it_gains_end_a_request_or_let_it_get_on(gained: list[int]) -> None:
+    """It is guilty by the end of the first row of deaths that is long enough, and of no shorter one."""
+    journal, barren, meagre = Journal(replace(request(), max_tokens=1000)), 0, 0
+    for tokens in gained:
+        assert not journal.guilty
+        dies(journal, tokens=tokens)
+        barren = barren + 1 if tokens == 0 else 0
+        meagre = meagre + 1 if tokens <= 1 else 0
+        assert journal.guilty == (barren >= GUILTY or meagre >= GUILTY * MEAGRE)
+        if journal.guilty:
+            return
+
+
+def test_plans_and_other_losses_are_no_deaths_and_a_pause_begins_once() -> None:
     journal = Journal(request())
     for now in range(5):
-        journal.interrupted(float(now))
+        journal.interrupted(float(now), "loss" if now else "plan")
     assert journal.paused == 0.0
     assert journal.interruptions == 5
     assert not journal.suspect

@@ -1,6 +1,8 @@
 """Stories of a master whose attempts fail: who is left out, when it is tried again, what requests are told."""
 
 import itertools
+import re
+from collections.abc import Callable
 
 import pytest
 
@@ -241,6 +243,99 @@ def test_the_first_answer_ends_the_waiting(story: Story) -> None:
         story.wait(0.4)
     story.settle()
     assert story.ready
+
+
+def away(story: Story, harm: Callable[[], None], up_s: float = 1.0) -> float:
+    """For how many seconds nothing serves after the harm, which comes once a session was ready for `up_s`."""
+    story.wait(up_s)
+    assert story.ready
+    begun, epoch = story.clock.now(), story.epoch
+    harm()
+    story.wait_for(lambda: story.ready and story.epoch > epoch)
+    return story.clock.now() - begun
+
+
+def kill(story: Story, name: str) -> Callable[[], None]:
+    """Its node."""
+    return lambda: story.agents[name].failed("its process was killed by SIGKILL")
+
+
+def test_nodes_of_different_workers_that_die_one_after_the_other_make_nobody_wait(story: Story) -> None:
+    """A plan follows at once, and requests that come meanwhile are accepted."""
+    story.min_workers = 1
+    names = ("w-1", "w-2", "w-3")
+    for name in names:
+        story.join(name)
+    story.settle()
+    for name in 3 * names:
+        if name not in story.members():
+            continue  # it is flapping
+        assert away(story, kill(story, name)) <= 0.5
+        assert not story.master._reconciler.hopeless
+    assert story.ready
+    assert not story.master._reconciler._retries.hopeless
+
+
+def test_a_worker_without_which_nothing_serves_is_tried_ever_later_when_its_node_dies_again_and_again(
+    story: Story,
+) -> None:
+    """Whoever comes meanwhile ends the wait, and it is left out."""
+    story.min_workers = 1
+    two_machines(story)
+    pauses = [int(away(story, kill(story, "w-1"))) for _ in range(6)]
+    assert pauses == [0, 0, 2, 5, 10, 10]
+    story.wait(1.0)
+    kill(story, "w-1")()
+    story.turn()
+    story.wait(1.0)
+    reason = story.master.status.reason
+    killed = "node 1 (pi) was lost during the work: its process was killed by SIGKILL"
+    assert re.fullmatch(rf"{re.escape(killed)}; it is tried again after (9\.\d|10\.0) s", reason), reason
+    story.submit("r-1")
+    story.join("w-2")
+    story.settle()
+    assert (story.ready, story.members()) == (True, ("master", "w-2"))
+
+
+def test_two_workers_without_either_of_which_nothing_serves_are_tried_ever_later(story: Story) -> None:
+    story.min_workers = 2
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    story.settle()
+    pauses = [away(story, kill(story, name)) for name in 5 * ("w-1", "w-2")]
+    assert sum(pauses[:4]) < 2.0
+    assert min(pauses[-2:]) > 9.0
+
+
+def test_a_worker_whose_node_dies_again_and_again_is_left_out_at_once_where_others_serve(
+    story: Story,
+) -> None:
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    story.settle()
+    assert max(away(story, kill(story, "w-1")) for _ in range(3)) <= 0.5
+    assert story.members() == ("master", "w-2")
+    story.wait_for(lambda: len(story.members()) == 3)
+    assert away(story, kill(story, "w-1")) <= 0.5
+    assert story.members() == ("master", "w-2")
+
+
+def test_a_worker_that_was_tried_later_and_proves_itself_is_tried_at_once_again(story: Story) -> None:
+    story.min_workers = 1
+    two_machines(story)
+    for _ in range(4):
+        away(story, kill(story, "w-1"))
+    story.answer()
+    assert [int(away(story, kill(story, "w-1"))) for _ in range(3)] == [0, 1, 2]
+
+
+def test_rank_0_that_dies_again_and_again_makes_everybody_wait_ever_longer(story: Story) -> None:
+    two_machines(story)
+
+    def die() -> None:
+        story.rank_zero.cause = "its process was killed by SIGSEGV"
+
+    assert [int(away(story, die)) for _ in range(5)] == [0, 1, 2, 5, 10]
 
 
 def test_half_a_minute_of_service_ends_the_waiting_as_well(story: Story) -> None:

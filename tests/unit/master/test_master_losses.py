@@ -6,8 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.master.players import offer
-from tests.unit.master.stories import Story, outcome, paused, two_machines
-from tpiedge.master.journal import Paused, Resumed
+from tests.unit.master.stories import Story, failure, outcome, paused, two_machines
+from tpiedge.errors import PeerLost
+from tpiedge.master.journal import GUILTY, Paused, Resumed
+from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.wire.control import AskStats, Finished, Token
 from tpiedge.wire.epochs import AskOffer, Launch, Leaving
 
@@ -190,6 +192,102 @@ def test_the_error_names_the_machine_of_the_node(story: Story) -> None:
     agent.failed("its process was killed by SIGKILL")
     story.turn()
     assert paused(answering) == "pi was lost: its process was killed by SIGKILL"
+
+
+# --- whether a request may be at fault
+
+
+def link_breaks(story: Story) -> None:
+    story.hub.deliver("w-1", None)
+
+
+def nodes_link_breaks(story: Story) -> None:
+    story.hub.deliver(f"node-1.{story.epoch}", None)
+
+
+def lid_is_closed(story: Story) -> None:
+    story.freeze()
+    story.wait(5.0)
+    story.agents["w-1"].frozen = False
+
+
+def node_freezes(story: Story) -> None:
+    story.node(1, story.epoch).frozen = True
+
+
+def is_stopped(story: Story) -> None:
+    """And started again."""
+    agent = story.agents["w-1"]
+    agent.say(Leaving(0))
+    story.turn()
+    agent.say(offer("w-1", nonce=story.epoch + 1))
+
+
+@pytest.mark.parametrize("harm", [link_breaks, nodes_link_breaks, lid_is_closed, node_freezes, is_stopped])
+def test_a_loss_in_which_no_node_died_is_no_request_s_fault(
+    story: Story, harm: Callable[[Story], None]
+) -> None:
+    """However often it comes before the first token."""
+    story.min_workers = 1
+    two_machines(story)
+    answering = story.submit()
+    for _ in range(2 * GUILTY):
+        epoch = story.epoch
+        story.turn()
+        assert story.root.asked == ["r-1"]
+        harm(story)
+        story.wait_for(lambda epoch=epoch: story.ready and story.epoch > epoch)
+    story.turn()
+    story.root.finish()
+    story.turn()
+    answering_paused_only(answering)
+
+
+def answering_paused_only(answering: PendingAnswer) -> None:
+    """It ends well."""
+    events = list(answering.events())
+    assert isinstance(events[-1], Finished)
+    assert all(isinstance(event, Paused | Resumed | Token) for event in events[:-1])
+
+
+def test_nodes_that_die_again_and_again_end_no_request_that_gains_tokens(story: Story) -> None:
+    """Two in a row without one, then one with one, and so on."""
+    story.min_workers = 1
+    agent = two_machines(story)
+    answering = story.submit()
+    for number in range(2 * GUILTY):
+        epoch = story.epoch
+        story.wait_for(lambda: story.ready and story.root.asked == ["r-1"])
+        if number % GUILTY == GUILTY - 1:
+            story.root.token()
+            story.turn()
+        agent.failed("its process was killed by SIGKILL")
+        story.wait_for(lambda epoch=epoch: story.ready and story.epoch > epoch)
+    story.turn()
+    story.root.finish()
+    story.turn()
+    answering_paused_only(answering)
+
+
+def test_a_request_under_which_a_workers_node_hangs_again_and_again_fails(story: Story) -> None:
+    """Rank 0 waits for it for a minute each time; nobody else would ever be served."""
+    story.min_workers = 1
+    two_machines(story)
+    answering = story.submit()
+    hangs = 0
+    while not story.master.idle:
+        assert hangs < GUILTY
+        story.wait_for(lambda: story.ready and story.root.asked == ["r-1"])
+        story.wait(60.0)
+        hangs += 1
+        epoch = story.epoch
+        story.root.fail("PeerLost", str(PeerLost(1, "an all-reduce", "alive but without progress for 60 s")))
+        story.turn()
+        story.rank_zero.cause = "its process ended with status 3"
+        story.wait_for(lambda epoch=epoch: story.ready and story.epoch > epoch)
+        story.turn()
+    assert hangs == GUILTY
+    assert "alive but without progress" in str(failure(answering))
 
 
 # --- machines that may have gone with their node

@@ -18,6 +18,7 @@ from tpiedge.master.quarantine import (
     Reputation,
     Traffic,
 )
+from tpiedge.master.retries import BACKOFF_S
 
 
 def test_every_breach_costs_twice_as_much_up_to_a_limit() -> None:
@@ -119,6 +120,36 @@ def test_a_node_and_its_machine_are_one_loss() -> None:
     assert rests(reputation) is None
     reputation.lost("w-1", "its node", 300.0)
     assert rests(reputation) == 300.0 + REST_S
+
+
+def test_nodes_that_die_soon_after_each_other_are_as_many_losses() -> None:
+    reputation = Reputation()
+    for number in range(FLAPS):
+        assert rests(reputation) is None
+        reputation.crashed("w-1", "killed", number * SAME_S / 2)
+    assert rests(reputation) == (FLAPS - 1) * SAME_S / 2 + REST_S
+
+
+def test_plans_that_need_a_worker_whose_node_dies_again_and_again_wait_ever_longer_once_it_is_flapping() -> (
+    None
+):
+    """For as long as it does not prove itself. Others' losses, and those of its machine, make nobody wait."""
+    reputation, waits, now = Reputation(), list[float](), 0.0
+    for _ in range(len(BACKOFF_S) + 1):
+        now += 20.0
+        reputation.crashed("w-1", "killed", now)
+        reputation.lost("w-2", "cut off", now)
+        assert reputation.due("w-2") <= now
+        waits.append(max(0.0, reputation.due("w-1") - now))
+        assert [*reputation.waiting(now)] == ["w-1"] * (waits[-1] > 0.0)
+    assert waits == [0.0, 0.0, *BACKOFF_S[2:], BACKOFF_S[-1]]
+    reputation.proved(["w-2", "w-1"])
+    assert reputation.due("w-1") <= now
+    reputation.crashed("w-1", "killed", now)
+    assert reputation.due("w-1") == now + BACKOFF_S[0]
+    reputation.crashed("w-1", "killed", now)
+    reputation.forget("w-1")
+    assert reputation.due("w-1") <= now
 
 
 def test_who_is_stopped_by_its_user_is_not_lost() -> None:

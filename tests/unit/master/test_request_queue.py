@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.master.stories import request
 from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, TpiedgeError, UserError
-from tpiedge.master.journal import GUILTY, SUSPECT, Paused, Resumed, TakenUp
+from tpiedge.master.journal import GUILTY, MEAGRE, SUSPECT, Paused, Resumed, TakenUp
 from tpiedge.master.master import NotServing
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.reading_progress import Reading
@@ -55,9 +55,9 @@ class Book:
         return asked[0] if asked else None
 
     def lose(self, why: str = "gone") -> None:
-        """The epoch ends with a loss."""
+        """The epoch ends, because a node died."""
         error = PeerLost(1, "the work", why)
-        self.requests.interrupt(str(error), error)
+        self.requests.interrupt(str(error), error, died=True)
 
 
 def token(name: str = "r-1", index: int = 0) -> Token:
@@ -529,10 +529,8 @@ def test_a_suspect_that_nobody_waits_for_keeps_its_place_until_it_gets_on() -> N
         book.lose()
     book.submit("r-2")
     assert [book.start(), book.start()] == ["r-1", None]
-    book.requests.tell(token(index=1))
-    assert book.start() is None
     assert book.cancelled == []
-    book.requests.tell(token(index=2))
+    book.requests.tell(token(index=1))
     assert book.start() is None
     assert book.cancelled == ["r-1"]
 
@@ -580,9 +578,45 @@ def test_nothing_begins_beside_a_suspect_until_it_gets_on() -> None:
     book.submit("r-2")
     assert [book.start(), book.start()] == ["r-1", None]
     book.requests.tell(token())
-    assert book.start() is None
-    book.requests.tell(token(index=1))
     assert book.start() == "r-2"
+
+
+def test_one_that_gains_a_token_before_each_death_is_found_later_and_fails_alone() -> None:
+    """The other gets on whenever it is not beside it."""
+    book = Book(parallel=2)
+    poison = book.requests.submit(replace(request("r-1"), max_tokens=100))
+    other = book.submit("r-2")
+    deaths = alone = 0
+    while book.requests.running or book.requests.waiting:
+        started = []
+        while (name := book.start()) is not None:
+            started.append(name)
+        if "r-1" in started:
+            book.requests.tell(token("r-1", deaths))
+            deaths += 1
+            alone += started == ["r-1"]
+            book.lose()
+        else:
+            book.requests.tell(token("r-2"))
+            book.requests.tell(finished("r-2", 1))
+    assert deaths == GUILTY * MEAGRE
+    assert alone >= 1
+    assert isinstance(events(poison)[-1], PeerLost)
+    assert isinstance(events(other)[-1], Finished)
+
+
+def test_losses_in_which_no_node_died_make_no_request_a_suspect() -> None:
+    """As a link that breaks, or a lid that is closed."""
+    book = Book()
+    answering = book.submit()
+    error = PeerLost(1, "the work", "silent")
+    for _ in range(3 * GUILTY):
+        assert book.start() == "r-1"
+        assert not book.requests.interrupt(str(error), error)
+        assert not book.requests.suspected
+    assert book.start() == "r-1"
+    book.requests.tell(finished())
+    assert isinstance(events(answering)[-1], Finished)
 
 
 def test_a_loss_fails_no_request_and_the_end_of_patience_all() -> None:
@@ -774,9 +808,10 @@ class Queues(RuleBasedStateMachine):
         self.waiting: deque[str] = deque()
         self.running: list[str] = []
         self.told: dict[str, int] = {}
-        self.losses: dict[str, int] = {}
+        #: Of each, whether it ran alone, for each death in a row without any of its tokens, and with one at most.
+        self.barren: dict[str, list[bool]] = {}
+        self.meagre: dict[str, list[bool]] = {}
         self.passed: dict[str, int] = {}
-        self.alone: set[str] = set()
         self.unwanted: set[str] = set()
         self.ended: set[str] = set()
         self.absent: set[str] = set()
@@ -831,7 +866,7 @@ class Queues(RuleBasedStateMachine):
         asked = len(self.book.cancelled)
         order = self.book.order()
         started = order.id if order is not None else None
-        suspects = {name for name in self.told if self.losses.get(name, 0) >= SUSPECT}
+        suspects = {name for name in self.told if self._losses(name) >= SUSPECT}
         awaited = [name for name in self.waiting if name not in self.absent]
         if len(self.running) == self.parallel or not self.waiting or suspects & {*self.running}:
             assert started is None
@@ -877,9 +912,9 @@ class Queues(RuleBasedStateMachine):
         if name in self.running and (kind == "token" or (kind == "old token" and not told)):
             self.told[name] = told + 1
             self.passed[name] = self.passed.get(name, 0) + 1
+            self.barren[name] = []
             if self.passed[name] > 1:
-                self.losses[name] = 0
-                self.alone.discard(name)
+                self.meagre[name] = []
         if name not in self.running or kind in ("token", "old token"):
             return
         self.running.remove(name)
@@ -912,25 +947,30 @@ class Queues(RuleBasedStateMachine):
             self.waiting.remove(name)
             self._end(name)
 
-    @rule(lost=st.booleans())
-    def interrupt(self, lost: bool) -> None:
-        error = PeerLost(0, "x", "y")
-        self.book.requests.interrupt("x", error if lost else None)
-        running, self.running, self.passed = self.running, [], {}
+    @rule(cause=st.sampled_from(["plan", "loss", "death", "death", "death"]))
+    def interrupt(self, cause: str) -> None:
+        error, died = PeerLost(0, "x", "y"), cause == "death"
+        self.book.requests.interrupt("x", None if cause == "plan" else error, died=died)
+        running, self.running, passed, self.passed = self.running, [], self.passed, {}
         self.giving_way.clear()
         again = []
         for name in running:
-            if lost:
-                self.losses[name] = self.losses.get(name, 0) + 1
-                self.alone |= {name} if len(running) == 1 else set()
-            guilty = lost and self.losses[name] >= GUILTY and name in self.alone
+            barren, meagre = (some.setdefault(name, []) for some in (self.barren, self.meagre))
+            if died and passed.get(name, 0) == 0:
+                barren.append(len(running) == 1)
+            if died and passed.get(name, 0) <= 1:
+                meagre.append(len(running) == 1)
+            limits = ((barren, GUILTY), (meagre, MEAGRE * GUILTY))
+            guilty = died and any(len(deaths) >= limit and any(deaths) for deaths, limit in limits)
             if name in self.unwanted or self.told[name] >= self.accepted[name].request.max_tokens or guilty:
                 self._end(name)
             else:
                 again.append(name)
-        order = sorted([*again, *self.waiting], key=lambda name: -self.losses.get(name, 0))
-        self.waiting = deque(order)
-        assert self.book.requests.suspected == any(self.losses.get(name, 0) >= SUSPECT for name in again)
+        self.waiting = deque(sorted([*again, *self.waiting], key=lambda name: -self._losses(name)))
+        assert self.book.requests.suspected == any(self._losses(name) >= SUSPECT for name in again)
+
+    def _losses(self, name: str) -> int:
+        return max(len(self.barren.get(name, [])), len(self.meagre.get(name, [])) // MEAGRE)
 
     @rule()
     def fail_all(self) -> None:
@@ -1071,9 +1111,11 @@ def test_how_each_request_gets_on() -> None:
     assert (lines["r-3"].tokens, lines["r-3"].prompt_tokens, lines["r-3"].tokens_per_s) == (0, 3, 0.0)
     book.lose("w-1 is gone")
     book.clock.advance(2.0)
-    assert [line.id for line in book.requests.lines] == ["r-1", "r-2", "r-3"]
-    first = book.requests.lines[0]
-    assert (first.state, first.paused_s, "w-1 is gone" in first.why) == ("paused", 2.0, True)
+    assert [line.id for line in book.requests.lines] == ["r-2", "r-1", "r-3"], (
+        "first the one that did not get on"
+    )
+    second = book.requests.lines[1]
+    assert (second.state, second.paused_s, "w-1 is gone" in second.why) == ("paused", 2.0, True)
 
 
 def test_one_of_an_earlier_master_has_no_age() -> None:

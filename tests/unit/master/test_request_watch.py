@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tpiedge.master.membership import Member, NodeState
-from tpiedge.master.request_watch import OLD, RequestWatch
+from tpiedge.master.request_watch import OLD, STALLED, RequestWatch
 from tpiedge.wire.control import Stats
 
 LIMIT_S = 60.0
@@ -38,6 +38,8 @@ def test_without_news_a_request_is_stuck() -> None:
     watch = running()
     assert not watch.old(OLD * LIMIT_S)
     assert watch.old(OLD * LIMIT_S + 0.1)
+    assert not watch.stalled(STALLED * LIMIT_S)
+    assert watch.stalled(STALLED * LIMIT_S + 0.1)
     assert watch.stuck_s(LIMIT_S) is None
     watch.look(members(), LIMIT_S)
     assert watch.stuck_s(LIMIT_S + 1.0) == LIMIT_S + 1.0

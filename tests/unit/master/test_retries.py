@@ -23,6 +23,15 @@ def test_a_machine_that_has_come_since_is_worth_an_attempt_at_once() -> None:
     assert attempts.may_try(due, newest=0.0)
 
 
+def test_an_attempt_that_is_put_off_is_no_failure_and_waits_for_nobody_who_has_come_since() -> None:
+    attempts = Retries()
+    attempts.put_off(1.0, until=6.0)
+    assert (attempts.failures, attempts.false_starts) == (0, 0)
+    assert not attempts.may_try(5.9, newest=1.0)
+    assert attempts.may_try(5.9, newest=1.1)
+    assert attempts.may_try(6.0, newest=0.0)
+
+
 def test_a_start_is_no_success() -> None:
     attempts = Retries()
     attempts.failed(0.0)

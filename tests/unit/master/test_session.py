@@ -289,21 +289,47 @@ def test_a_node_that_fails_while_it_loads_is_unfit_and_a_lost_machine_is_none() 
 
 
 @pytest.mark.parametrize(
-    ("event", "crashed"),
+    ("event", "crashed", "died"),
     [
-        (lambda run: run.session.heard("w-2", NodeEnded(EPOCH, "", "killed")), "w-2"),
-        (lambda run: run.node(2, Failed(EPOCH, 2, "", "OutOfMemory", "no memory")), "w-2"),
-        (lambda run: run.session.lose("w-2", "silent"), None),
-        (lambda run: run.session.epoch.ended(0, "killed"), None),
+        (lambda run: run.session.heard("w-2", NodeEnded(EPOCH, "", "killed")), "w-2", True),
+        (lambda run: run.node(2, Failed(EPOCH, 2, "", "OutOfMemory", "no memory")), "w-2", True),
+        (lambda run: run.node(2, Failed(EPOCH, 2, "", "DiskFull", "no room")), "w-2", True),
+        (lambda run: run.session.epoch.broke_protocol(2, "malformed"), "w-2", True),
+        (lambda run: run.session.epoch.lose(2, "its connection broke"), "w-2", False),
+        (lambda run: run.session.lose("w-2", "silent"), None, False),
+        (lambda run: run.session.epoch.ended(0, "killed"), None, True),
     ],
 )
-def test_whose_node_failed_by_itself(event: Callable[[Run], None], crashed: str | None) -> None:
+def test_whose_node_failed_by_itself_and_whether_it_died(
+    event: Callable[[Run], None], crashed: str | None, died: bool
+) -> None:
     run = Run("w-1", "w-2")
     run.ready()
     event(run)
     run.session.heard("w-1", NodeEnded(EPOCH, "", "later"))
     assert run.session.phase is Phase.ENDED
-    assert run.failure.crashed == crashed
+    assert (run.failure.crashed, run.failure.died) == (crashed, died)
+
+
+def test_a_node_that_is_only_silent_did_not_die() -> None:
+    run = Run("w-1")
+    run.ready()
+    run.clock.advance(60.0)
+    run.session.epoch.tick()
+    assert (run.session.phase, run.failure.died) == (Phase.ENDED, False)
+
+
+@pytest.mark.parametrize(("stands_s", "died"), [(1.0, False), (Timing().stall_s, True)])
+def test_a_node_that_hangs_counts_as_one_that_died(stands_s: float, died: bool) -> None:
+    """Rank 0, which waits for it, gives up."""
+    run = Run("w-1")
+    run.ready()
+    run.session.ask(request())
+    run.clock.advance(stands_s)
+    cause = str(PeerLost(1, "the all-reduce of step 1", "it does not get on"))
+    run.node(0, Failed(EPOCH, 0, "", "PeerLost", cause))
+    run.session.epoch.ended(0, "status 3")
+    assert (run.failure.crashed, run.failure.died) == ("w-1", died)
 
 
 def test_a_node_that_gave_up_over_another_did_not_fail_by_itself() -> None:
