@@ -160,7 +160,8 @@ class Reconciler:
         self.hopeless = self._stuck is not None and not self._patient(now, self._stuck)
         if self.hopeless:
             self._requests.fail_all(self.not_serving())
-        self._requests.explain(self._why_paused())
+        ready = sessions.serving is not None and sessions.serving.phase is Phase.READY
+        self._requests.explain(self._why_paused(), serving=ready)
         self._publish()
         self._drains.tell()
 

@@ -15,7 +15,7 @@ Laws:
    waits for them until it is said.
 7. Of those that wait, the one with most `losses` begins first, suspects (`journal.py`) before all others even where
    nobody waits for them, if nothing runs. Beside a suspect nothing begins, and it gives its place to nobody: so one
-   that kills a node in every epoch is found, and it alone fails.
+   that kills a node in every epoch is found, and it alone fails. While somebody waits for one, only what ran begins.
 8. A request for many answers submits some of them and later the others, so that it does not take every place. Those
    that it postpones take none, but count with those that wait, and have a limit of their own.
 """
@@ -208,8 +208,7 @@ class RequestQueue:
             ):
                 self._make_way(len(awaited))
                 return False
-            suspects = [one for one in self._waiting if one.journal.suspect and not self._running]
-            starting = self._first(suspects or awaited or self._waiting)
+            starting = self._first(self._able())
             if starting is None:
                 return False
             self._waiting.remove(starting)
@@ -308,11 +307,14 @@ class RequestQueue:
                     one.journal.paused, one.journal.paused_by = since, "plan"
                 one.pause(why)
 
-    def explain(self, why: str) -> None:
-        """Those that pause are told why they still do, where that has changed, unless they gave way."""
+    def explain(self, why: str, *, serving: bool) -> None:
+        """Those that pause are told why they still do, where that has changed, unless they gave way; where nothing is
+        `serving`, so are those that have not begun, and nothing more once something is."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
-                if one.journal.paused is not None and not one.gives_way:
+                if one.journal.paused is None:
+                    one.pause("" if serving or one.journal.begun else why)
+                elif not one.gives_way:
                     one.pause(why)
 
     def fail_all(self, error: TpiedgeError) -> None:
@@ -341,6 +343,17 @@ class RequestQueue:
         answering.put(_ended(answering) or Cancelled(f"request {answering.request.id} was cancelled {when}"))
 
     # --- under the lock
+
+    def _able(self) -> Sequence[PendingAnswer]:
+        """Those that may start now. A suspect starts alone; while somebody waits for one, what had not begun waits,
+        too, so that what runs comes to its end."""
+        suspects = [one for one in self._waiting if one.journal.suspect]
+        if not self._running and suspects:
+            return suspects
+        able = [one for one in self._waiting if not one.journal.suspect]
+        if any(one.attended for one in suspects):
+            able = [one for one in able if one.journal.begun]
+        return [one for one in able if one.attended] or able
 
     def _first(self, waiting: Sequence[PendingAnswer]) -> PendingAnswer | None:
         """Who of them starts. Those that ran are in front and go on in their order; clients take turns with the

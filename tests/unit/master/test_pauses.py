@@ -123,7 +123,7 @@ def test_what_is_told_follows_what_happens(story: Story) -> None:
     story.turn()
     story.root.token()
     story.turn()
-    assert said(unasked) == [], "it waits for its turn"
+    assert said(unasked) == [waits, loss, f"{loss}; going on with the same machines", ""], "its turn is later"
     back.failed("its process was killed by SIGKILL")
     story.turn()
     assert said(running)[0] == "pi was lost: its process was killed by SIGKILL"

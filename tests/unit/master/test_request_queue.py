@@ -552,6 +552,22 @@ def test_a_loss_beside_which_a_suspect_waited_is_not_its() -> None:
     assert book.start() == "r-2"
 
 
+def test_a_suspect_that_somebody_waits_for_is_tried_alone_once_what_runs_has_ended() -> None:
+    book = Book(parallel=2)
+    for name in ("r-1", "r-2"):
+        book.submit(name)
+    for _ in range(SUSPECT):
+        assert [book.start(), book.start()].count(None) == 0
+        book.lose()
+    assert book.start() == "r-1"
+    for index in range(2):
+        book.requests.tell(token(index=index))
+    book.submit("r-3")
+    assert book.start() is None, "neither the suspect nor who came later"
+    book.requests.tell(Finished(1, "r-1", "length", 1, 2, 0, 2))
+    assert [book.start(), book.start()] == ["r-2", None]
+
+
 def test_losses_for_which_a_request_is_not_to_blame_do_not_end_it() -> None:
     """It got on in between, or a plan ended the epoch."""
     book = Book()
@@ -696,7 +712,7 @@ def test_one_that_nobody_waits_for_gives_its_place_back_and_goes_on_where_it_was
     assert book.cancelled == ["r-1"], "once"
     book.requests.tell(token("r-1", 2))  # before rank 0 heard of it
     book.requests.tell(Finished(1, "r-1", "cancel", 3, 3, 0, 3))
-    book.requests.explain("whatever others hear")
+    book.requests.explain("whatever others hear", serving=True)
     assert [book.start(), book.start()] == ["r-3", None]
     book.requests.tell(finished("r-2"))
     order = book.order()
@@ -877,8 +893,15 @@ class Queues(RuleBasedStateMachine):
             assert self.book.cancelled[asked:] == able[:missing]
             self.giving_way |= {*able[:missing]}
         else:
-            able = [name for name in self.waiting if name in suspects and not self.running]
-            able = able or awaited or [*self.waiting]
+            able = [name for name in self.waiting if (name in suspects) != bool(self.running)]
+            able = able or [*self.waiting] if not self.running else able
+            if self.running and any(name in suspects for name in awaited):
+                able = [name for name in able if name in self.told]
+            if self.running or not suspects & {*self.waiting}:
+                able = [name for name in able if name not in self.absent] or able
+            if not able:
+                assert order is None
+                return
             assert order is not None
             assert started is not None
             if able[0] in self.told:
