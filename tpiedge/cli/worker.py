@@ -38,10 +38,12 @@ from tpiedge.shipping.provision import FilesMaster, Provision
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Pin
 from tpiedge.wire.weights import Keeping
-from tpiedge.worker.agent import Agent, AgentSettings, MasterMoved
+from tpiedge.worker.agent import Agent, MasterMoved
 from tpiedge.worker.memory_offer import MemoryOffer
+from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.trusted_masters import TrustedMasters
 from tpiedge.worker.way import WayState, look_for_master
 
@@ -137,6 +139,12 @@ def worker(
         master = _master(connect, token, book, lambda: master_nearby(wait, book.masters(), scribe.say))
         store = ShardStore(cache_folder(cache) / "shards", cache_limit)
         limits = MemoryLimits(memory)
+        usable = limits.usable_bytes()
+        if memory is not None and usable < memory:
+            given, most = format_bytes(memory), format_bytes(usable)
+            scribe.say(
+                f"--memory gives {given}, but the limit of this machine or of its control group is {most}"
+            )
         own = _Self(
             keys=load_or_create_keys(folder),
             host=name or socket.gethostname(),
@@ -144,7 +152,7 @@ def worker(
             local=[Pack.open(path) for path in model_dir],
             threads=default_threads() if threads is None else threads,
             memory_limits=limits,
-            memory=MemoryOffer(limits.usable_bytes()),
+            memory=MemoryOffer(usable),
             keeping=keeping_of(window, pin, io),
             disk_bytes_per_s=disk_bytes_per_s(folder, store.folder),
             locker=folder / LOCKER,

@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -49,14 +49,14 @@ from tpiedge.wire.epochs import (
 from tpiedge.wire.join import Enrolled, Refused
 from tpiedge.wire.limits import MAX_NODES
 from tpiedge.wire.messages import PROTOCOL, Message
-from tpiedge.wire.weights import Keeping
 from tpiedge.worker.memory_offer import MemoryOffer
 from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
+from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.stocking import Stocking, Stockroom
 from tpiedge.worker.way import Lookout, WayState
 from tpiedge.worker.wording import NARROW, computing_line, spare_line, stopped_line
 
-__all__ = ["Agent", "AgentSettings", "JoinRefused", "MasterMoved"]
+__all__ = ["Agent", "JoinRefused", "MasterMoved"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,23 +74,6 @@ class JoinRefused(PeerError):
 
 class MasterMoved(PeerError):
     """The master is at another address now: join it there."""
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """The master's address and key, this worker's names, and what it offers. Sizes in bytes."""
-
-    control_address: str
-    master_key: str
-    name: str
-    host: str
-    threads: int
-    free_disk_bytes: int
-    disk_bytes_per_s: float
-    keeping: Keeping = field(default_factory=Keeping)
-    #: As for NodeSlot.
-    locker: Path | None = None
-    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass

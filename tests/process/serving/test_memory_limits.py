@@ -113,3 +113,18 @@ def test_others_take_the_memory_that_was_offered(
     assert re.match("it offers .*, but the least that works for demo is", node_of(status, victim.name)["why"])
     assert victim.agent == agent
     wait_for(lambda: cluster.whole(PROMPT, LONG) == whole, START_S)
+
+
+@pytest.mark.fault("P15", "a worker that is given more than its limit offers its limit, and says so")
+def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup):
+    group.limit(ENOUGH)
+    cluster.wait_ready(2)
+    program = ("sh", "-c", ENTER, group.members_file, COMMAND)
+    worker = cluster.start_worker("generous", "--memory", "2TB", bytes_per_s=SLOW, program=program)
+    assert node_of(cluster.wait_ready(3), worker.name)["memory_bytes"] == ENOUGH
+    most = f"{ENOUGH / 1e6:.1f} MB"
+    assert (
+        f"--memory gives 2.0 TB, but the limit of this machine or of its control group is {most}"
+        in worker.log
+    )
+    cluster.workers.pop(worker.name).process.end()

@@ -41,8 +41,9 @@ from tpiedge.wire.epochs import (
 )
 from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
-from tpiedge.worker.agent import Agent, AgentSettings, JoinRefused, MasterMoved
+from tpiedge.worker.agent import Agent, JoinRefused, MasterMoved
 from tpiedge.worker.memory_offer import MemoryOffer
+from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.way import WayState
 from tpiedge.worker.wording import NARROW
 
