@@ -22,7 +22,8 @@ from tpiedge.errors import PeerError, UserError
 from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address
 from tpiedge.host.descriptors import check_descriptors
-from tpiedge.host.device import default_memory_bytes, default_threads, free_disk_bytes
+from tpiedge.host.device import default_threads, free_disk_bytes
+from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.host.private_file import private_folder
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import load_or_create_keys, peer_name
@@ -37,9 +38,12 @@ from tpiedge.shipping.provision import FilesMaster, Provision
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Pin
 from tpiedge.wire.weights import Keeping
-from tpiedge.worker.agent import Agent, AgentSettings, MasterMoved
+from tpiedge.worker.agent import Agent, MasterMoved
+from tpiedge.worker.memory_offer import MemoryOffer
+from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.trusted_masters import TrustedMasters
 from tpiedge.worker.way import WayState, look_for_master
 
@@ -67,7 +71,8 @@ class _Self:
     store: ShardStore
     local: list[Pack]
     threads: int
-    memory_bytes: int
+    memory_limits: MemoryLimits
+    memory: MemoryOffer
     keeping: Keeping
     disk_bytes_per_s: float
     locker: Path
@@ -133,13 +138,21 @@ def worker(
         book = TrustedMasters(folder)
         master = _master(connect, token, book, lambda: master_nearby(wait, book.masters(), scribe.say))
         store = ShardStore(cache_folder(cache) / "shards", cache_limit)
+        limits = MemoryLimits(memory)
+        usable = limits.usable_bytes()
+        if memory is not None and usable < memory:
+            given, most = format_bytes(memory), format_bytes(usable)
+            scribe.say(
+                f"--memory gives {given}, but the limit of this machine or of its control group is {most}"
+            )
         own = _Self(
             keys=load_or_create_keys(folder),
             host=name or socket.gethostname(),
             store=store,
             local=[Pack.open(path) for path in model_dir],
             threads=default_threads() if threads is None else threads,
-            memory_bytes=default_memory_bytes() if memory is None else memory,
+            memory_limits=limits,
+            memory=MemoryOffer(usable),
             keeping=keeping_of(window, pin, io),
             disk_bytes_per_s=disk_bytes_per_s(folder, store.folder),
             locker=folder / LOCKER,
@@ -273,7 +286,6 @@ def _agent(
         name=name,
         host=own.host,
         threads=own.threads,
-        memory_bytes=own.memory_bytes,
         # What is kept already may be kept on, or make room.
         free_disk_bytes=free_disk_bytes(own.store.folder) + own.store.usage().held_bytes,
         disk_bytes_per_s=own.disk_bytes_per_s,
@@ -291,5 +303,7 @@ def _agent(
         say,
         measurements,
         look,
+        own.memory,
+        own.memory_limits.usable_bytes,
         standby,
     )

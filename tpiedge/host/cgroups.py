@@ -31,10 +31,19 @@ class Cgroups:
 
     def memory_room(self) -> list[int]:
         """Bytes that may still be taken below each limit; page cache, which the kernel gives back, is not taken."""
-        rooms = [_room_v1(folder) for folder in self.memory_v1] + [
-            _room_v2(folder) for folder in self.memory_v2
-        ]
-        return [room for room in rooms if room is not None]
+        taken = self.memory_taken()
+        return [limit - taken[folder] for folder, limit in self.memory_limits().items()]
+
+    def memory_limits(self) -> dict[Path, int]:
+        """The limits in bytes by the folder of the group that has each."""
+        limits = {folder: _limit_v1(folder) for folder in self.memory_v1}
+        limits |= {folder: _limit_v2(folder) for folder in self.memory_v2}
+        return {folder: limit for folder, limit in limits.items() if limit is not None}
+
+    def memory_taken(self) -> dict[Path, int]:
+        """Bytes that are taken, by the folder of each group; page cache, which the kernel gives back, is not taken."""
+        taken = {folder: _taken_v1(folder) for folder in self.memory_v1}
+        return taken | {folder: _taken_v2(folder) for folder in self.memory_v2}
 
     def oom_kills(self) -> int:
         """How many processes of the own group the kernel has killed for want of memory so far."""
@@ -89,21 +98,23 @@ def _folders(
     return tuple([mount / part for part in (inner, *inner.parents)]) if ".." not in inner.parts else (mount,)
 
 
-def _room_v1(folder: Path) -> int | None:
+def _limit_v1(folder: Path) -> int | None:
     limit = _number(folder / "memory.limit_in_bytes")
-    used = _number(folder / "memory.usage_in_bytes")
-    if limit is None or limit >= _UNLIMITED or used is None:
-        return None
-    return limit - used + _cache(folder, "total_inactive_file", "total_active_file")
+    return None if limit is None or limit >= _UNLIMITED else limit
 
 
-def _room_v2(folder: Path) -> int | None:
+def _limit_v2(folder: Path) -> int | None:
     limits = [_number(folder / name) for name in ("memory.max", "memory.high")]
-    limit = min((limit for limit in limits if limit is not None), default=None)
-    used = _number(folder / "memory.current")
-    if limit is None or used is None:
-        return None
-    return limit - used + _cache(folder, "inactive_file", "active_file")
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _taken_v1(folder: Path) -> int:
+    used = _number(folder / "memory.usage_in_bytes") or 0
+    return used - _cache(folder, "total_inactive_file", "total_active_file")
+
+
+def _taken_v2(folder: Path) -> int:
+    return (_number(folder / "memory.current") or 0) - _cache(folder, "inactive_file", "active_file")
 
 
 def _cache(folder: Path, *names: str) -> int:

@@ -132,6 +132,12 @@ class Child:
         return _describe(status) + (f" ({last})" if last else "")
 
     @property
+    def out_of_memory(self) -> bool:
+        """Whether it has ended for want of memory: the system killed it, or its log says so."""
+        ended = self._process.poll()
+        return self._was_killed_for_memory or (bool(ended) and OutOfMemory.__name__ in self.log_tail())
+
+    @property
     def _was_killed_for_memory(self) -> bool:
         return self._process.poll() == -signal.SIGKILL and Cgroups.own().oom_kills() > self._oom_kills
 

@@ -43,7 +43,8 @@ class NodeSlot:
         self._locker = locker
         self._key = secrets.token_hex(_KEY_BYTES)
         self._sweep()
-        self._memory_bytes = memory_bytes
+        #: As above; what is so from now on may be set.
+        self.memory_bytes = memory_bytes
         self._standby = standby
         self._child: Child | None = None
         self._planned_bytes = 0
@@ -85,6 +86,11 @@ class NodeSlot:
         """Why the node ended; None while it runs, or if there is none."""
         return None if self._child is None else self._child.exit_cause()
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the node has ended for want of memory."""
+        return self._child is not None and self._child.out_of_memory
+
     def log_tail(self) -> str:
         """The end of the node's log. Raises InternalError if there is no node."""
         if self._child is None:
@@ -120,6 +126,6 @@ class NodeSlot:
             _log.warning("cannot delete what lies in %s: %s", self._locker, error.strerror)
 
     def _has_room(self) -> bool:
-        if self._memory_bytes is None or self._child is None:
+        if self.memory_bytes is None or self._child is None:
             return True
-        return self._planned_bytes + _STANDBY_BYTES <= self._memory_bytes
+        return self._planned_bytes + _STANDBY_BYTES <= self.memory_bytes

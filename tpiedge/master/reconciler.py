@@ -210,7 +210,7 @@ class Reconciler:
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
         """Whether the coming session takes the place of the serving one."""
         usable = self._selection.steady(serving.machines if serving is not None else ())
-        return self._switching.due(coming, serving, {one.name: one.slowdown for one in usable}, now)
+        return self._switching.due(coming, serving, {one.name: one for one in usable}, now)
 
     def _why_paused(self) -> str:
         """What answers that pause are told now."""

@@ -9,7 +9,7 @@ Laws:
 4. Of the machines that are not present the GONE that were heard last are remembered, and of the PLACES before them
    their places alone: each turn of the master looks at all machines, and a member may come with ever new keys.
 5. A drained machine stays so, lost or not, until its agent is started anew (another nonce) or the drain is undone.
-6. A machine's slowdown lasts until it makes another offer, or returns.
+6. A machine's slowdown lasts until it offers another speed, or returns.
 7. `generation` changes whenever the set of present machines, of those that are drained, an offer, or what is known of a
    link or of a machine's speed changes, and only then. What is on a machine's disk leads to no other plan, nor does
    the claim that a plan gave it.
@@ -137,7 +137,9 @@ class Roster:
             )
             return
         if known.offer != offer:
-            known = replace(known, offered=now, slowdown=1.0, changes=0)
+            known = replace(known, offered=now)
+            if known.offer.capacity != offer.capacity:
+                known = replace(known, slowdown=1.0, changes=0)
         self._machines[name] = replace(known, offer=offer, heard=now, doubted=False, drained=drained)
 
     def heard(self, name: str, now: float) -> bool:

@@ -2,7 +2,8 @@
 
 One that is only faster waits until it is worth that (`worth.py`). Where what was computed does not travel
 (`handover.py`), it then waits for requests whose prompt is still read, which would be read anew, for _READING_S at
-most; meanwhile no request starts.
+most; meanwhile no request starts. It waits for nothing where a machine has less memory by now than its node that serves
+may grow to.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Final
 
 from tpiedge.master.handover import Handover
 from tpiedge.master.request_queue import RequestQueue
+from tpiedge.master.roster import Machine
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.worth import Worth
 
@@ -35,28 +37,40 @@ class Switching:
         return self._due is not None and self._due[0] == coming.number
 
     def due(
-        self, coming: Session, serving: Session | None, slowdowns: Mapping[str, float], now: float
+        self, coming: Session, serving: Session | None, usable: Mapping[str, Machine], now: float
     ) -> bool:
-        """Whether the coming session is to take over now. `slowdowns`: of the workers that plans may have, as the
-        roster knows them."""
-        if coming.phase is not Phase.PREPARED or not self._is_worth_it(coming, serving, slowdowns, now):
+        """Whether the coming session is to take over now. `usable`: by name, the workers that plans may have."""
+        if coming.phase is not Phase.PREPARED or not self._is_worth_it(coming, serving, usable, now):
             self._due = None
             return False
         if self._due is None or self._due[0] != coming.number:
             self._due = coming.number, now
+        if serving is not None and _outgrows(serving, usable):
+            return True
         if not self._requests.reading or now - self._due[1] >= _READING_S:
             return True
         return serving is not None and self._handover.outlook(serving, coming).carriage is not None
 
     def _is_worth_it(
-        self, coming: Session, serving: Session | None, slowdowns: Mapping[str, float], now: float
+        self, coming: Session, serving: Session | None, usable: Mapping[str, Machine], now: float
     ) -> bool:
         if serving is None or serving.phase is not Phase.READY or not self._requests.running:
             return True
-        if not serving.step_s or not set(serving.machines) <= slowdowns.keys():
+        if not serving.step_s or not set(serving.machines) <= usable.keys():
             return True  # what serves is not to go on
+        if _outgrows(serving, usable):
+            return True
         # What serves was predicted with what was known then.
-        slower = max((slowdowns[one.machine] / one.slowdown for one in serving.workers), default=1.0)
+        slower = max((usable[one.machine].slowdown / one.slowdown for one in serving.workers), default=1.0)
         step_s = serving.step_s * max(1.0, slower)
         pause_s = max(_RESTART_S, serving.start_s) + self._handover.outlook(serving, coming).seconds
         return self._worth.reached(coming.number, now, 1 - coming.step_s / step_s, pause_s)
+
+
+def _outgrows(serving: Session, usable: Mapping[str, Machine]) -> bool:
+    """Whether a node of what serves may take more memory by its plan than its machine offers by now."""
+    return any(
+        one.planned_bytes > usable[one.machine].offer.memory_bytes
+        for one in serving.workers
+        if one.machine in usable
+    )

@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -49,21 +49,23 @@ from tpiedge.wire.epochs import (
 from tpiedge.wire.join import Enrolled, Refused
 from tpiedge.wire.limits import MAX_NODES
 from tpiedge.wire.messages import PROTOCOL, Message
-from tpiedge.wire.weights import Keeping
+from tpiedge.worker.memory_offer import MemoryOffer
 from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
+from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.stocking import Stocking, Stockroom
 from tpiedge.worker.way import Lookout, WayState
 from tpiedge.worker.wording import NARROW, computing_line, spare_line, stopped_line
 
-__all__ = ["Agent", "AgentSettings", "JoinRefused", "MasterMoved"]
+__all__ = ["Agent", "JoinRefused", "MasterMoved"]
 
 _log = logging.getLogger(__name__)
 
 _SLICE_S: Final = 0.1
 _REPORT_S: Final = 120.0
 _STOP_S: Final = 1.0
-#: So often it looks where a silent master is.
+#: So often it looks where a silent master is, and how much memory it may use.
 _LOOK_S: Final = 10.0
+_MEMORY_S: Final = 2.0
 
 
 class JoinRefused(PeerError):
@@ -74,30 +76,13 @@ class MasterMoved(PeerError):
     """The master is at another address now: join it there."""
 
 
-@dataclass(frozen=True)
-class AgentSettings:
-    """The master's address and key, this worker's names, and what it offers. Sizes in bytes."""
-
-    control_address: str
-    master_key: str
-    name: str
-    host: str
-    threads: int
-    memory_bytes: int
-    free_disk_bytes: int
-    disk_bytes_per_s: float
-    keeping: Keeping = field(default_factory=Keeping)
-    #: As for NodeSlot.
-    locker: Path | None = None
-    timing: Timing = field(default_factory=Timing)
-
-
 @dataclass
 class _Running:
-    """The epoch of the node in the slot, and the shards that it uses."""
+    """The epoch of the node in the slot, the shards that it uses, and the memory that its plan gives it."""
 
     epoch: int
     shards: Shards
+    planned_bytes: int
     #: When the master first said that it serves.
     served: float | None = None
     #: Whether a process was made to stand by for the next one.
@@ -120,17 +105,23 @@ class Agent:
         say: Callable[[str], None],
         measurements: Measurements,
         look: Callable[[], WayState],
+        memory: MemoryOffer,
+        usable_memory: Callable[[], int],
         standby: Standby | None = None,
     ) -> None:
-        """`look` says how the way to the master is, in a thread of its own. `standby` is a process that was started
-        already; the agent owns it from now on."""
+        """`look` says how the way to the master is, in a thread of its own; `usable_memory` how many bytes this machine
+        may use now, without waiting. `standby` is a process that was started already; the agent owns it from now on."""
         self._settings = settings
         self._endpoint = endpoint
         self._clock = clock
         self._say = say
         self._measurements = measurements
         self._nonce = secrets.randbits(63)
-        self._slot = NodeSlot(settings.threads, standby, settings.memory_bytes, settings.locker)
+        self._memory = memory
+        self._usable_memory = usable_memory
+        self._weighed = clock.now()  # when it last looked how much memory it may use
+        self._offered_bytes = -1  # of memory, as the master was told last
+        self._slot = NodeSlot(settings.threads, standby, memory.offered_bytes, settings.locker)
         self._preparations = Preparations(fetch, self._progress)
         self._stockroom = stockroom
         self._stocking = Stocking(stockroom, clock)
@@ -182,7 +173,7 @@ class Agent:
             cpu=report.cpu,
             isa=report.isa,
             threads=settings.threads,
-            memory_bytes=settings.memory_bytes,
+            memory_bytes=self._memory.offered_bytes,
             free_disk_bytes=settings.free_disk_bytes,
             capacity=report.capacity,
             disk_bytes_per_s=settings.disk_bytes_per_s,
@@ -191,8 +182,13 @@ class Agent:
 
     def _introduce(self) -> None:
         """Says what this machine can give, and what it has."""
-        self._send(self._offer())
+        self._make_offer()
         self._tell_held()
+
+    def _make_offer(self) -> None:
+        offer = self._offer()
+        if self._send(offer):
+            self._offered_bytes = offer.memory_bytes
 
     def _tell_held(self) -> None:
         for pack, units in self._stockroom.held().items():
@@ -208,8 +204,9 @@ class Agent:
             now = self._clock.now()
             if now >= due:
                 due = now + self._settings.timing.heartbeat_s
-                self._send(AgentPulse(self._epoch))
+                # First: the master plans anew for a lost node once it hears this machine, with what it offers by then.
                 self._watch(now)
+                self._send(AgentPulse(self._epoch))
             try:
                 envelope = self._endpoint.recv(min(_SLICE_S, max(0.0, due - now)))
             except EndpointClosed:
@@ -242,7 +239,7 @@ class Agent:
                 self._release(epoch)
             case Probe(number=number, answer_bytes=count):
                 self._send(Echo(message.epoch, number, bytes(count)))
-            case Spare(kind="too small"):
+            case Spare(kind="too small") if not self._memory.reduced:
                 raise OutOfMemory(spare_line(message))
             case Spare():
                 self._stand(message.kind, spare_line(message))
@@ -313,7 +310,7 @@ class Agent:
             self._send(NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
             return
         preparation, shards = claimed
-        self._stop_node()
+        self._drop_node()
         self._at_rest = False
         try:
             pid = self._slot.start(self._bootstrap(preparation, shards.path), preparation.order.planned_bytes)
@@ -321,8 +318,8 @@ class Agent:
             shards.close()
             self._cannot(epoch, error)
             return
-        self._running = _Running(epoch, shards)
         order = preparation.order
+        self._running = _Running(epoch, shards, order.planned_bytes)
         self._send(Spawned(epoch, order.rank, pid))
         _log.debug(
             "epoch %d: rank %d of %d, heads %s, FFN tiles %s",
@@ -343,21 +340,24 @@ class Agent:
     def _release(self, epoch: int) -> None:
         self._preparations.release(epoch)
         if self._epoch == epoch:
-            self._stop_node()
+            self._drop_node()
             self._send(NodeEnded(epoch, "", "the master released it"))
             self._look(self._clock.now())
 
     def _watch(self, now: float) -> None:
-        """Reports a node that has ended, and notices a silent master."""
+        """Reports a node that has ended, and notices a silent master and what becomes of the memory."""
         cause = self._slot.exit_cause()
         if cause is not None:
             epoch = self._epoch
             self._standing = ""
             _log.debug("the node of epoch %d ended: %s", epoch, cause)
             self._say(stopped_line(cause))
-            self._stop_node()
+            self._drop_node()
             self._send(NodeEnded(epoch, "", sanitised_line(cause)))
             self._look(now)
+        if now - self._weighed >= _MEMORY_S:
+            self._weighed = now
+            self._weigh(self._memory.look(self._usable_memory(), now))
         if now - self._heard > self._settings.timing.timeout_s and not self._silent:
             self._silent, self._standing, self._at_rest = True, "", False
             # A preparation goes on: the master may not have noticed the silence, and wait for it.
@@ -365,6 +365,15 @@ class Agent:
             self._look(now)
         if self._silent and now - self._looked >= _LOOK_S:
             self._look(now)
+
+    def _weigh(self, changed: str) -> None:
+        """Says what has changed of the memory that this machine gives, if anything, and offers it to the master, which
+        may not have heard the last offer."""
+        if changed:
+            self._say(changed)
+            self._slot.memory_bytes = self._memory.offered_bytes
+        if self._offered_bytes != self._memory.offered_bytes:
+            self._make_offer()
 
     def _look(self, now: float) -> None:
         """The master is silent; or a node ended, perhaps since a link of it broke, though the master is heard."""
@@ -393,15 +402,26 @@ class Agent:
             pack=str(folder),
         )
 
-    def _send(self, message: Message) -> None:
-        """Sends without waiting. A message to a master that is gone is dropped: its silence is noticed anyway."""
-        with contextlib.suppress(Unreachable):
+    def _send(self, message: Message) -> bool:
+        """Sends without waiting. A message to a master that is gone is dropped, and False returned: its silence is
+        noticed anyway."""
+        try:
             self._endpoint.send(message, timeout_s=0.0)
+        except Unreachable:
+            return False
+        return True
 
     def _pulse(self) -> None:
         """The end of a large node may take longer than the master waits for a sign of life."""
         with contextlib.suppress(EndpointClosed):
             self._send(AgentPulse(self._epoch))
+
+    def _drop_node(self) -> None:
+        """Ends the node. If it ended itself for want of memory, the master hears first what it may plan with next."""
+        if self._running is not None and self._slot.out_of_memory:
+            now = self._clock.now()
+            self._weigh(self._memory.ran_out(self._running.planned_bytes, self._usable_memory(), now))
+        self._stop_node()
 
     def _stop_node(self, grace_s: float = 0.0) -> None:
         if self._running is not None:

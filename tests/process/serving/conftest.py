@@ -1,16 +1,21 @@
 """Clusters that serve, and what they must answer."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.process.command import text_of_one_node
+from tests.process.command import text_of_one_node, wait_for
 from tests.process.leaks import leak_check
 from tests.process.serving.serving import Serving
+from tpiedge.errors import UserError
+from tpiedge.host.memory_group import MemoryGroup, memory_group
 
 PROMPT = "Once upon a time there was a little fox"
 TOKENS = 40
 SLOW = 1e6
+NO_LIMIT = 1 << 50
+GROUP_ENDS_S = 30.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,6 +53,18 @@ def exact(expected: str) -> Callable[[Serving], None]:
         assert cluster.ask(PROMPT, TOKENS) == expected, cluster.logs()
 
     return check
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    """A control group without a limit, for one machine's processes."""
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(memory_group(NO_LIMIT))
+        except UserError as error:
+            pytest.skip(f"groups: {error}")
+        yield made
+        wait_for(lambda: not made.members, GROUP_ENDS_S)  # they end by themselves
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import wait_for
+from tests.process.serving.conftest import NO_LIMIT
 from tests.process.serving.disks import FailingDisk, failing_disk, read_only
 from tests.process.serving.machines import Worker
-from tests.process.serving.serving import Serving, node_of, words_of_loss
-from tpiedge.errors import UserError
-from tpiedge.host.memory_group import MemoryGroup, memory_group
+from tests.process.serving.serving import Serving, node_of
+from tpiedge.host.memory_group import MemoryGroup
 
 #: So slow, as they say, that more machines are better.
 SLOW = 1e6
 READ_ONLY = r"cannot write to the shard store .*: Read-only file system"
-OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
 LONG_PROMPT = list(range(10, 960))
 #: Beside its agent; importing torch takes more.
 HALF_A_NODE = 60 << 20
 NOTICED_S = 30.0
-NO_LIMIT = 1 << 50
 MARGIN = 1 << 20
 
 
@@ -91,17 +89,6 @@ def test_a_disk_cannot_be_read(cluster: Serving, disk: FailingDisk, victim: Work
         check_left_out(cluster, victim, "cannot read .*: Input/output error", exact)
 
 
-@pytest.fixture
-def group() -> Iterator[MemoryGroup]:
-    with contextlib.ExitStack() as stack:
-        try:
-            made = stack.enter_context(memory_group(NO_LIMIT))
-        except UserError as error:
-            pytest.skip(f"groups: {error}")
-        yield made
-        wait_for(lambda: not made.members, NOTICED_S)  # they end by themselves
-
-
 def try_limit(group: MemoryGroup, nbytes: int) -> bool:
     """False where more is taken and cannot be given back."""
     with contextlib.suppress(OSError):
@@ -110,43 +97,40 @@ def try_limit(group: MemoryGroup, nbytes: int) -> bool:
     return False
 
 
-@pytest.mark.fault("P2", "called so; a new node begins with less, and the answer comes")
-@pytest.mark.fault(
-    "P6", "one that a worker has no memory for: answered by a node that begins with less, or without"
-)
-def test_memory_runs_out_in_prefill(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
+def check_too_small(cluster: Serving, group: MemoryGroup, victim: Worker, exact) -> None:
+    """It has told how little it has, and is idle until it has more."""
     agent = victim.agent
-    group.members_file.write_text(str(agent.pid))
-    cluster.wait_ready(3)
-    check_killed_in_prefill(cluster, group, victim)
-    assert 1 <= group.use().oom_kills <= 2, "it is tried once more, and then without it"
+    cluster.wait_until(lambda status: "it offers " in node_of(status, victim.name)["why"])
+    cluster.wait_ready(2)
+    exact(cluster)
+    group.limit(NO_LIMIT)
     cluster.wait_ready(3)
     exact(cluster)
     assert victim.agent == agent
 
 
-@pytest.mark.fault("P2", "where there is too little for a node, none is started again and again")
-def test_memory_is_too_little_for_a_node(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
-    agent = victim.agent
-    group.members_file.write_text(str(agent.pid))
+@pytest.mark.fault("P6", "one that a worker has no memory for: answered without it")
+def test_memory_runs_out_in_prefill(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
+    """Or just before: what it has would do for short prompts only."""
+    group.members_file.write_text(str(victim.agent.pid))
     cluster.wait_ready(3)
-    victim.node.kill()
-    low = agent.memory_info().rss + HALF_A_NODE
-    wait_for(lambda: try_limit(group, low), NOTICED_S)
-    check_left_out(cluster, victim, OUT_OF_MEMORY, exact)
-    assert 1 <= group.use().oom_kills <= 3
-    assert victim.agent == agent
-
-
-def check_killed_in_prefill(cluster: Serving, group: MemoryGroup, victim: Worker) -> None:
-    """With what it has it could answer short prompts only."""
-    rank = cluster.node(victim.name)["rank"]
     # What the kernel cannot take back, and a little more.
     assert try_limit(group, group.held_bytes + MARGIN)
-    before = len(cluster.master.log)
     with cluster.client() as client:
         stream = client.completions.create(
             model="demo", prompt=LONG_PROMPT, max_tokens=20, temperature=0, stream=True
         )
         assert list(stream)[-1].choices[0].finish_reason
-    assert re.search(words_of_loss(rank, OUT_OF_MEMORY), cluster.master.log[before:])
+    check_too_small(cluster, group, victim, exact)
+    assert group.use().oom_kills <= 2, "it is not tried again and again"
+
+
+@pytest.mark.fault("P2", "where there is too little for a node, none is started again and again")
+def test_memory_is_too_little_for_a_node(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
+    group.members_file.write_text(str(victim.agent.pid))
+    cluster.wait_ready(3)
+    victim.node.kill()
+    low = victim.agent.memory_info().rss + HALF_A_NODE
+    wait_for(lambda: try_limit(group, low), NOTICED_S)
+    check_too_small(cluster, group, victim, exact)
+    assert group.use().oom_kills <= 2, "it is not tried again and again"

@@ -6,7 +6,8 @@ import psutil
 import pytest
 
 from tpiedge.host.cgroups import Cgroups
-from tpiedge.host.device import available_memory_bytes, default_threads, usable_cores
+from tpiedge.host.device import available_memory_bytes, default_memory_bytes, default_threads, usable_cores
+from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.units import GIB, MIB
 
 V1_MOUNTS = """\
@@ -100,6 +101,33 @@ def test_what_is_no_number_is_no_limit(computer, value):
     assert Cgroups.own(root) != Cgroups((), (), (), ())
     assert Cgroups.own(root).memory_room() == []
     assert Cgroups.own(root).cpu_quotas() == ([] if value != "12 34" else [12 / 34])
+
+
+def test_what_may_be_used_follows_the_limits_and_not_what_others_take(computer):
+    groups = "0::/box\n"
+    root = computer(groups, V2_MOUNTS, v2_memory("box/", 2 * GIB, GIB, f"inactive_file {GIB // 2}"))
+    usual, given, little = (MemoryLimits(asked, root) for asked in (None, GIB, GIB // 4))
+    assert usual.usable_bytes() == default_memory_bytes(3 * GIB // 2)
+    assert (given.usable_bytes(), little.usable_bytes()) == (GIB, GIB // 4)
+    computer(groups, V2_MOUNTS, v2_memory("box/", 2 * GIB, 2 * GIB))
+    assert usual.usable_bytes() == default_memory_bytes(3 * GIB // 2), "its own node takes memory, too"
+    computer(groups, V2_MOUNTS, v2_memory("box/", GIB - MIB, GIB // 2))
+    assert usual.usable_bytes() == default_memory_bytes(GIB // 2 - MIB)
+    assert (given.usable_bytes(), little.usable_bytes()) == (GIB - MIB, GIB // 4)
+    computer(groups, V2_MOUNTS, v2_memory("box/", GIB // 4, GIB // 4))
+    assert usual.usable_bytes() == 0
+
+
+def test_another_group_counts_from_when_this_process_belongs_to_it(computer):
+    root = computer("4:memory:/box\n", V1_MOUNTS, v1_memory("memory/box", NO_LIMIT, 9 * GIB))
+    limits = MemoryLimits(100 * MIB, root)
+    assert limits.usable_bytes() == 100 * MIB
+    computer("4:memory:/other\n", V1_MOUNTS, v1_memory("memory/other", 50 * MIB, 40 * MIB))
+    assert limits.usable_bytes() == 50 * MIB
+
+
+def test_more_than_the_machine_has_is_never_usable(tmp_path):
+    assert MemoryLimits(1 << 60, tmp_path).usable_bytes() == psutil.virtual_memory().total
 
 
 def test_without_cgroups_nothing_is_limited(tmp_path):

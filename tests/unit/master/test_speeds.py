@@ -74,3 +74,10 @@ def test_another_offer_is_a_new_beginning() -> None:
     found.slowed("w-1", 4.0, 1.0)
     found.offered("w-1", offer("w-1", threads=3), 2.0)
     assert (known(found).slowdown, known(found).changes) == (1.0, 0)
+
+
+def test_an_offer_of_other_memory_is_of_the_same_speed() -> None:
+    found = roster()
+    found.slowed("w-1", 4.0, 1.0)
+    found.offered("w-1", offer("w-1", memory_bytes=5), 2.0)
+    assert (known(found).slowdown, known(found).offer.memory_bytes) == (4.0, 5)

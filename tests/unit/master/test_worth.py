@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.master.stories import SERVED, Story, paused, request, two_machines
+from tests.unit.master.players import offer
+from tests.unit.master.stories import SERVED, Story, assignments_of, paused, request, two_machines
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.worth import Worth
 from tpiedge.wire.requests import GenerationRequest
@@ -108,6 +109,24 @@ def test_a_faster_plan_does_not_wait_where_nobody_asks(story: Story) -> None:
     story.root.finish("r-1")
     story.wait(1.0)
     assert story.members() == ("master", "w-1", "w-2")
+
+
+@pytest.mark.parametrize("planned", [1000, 1001])
+def test_a_plan_for_a_worker_with_less_memory_than_its_node_may_take_does_not_wait(planned: int) -> None:
+    """Though it is predicted to be a little faster; where the node fits, it waits."""
+    story = Story(replace(SERVED, sequences=2))
+    found = assignments_of("w-1")
+    story.plan = lambda _machines: (found[0], replace(found[1], planned_bytes=planned))
+    answering = serving_one(story, reading_s=3.0)
+    epoch = story.epoch
+    story.step_s = lambda _machines: 0.4
+    story.plan = lambda _machines: tuple(replace(one, threads=1) for one in found)
+    story.agents["w-1"].say(offer("w-1", memory_bytes=1000))
+    story.wait(3.0)
+    assert (story.epoch != epoch) == (planned > 1000)
+    if planned > 1000:
+        assert paused(answering) == "a new plan begins"
+        assert story.members() == ("master", "w-1")
 
 
 def test_a_plan_without_a_worker_that_is_not_to_serve_any_more_does_not_wait(story: Story) -> None:

@@ -41,7 +41,9 @@ from tpiedge.wire.epochs import (
 )
 from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
-from tpiedge.worker.agent import Agent, AgentSettings, JoinRefused, MasterMoved
+from tpiedge.worker.agent import Agent, JoinRefused, MasterMoved
+from tpiedge.worker.memory_offer import MemoryOffer
+from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.way import WayState
 from tpiedge.worker.wording import NARROW
 
@@ -57,6 +59,7 @@ class FakeChild:
         self.pid = 4242
         self.cause: str | None = None
         self.log = ""
+        self.out_of_memory = False
         self.stopped = False
         #: How often the agent may do something while it ends.
         self.lingers = 0
@@ -196,6 +199,8 @@ class Worker:
         self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
         #: What is seen of the way to the master, one look after the other.
         self.ways: queue.SimpleQueue[WayState] = queue.SimpleQueue()
+        #: Bytes of memory that the machine may use.
+        self.usable = 1 << 30
         self.measurements = Measurements(folder, 2)
         if known:
             self.measurements.keep(REPORT)
@@ -206,7 +211,6 @@ class Worker:
             name="w-1",
             host="pi",
             threads=2,
-            memory_bytes=1 << 30,
             free_disk_bytes=1 << 40,
             disk_bytes_per_s=1e8,
         )
@@ -219,6 +223,8 @@ class Worker:
             self.said.put,
             self.measurements,
             self._look,
+            MemoryOffer(self.usable),
+            lambda: self.usable,
         )
         self.error: TpiedgeError | None = None
         self.thread = threading.Thread(target=self._run, name="agent")
@@ -615,6 +621,56 @@ def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
     assert "cannot start a process" in ended.cause
     monkeypatch.setattr(FakeStandby, "refused", False)
     worker.launched(6)
+
+
+# --- its memory
+
+
+def test_a_limit_that_is_lowered_is_offered_without_being_asked(worker: Worker) -> None:
+    worker.usable = 1 << 29
+    worker.clock.advance(2.01)
+    assert worker.expect(Offer).memory_bytes == 1 << 29
+    assert worker.said.get(timeout=WAIT_S) == (
+        "this machine has less memory for tpiedge now: it offers 536.9 MB (before: 1.1 GB)"
+    )
+
+
+def test_a_worker_that_has_less_memory_now_stays_though_that_holds_no_share(worker: Worker) -> None:
+    worker.usable = 1 << 20
+    worker.clock.advance(2.01)
+    worker.expect(Offer)
+    worker.say(Spare(0, "too small", "it offers 1.0 MB"))
+    worker.usable = 1 << 30
+    line = "this machine has more memory for tpiedge now: it offers 1.1 GB (before: 1.0 MB)"
+    said: list[str] = []
+    for _ in range(100):  # until it has settled that there is more
+        worker.clock.advance(1.0)
+        worker.sync()
+        while not worker.said.empty():
+            said.append(worker.said.get())
+        if line in said:
+            break
+    assert line in said
+    assert "this machine cannot be used: it offers 1.0 MB" in said
+
+
+@pytest.mark.parametrize("seen_by", ["the agent", "the master"])
+def test_the_master_hears_what_to_plan_with_before_it_hears_that_a_node_ran_out_of_memory(
+    worker: Worker, seen_by: str
+) -> None:
+    """Of which the plan may not have said how much it takes."""
+    standby = worker.launched(5)
+    standby.child.out_of_memory, standby.child.cause = True, "it ran out of memory"
+    if seen_by == "the agent":
+        worker.clock.advance(0.31)
+    else:
+        worker.say(Release(5))
+    told = []
+    while not told or not isinstance(told[-1], NodeEnded):
+        envelope = worker.hub.recv(WAIT_S)
+        assert envelope is not None
+        told.append(envelope.message)
+    assert [one.memory_bytes for one in told if isinstance(one, Offer)] == [3 << 28]
 
 
 @pytest.mark.parametrize("words", ["IntegrityError: layer 3 is damaged", "ReadFault: cannot read 8 bytes"])

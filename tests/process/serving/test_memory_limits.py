@@ -1,0 +1,130 @@
+"""A worker's machine gets less memory while it is used, or has less than it offered: the plan gives it less, and it is
+not tried again and again. Linux, root."""
+
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.process.command import COMMAND, wait_for
+from tests.process.serving.conftest import NO_LIMIT, PROMPT, SLOW
+from tests.process.serving.machines import Worker
+from tests.process.serving.serving import START_S, Serving, node_of, words_of_loss
+from tpiedge.host.memory_group import ENTER, MemoryGroup
+
+LONG = 900
+OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
+#: Of a KV cache of KV_TOKENS, one head takes more than what a node has beside its program once it has LOW bytes.
+KV_TOKENS = 65536
+ENOUGH = 600 << 20
+LOW = 400 << 20
+#: What another program takes, which is less than a node and than its agent with the process that stands by.
+OTHER = 30 << 20
+_TAKE = f"import time; taken = b'x' * {OTHER}; print(flush=True); time.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters) -> Serving:
+    """The master and one worker."""
+    options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", KV_TOKENS)
+    cluster = clusters(*options, bytes_per_s=SLOW)
+    cluster.start_master()
+    cluster.start_worker("bob", bytes_per_s=SLOW)
+    return cluster
+
+
+@pytest.fixture
+def victim(cluster: Serving, group: MemoryGroup, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    """All of its processes are in the group."""
+    cluster.wait_ready(2)
+    name, program = request.node.name, ("sh", "-c", ENTER, group.members_file, COMMAND)
+    worker = cluster.start_worker(name, "--memory", f"{ENOUGH >> 20}MiB", bytes_per_s=SLOW, program=program)
+    cluster.wait_ready(3)
+    yield worker
+    cluster.workers.pop(name).process.end()
+
+
+@pytest.fixture
+def whole(cluster: Serving, victim: Worker) -> str:
+    """The answer that nothing disturbs."""
+    return cluster.whole(PROMPT, LONG)
+
+
+@pytest.mark.fault(
+    "P2", "less memory in the middle of an answer: a smaller part, no loss; the answer is exact"
+)
+def test_a_limit_is_lowered_in_an_answer_and_lifted_after_it(
+    cluster: Serving, group: MemoryGroup, victim: Worker, whole: str
+):
+    status = cluster.status()
+    before = node_of(status, victim.name)["attention"]
+    with cluster.streaming(PROMPT, LONG) as stream:
+        with cluster.crawling():
+            group.limit(LOW)
+            now = cluster.wait_until(lambda now: now["ready"] and now["epoch"] != status["epoch"])
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, whole)
+    node = node_of(now, victim.name)
+    assert node["planned_bytes"] <= node["memory_bytes"] == LOW
+    assert node_of(status, victim.name)["planned_bytes"] > LOW
+    assert f"it offers {LOW / 1e6:.1f} MB (before: {ENOUGH / 1e6:.1f} MB)" in victim.log
+    assert "stopped serving" not in cluster.master.log
+    assert group.use().oom_kills == 0
+    group.limit(NO_LIMIT)
+    cluster.wait_until(lambda status: node_of(status, victim.name)["attention"] == before)
+    assert cluster.whole(PROMPT, LONG) == whole
+
+
+@contextlib.contextmanager
+def memory_taken(group: MemoryGroup, node: psutil.Process) -> Iterator[None]:
+    """Other programs of the group take ever more, until the node has ended."""
+    with contextlib.ExitStack() as stack:
+        while node.is_running() and node.status() != psutil.STATUS_ZOMBIE:
+            command = ["sh", "-c", ENTER, str(group.members_file), sys.executable, "-c", _TAKE]
+            other = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(other.kill)
+            assert other.stdout is not None
+            other.stdout.readline()
+        yield
+
+
+@pytest.mark.fault(
+    "P2", "called so; where no limit has changed less is offered for a while: there is no loop"
+)
+def test_others_take_the_memory_that_was_offered(
+    cluster: Serving, group: MemoryGroup, victim: Worker, whole: str
+):
+    group.limit(ENOUGH)
+    agent, rank = victim.agent, cluster.node(victim.name)["rank"]
+    with cluster.streaming(PROMPT, LONG) as stream:
+        with cluster.crawling(), memory_taken(group, victim.node):
+            pass
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, whole)
+    assert re.search(words_of_loss(rank, OUT_OF_MEMORY), cluster.master.log)
+    assert re.search(
+        r"ran out of memory with .* planned for it: it offers .* for the next 1 min 0 s", victim.log
+    )
+    status = cluster.wait_ready(2)
+    assert re.match("it offers .*, but the least that works for demo is", node_of(status, victim.name)["why"])
+    assert victim.agent == agent
+    wait_for(lambda: cluster.whole(PROMPT, LONG) == whole, START_S)
+
+
+@pytest.mark.fault("P15", "a worker that is given more than its limit offers its limit, and says so")
+def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup):
+    group.limit(ENOUGH)
+    cluster.wait_ready(2)
+    program = ("sh", "-c", ENTER, group.members_file, COMMAND)
+    worker = cluster.start_worker("generous", "--memory", "2TB", bytes_per_s=SLOW, program=program)
+    assert node_of(cluster.wait_ready(3), worker.name)["memory_bytes"] == ENOUGH
+    most = f"{ENOUGH / 1e6:.1f} MB"
+    assert (
+        f"--memory gives 2.0 TB, but the limit of this machine or of its control group is {most}"
+        in worker.log
+    )
+    cluster.workers.pop(worker.name).process.end()
