@@ -16,15 +16,24 @@ CELLAR = replace(
     ATTIC, name="w-2", host="cellar", rank=None, state="spare", why="too slow", attention=(0, 0), ffn=(0, 0)
 )
 LOST = ClusterEvent(1.7e9, "lost", "cellar", "silent for 1.6 s")
+STEP = StepTimeline(
+    0,
+    1.7e9,
+    tuple(StepSpans(0, rank, 7, 1, ((0, 9000), (15000, 19000)), ((9000, 15000),), ()) for rank in range(2)),
+)
 
 
 @pytest.fixture
-def view(browser, service, serve):
-    """Open, with the key typed."""
+def server(service, serve):
     service._nodes = (NODE, ATTIC, CELLAR)
     service.told = (LOST,)
-    url = serve().url
-    browser.open(url)
+    return serve()
+
+
+@pytest.fixture
+def view(browser, server):
+    """Open, with the key typed."""
+    browser.open(server.url)
     browser.click("Cluster")
     browser.click("Type the key")
     browser.wait(lambda: browser.see("dialog[open]"))
@@ -70,11 +79,12 @@ def test_when_something_happened(view, service):
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_nothing_keeps_people_from_using_it(view, service, dark, touch):
     service.script = lambda generation: generation.say(5, 6)
+    service.recorded = STEP
     generation = ask(view, service)
     view.shape(*((390, 844) if touch else (1200, 800)), dark=dark, touch=touch)
-    view.wait(lambda: view.see(".requests"))
+    view.wait(lambda: view.see(".requests") and view.see(".timeline"))
     assert view.flaws() == []
-    assert view.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert view.outside() == [0, 0, 0]
     view.click("Drain attic")
     assert view.flaws() == []
     view.click("Cancel", "dialog")
@@ -128,12 +138,27 @@ def test_what_the_planner_predicts(view, service):
 
 
 def test_what_cannot_be_is_said(view, service):
+    """Where the user looks: in the card of the machine."""
     service.needed = "without attic the others cannot serve"
     view.click("Drain attic")
     view.click("Drain", "dialog")
-    view.wait_for_text(".problem", "without attic the others cannot serve")
+    view.wait_for_text(f"{card('w-1')} [role=alert]", "without attic the others cannot serve")
+    assert view.texts("[role=alert]") == view.texts(".machine [role=alert]")
+    assert view.flaws() == []
     view.click("Close")
-    view.wait(lambda: not view.see(".problem"))
+    view.wait(lambda: not view.see("[role=alert]"))
+
+
+def card(name):
+    return f".machine:has(#m-{name})"
+
+
+def test_a_prediction_goes_when_the_machines_are_others(view, service):
+    view.click("Without it? attic")
+    view.wait_for_text(".forecast", "Without attic a token would take")
+    service._nodes = (NODE, ATTIC, replace(CELLAR, state="drained"))
+    view.wait_for_text(f"{card('w-2')} .pill", "drained")
+    assert not view.see(".forecast")
 
 
 def test_a_request_is_ended(view, service):
@@ -151,14 +176,39 @@ def test_a_request_is_ended(view, service):
 
 def test_a_server_that_is_gone_leaves_what_was_seen_last(view, serve):
     view.run("window.fetch = () => Promise.reject(new TypeError('gone'))")
-    view.wait_for_text(".problem", "This is what was seen last.")
+    view.wait_for_text(".problem", "This is what was seen last, at ")
     assert view.texts(".machine h3") == ["master", "attic", "cellar"]
+    assert view.texts(".cluster-head .pill") == ["unreachable"]
+    assert view.run(
+        "return [...document.querySelectorAll('.picture button')].every(e => e.matches(':disabled'))"
+    )
+    assert view.run("return getComputedStyle(document.querySelector('.machines')).filter") != "none"
+    assert view.flaws() == []
+
+
+@pytest.mark.parametrize("reload", [False, True], ids=["", "and the page is loaded anew"])
+def test_a_server_that_came_back_with_another_key(view, serve, server, reload):
+    """As a master does that was started again."""
+    server.close()
+    view.wait_for_text(".problem", "The server cannot be reached.")
+    serve(port=server.address[1], secret="the-new-secret")
+    if reload:
+        view.driver.refresh()
+    view.wait_for_text("dialog .error", "The master was started again: it has a new key.")
+    assert "cannot be reached" not in view.text("main")
+    assert not view.see(".pill.ready")
+    view.type("dialog input", "wrong")
+    view.click("Use this key", "dialog")
+    view.wait_for_text("dialog .error", "The server does not know this key.")
+    view.type("dialog input", "the-new-secret")
+    view.click("Use this key", "dialog")
+    view.wait(lambda: view.see(".pill.ready"))
+    assert not view.see(".problem")
 
 
 def test_a_step_on_all_machines(view, service):
     assert not view.see(".timeline")
-    spans = [StepSpans(0, rank, 7, 1, ((0, 9000), (15000, 19000)), ((9000, 15000),), ()) for rank in range(2)]
-    service.recorded = StepTimeline(0, 1.7e9, tuple(spans))
+    service.recorded = STEP
     view.wait(lambda: view.see(".timeline svg path"))
     assert "Step 7, 1 token, at " in view.text(".timeline p")
     assert view.text(".timeline p").endswith(": 19 ms")
