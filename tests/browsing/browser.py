@@ -150,6 +150,15 @@ class Browser:
         """Until one of them has it."""
         self.wait(lambda: any(text in one for one in self.texts(selector)))
 
+    def outside(self) -> list[int]:
+        """By how many pixels the page is wider and higher than the window, and its content wider than its own place: 0
+        where the window itself never scrolls."""
+        return self.run(
+            "const { documentElement: page } = document, content = document.getElementById('content');"
+            "return [page.scrollWidth - page.clientWidth, page.scrollHeight - page.clientHeight,"
+            " content.scrollWidth - content.clientWidth]"
+        )
+
     def focused(self) -> str:
         """The accessible name of what has the focus."""
         return self.driver.switch_to.active_element.accessible_name

@@ -59,9 +59,9 @@ def serve(service):
     """Start a server; closed at the end of the test."""
     servers = []
 
-    def start(*, keys=(), key_file=None, host="127.0.0.1", port=0, limits=None, **options):
+    def start(*, keys=(), key_file=None, host="127.0.0.1", port=0, secret=SECRET, limits=None, **options):
         server = ApiServer(
-            service, host, port, ApiKeys(keys, key_file), SECRET, limits=limits or Limits(), **options
+            service, host, port, ApiKeys(keys, key_file), secret, limits=limits or Limits(), **options
         )
         servers.append(server)
         server.start()

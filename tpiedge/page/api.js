@@ -1,6 +1,6 @@
 // Requests to the server that the page came from. A key is asked for only where the server wants one.
 
-import { askForKey, key } from "./keys.js";
+import { askForKey, key, keyTaken } from "./keys.js";
 import { texts } from "./texts.js";
 
 // What the server refuses: `status` of HTTP (0 where there was no answer), `code` of the error.
@@ -13,10 +13,10 @@ export class Refusal extends Error {
 }
 
 // The Response to `path` ("v1/models"), whatever its status but 401. `body` is sent as JSON; `kind` names the key
-// that is asked for ("api", "admin"). After `lateMs` there is no answer any more, after `silentMs` the beginning of one
-// must have come. Throws Refusal, and AbortError where `signal` says so.
+// that is asked for ("api", "admin"); `asking` is called before it is. After `lateMs` there is no answer any more,
+// after `silentMs` the beginning of one must have come. Throws Refusal, and AbortError where `signal` says so.
 export async function request(path, options = {}) {
-  const { method = "GET", body, headers = {}, signal, kind = "api", keepalive, lateMs, silentMs } = options;
+  const { method = "GET", body, headers = {}, signal, kind = "api", asking, keepalive, lateMs, silentMs } = options;
   for (;;) {
     const used = key(kind);
     const sent = { ...headers };
@@ -25,8 +25,12 @@ export async function request(path, options = {}) {
     const content = body === undefined ? undefined : JSON.stringify(body);
     const limits = { signal, lateMs, silentMs };
     const answer = await reach(path, { method, body: content, headers: sent, keepalive }, limits);
-    if (answer.status !== 401) return answer;
-    if (!(await askForKey(kind, used))) throw new Refusal(texts.errors.keyMissing, 401, "invalid_api_key");
+    if (answer.status !== 401) {
+      keyTaken(kind, used);
+      return answer;
+    }
+    asking?.();
+    if (!(await askForKey(kind, used))) throw new Refusal(texts.errors.keyMissing[kind], 401, "invalid_api_key");
     signal?.throwIfAborted();
   }
 }

@@ -14,15 +14,24 @@ const VIEWS = [
   { name: "cluster", title: texts.cluster.title, View: Cluster },
 ];
 
+// Where each view was left, by its name: the part of the address after #.
+const places = new Map();
+
 function shown() {
   const name = location.hash.slice(1).split("/")[0];
   return VIEWS.find((view) => view.name === name) ?? VIEWS[0];
 }
 
+function placeNow() {
+  places.set(shown().name, location.hash);
+  return location.hash;
+}
+
 function App() {
-  const [view, choose] = useState(shown);
+  const [, move] = useState(placeNow);
+  const view = shown();
   useEffect(() => {
-    const follow = () => choose(shown());
+    const follow = () => move(placeNow());
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
@@ -36,7 +45,8 @@ function App() {
       <nav aria-label=${texts.shell.views}>
         ${VIEWS.map(
           ({ name, title }) =>
-            html`<a key=${name} href="#${name}" aria-current=${name === view.name ? "page" : null}>${title}</a>`,
+            html`<a key=${name} href=${places.get(name) || `#${name}`}
+              aria-current=${name === view.name ? "page" : null}>${title}</a>`,
         )}
       </nav>
     </header>

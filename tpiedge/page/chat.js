@@ -31,14 +31,15 @@ export function Chat() {
   const [adjusting, adjust] = useState(false);
   const [begun, begin] = useState(null); // the settings of the new chat, where they are not the usual ones
   const opener = useRef(null);
-  const latest = useRef(null); // the settings as they were changed last: one key may change them and close the dialog
   useEffect(() => {
     const moved = () => follow(named());
     addEventListener("hashchange", moved);
     return () => removeEventListener("hashchange", moved);
   }, []);
   const conversation = chats.conversations.get(id);
-  const settings = conversation?.settings ?? begun ?? chats.usualSettings();
+  const usual = chats.usualSettings();
+  const settings = conversation?.settings ?? begun ?? usual;
+  const own = !same(settings, usual);
   const chosen = (next) => {
     go(next);
     list(false);
@@ -52,14 +53,10 @@ export function Chat() {
     go(chats.send(conversation?.id, text, settings));
     if (!conversation) begin(null);
   };
-  const set = (values) => {
-    latest.current = values;
+  const adjusted = (values, ofNew) => {
     if (conversation) chats.set(conversation.id, values);
-    else begin(values);
-  };
-  const adjusted = (usual) => {
-    if (usual) chats.setUsual(latest.current ?? settings);
-    latest.current = null;
+    else begin(ofNew || same(values, usual) ? null : values);
+    if (ofNew) chats.setUsual(values);
     adjust(false);
   };
   const ask = () => {
@@ -74,33 +71,50 @@ export function Chat() {
           aria-expanded=${listed} onClick=${() => list(true)}><${Icon} name="list" /></button>
         <h1>${conversation?.title || texts.chat.add}</h1>
         ${chats.model && html`<span class="model" title=${chats.model.id}>${chats.model.id}</span>`}
-        <button type="button" class="quiet" onClick=${() => adjust(true)}>
+        <button type="button" class="quiet" title=${own ? texts.chat.settingsOwn : null} onClick=${() => adjust(true)}>
           <${Icon} name="settings" /><span>${texts.chat.settings}</span>
+          ${own && html`<i class="own-sign" aria-hidden="true"></i>`}
         </button>
       </div>
       ${chats.problem && html`<p class="problem" role="alert">${chats.problem}
-        <button type="button" onClick=${ask}>${texts.chat.again}</button></p>`}
+        <button type="button" onClick=${ask}>${chats.keyless ? texts.chat.typeKey : texts.chat.again}</button></p>`}
+      ${chats.unready && html`<p class="notice" role="status">${chats.unready}</p>`}
       ${chats.notice && html`<p class="notice" role="status">${chats.notice}</p>`}
       <${Messages} key=${conversation?.id ?? "new"} conversation=${conversation} />
       <${Composer} key=${`say-${conversation?.id}`} conversation=${conversation?.id ?? ""}
         answering=${chats.answering(id)} send=${send} />
     </section>
-    ${adjusting && html`<${Settings} values=${settings} set=${set} close=${adjusted} />`}
+    ${adjusting && html`<${Settings} values=${settings} own=${own} save=${adjusted} cancel=${() => adjust(false)} />`}
   </div>`;
+}
+
+function same(settings, others) {
+  return Object.keys({ ...settings, ...others }).every((name) => settings[name] === others[name]);
 }
 
 function Messages({ conversation }) {
   const scroller = useRef(null);
   const [atEnd, setAtEnd] = useState(true);
+  const [editing, edit] = useState(""); // the id of the message that is edited
+  const [, resized] = useState(0);
   const nodes = conversation ? path(conversation) : [];
   const last = nodes.at(-1);
-  useEffect(() => {
-    if (atEnd) scroller.current.scrollTop = scroller.current.scrollHeight;
-  });
+  const asked = useRef(last?.id);
   const scrolled = () => {
     const { scrollTop, scrollHeight, clientHeight } = scroller.current;
     setAtEnd(scrollHeight - scrollTop - clientHeight < NEAR_END);
   };
+  useEffect(() => {
+    const isNew = last && last.id !== asked.current && chats.running.has(last.id);
+    if (isNew) asked.current = last.id; // whoever asks wants to see it, wherever they read
+    if (atEnd || isNew) scroller.current.scrollTop = scroller.current.scrollHeight;
+    scrolled();
+  });
+  useEffect(() => {
+    const observer = new ResizeObserver(() => resized((count) => count + 1));
+    observer.observe(scroller.current);
+    return () => observer.disconnect();
+  }, []);
   const toEnd = () => {
     scroller.current.scrollTop = scroller.current.scrollHeight;
     scroller.current.focus();
@@ -112,7 +126,7 @@ function Messages({ conversation }) {
         <h2>${texts.chat.welcome}</h2><p class="muted">${texts.chat.welcomeWhy(chats.model?.id)}</p>
       </div>`}
       ${nodes.map((node) => html`<${Message} key=${node.parent} conversation=${conversation} node=${node}
-        last=${node === last} live=${chats.running.get(node.id)} />`)}
+        last=${node === last} live=${chats.running.get(node.id)} editing=${editing === node.id} edit=${edit} />`)}
     </div>
     ${!atEnd && html`<button type="button" class="to-end" onClick=${toEnd}><${Icon} name="down" />
       <span>${texts.chat.toEnd}</span></button>`}
@@ -124,11 +138,13 @@ function Messages({ conversation }) {
 function Announcer({ node }) {
   const [said, say] = useState("");
   const live = node && chats.running.get(node.id);
-  const before = useRef(live);
+  const before = useRef({ id: node?.id, live });
   useEffect(() => {
-    if (live?.note) say(texts.chat.pauses(live.note));
-    else if (!live && before.current && node) say(outcome(node));
-    before.current = live;
+    const same = before.current.id === node?.id;
+    if (live) say(live.note ? texts.chat.pauses(live.note) : "");
+    else if (same && before.current.live) say(outcome(node));
+    else if (!same) say("");
+    before.current = { id: node?.id, live };
   });
   return html`<div class="visually-hidden" role="status">${said}</div>`;
 }

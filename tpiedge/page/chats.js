@@ -16,7 +16,8 @@ const TAB = "tpiedge.tab";
 const NO_ANSWER = 0;
 const NO_KEY = 401;
 
-// `running` has what is shown beside an answer while it is being made, by the id of its node: `phase` ("sent",
+// `running` has what is shown beside an answer while it is being made, by the id of its node: `conversation` the id of
+// where it is, `phase` ("sent",
 // "opened", "answering"), `note` why it pauses, `reading` how far a long prompt is read, `tokens` so far, of which
 // `early` came with the first, and when, by performance.now(): `since` its request, `first` and `last` tokens. `stop`
 // ends it; `resume` names it where it can be resumed.
@@ -50,6 +51,21 @@ class Chats extends EventTarget {
   // What is wrong with the server, for the user to read.
   get problem() {
     return this.#served.problem;
+  }
+
+  // Whether that is a key that it wants.
+  get keyless() {
+    return this.#served.keyless;
+  }
+
+  // Why the server would not answer now, for the user to read; empty where it would.
+  get unready() {
+    return this.#served.unready;
+  }
+
+  // The ids of the conversations in which an answer is being made.
+  get busy() {
+    return new Set([...this.running.values()].map(({ conversation }) => conversation));
   }
 
   // That this browser does not keep what is said, for the user to read.
@@ -107,9 +123,11 @@ class Chats extends EventTarget {
     this.#library.put(choose(this.conversations.get(id), node));
   }
 
-  // The ids of all that stands in the place of `node`.
+  // The ids of all that stands in the place of `node`, but for other tries that gave nothing.
   versions(id, node) {
-    return siblings(this.conversations.get(id), node);
+    const { nodes } = this.conversations.get(id);
+    const gave = (one) => one === node || nodes[one].state !== "failed" || nodes[one].text !== "";
+    return siblings(this.conversations.get(id), node).filter(gave);
   }
 
   stop(node) {
@@ -191,7 +209,8 @@ class Chats extends EventTarget {
 
   async #run(id, node, how) {
     const stop = new AbortController();
-    const live = { phase: "sent", since: performance.now(), note: "", tokens: 0, first: null, last: null, stop };
+    const live = { conversation: id, phase: "sent", since: performance.now(), note: "", tokens: 0, stop };
+    Object.assign(live, { first: null, last: null });
     live.resume = how.resume;
     this.running.set(node, live);
     this.#changed();
@@ -213,7 +232,7 @@ class Chats extends EventTarget {
     if (live.resume && end.state === "stopped") endAnswer(live.resume.id).catch(() => {});
     if (this.#reads(id, node) && !superseded) this.#change(id, node, { ...end, ...speed(live) });
     else this.#changed(); // what becomes of it, the tab says that reads it
-    if (silent) this.findModel(); // which goes on until the server is back
+    if (end.state !== "done") this.findModel(); // which goes on until the server is back, and ready
   }
 
   // Has `read` read the answer of the model that the server has: it may have another one than it was asked for last.
@@ -297,7 +316,7 @@ class Chats extends EventTarget {
 function endOf(error, live, silent) {
   if (live.stop.signal.aborted) return { state: "stopped", resume: null };
   if (live.resume && (silent || error.status === NO_KEY)) return { state: "unread", error: error.message };
-  return { state: "failed", error: error.message, resume: null };
+  return { state: "failed", error: error.message, code: error.code, resume: null };
 }
 
 // What is known of how fast the answer came: seconds to its first token, tokens per second after it.

@@ -4,13 +4,15 @@ import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.modul
 import { Sparkline } from "./bars.js";
 import { useChanges } from "./changes.js";
 import { Dialog } from "./dialog.js";
-import { Machine, titleOf } from "./machine.js";
+import { Machine, Said, titleOf } from "./machine.js";
 import { texts } from "./texts.js";
 import { Timeline } from "./timeline.js";
 import { cluster } from "./watch.js";
 
 const words = texts.cluster;
 const EVENTS = 30;
+// In place of a machine, where one more is asked about.
+const ONE_MORE = { name: "" };
 
 export function Cluster() {
   useChanges(cluster);
@@ -18,8 +20,12 @@ export function Cluster() {
   const { picture } = cluster;
   if (cluster.locked) return html`<${Locked} />`;
   return html`<div class="cluster">
-    ${cluster.problem && html`<p class="problem" role="alert">${cluster.problem}</p>`}
-    ${picture ? html`<${Picture} picture=${picture} />` : html`<p class="muted">${words.looking}</p>`}
+    ${cluster.problem && html`<p class="problem" role="alert">${cluster.problem}
+      <button type="button" onClick=${() => cluster.unlock()}>${words.again}</button></p>`}
+    ${picture
+      ? html`<fieldset class="picture" disabled=${Boolean(cluster.problem)}>
+          <${Picture} picture=${picture} /></fieldset>`
+      : html`<p class="muted">${words.looking}</p>`}
   </div>`;
 }
 
@@ -34,53 +40,72 @@ function Locked() {
 
 function Picture({ picture }) {
   const [asked, ask] = useState(null);
-  const [failed, fail] = useState("");
-  const [forecast, show] = useState({});
-  const predict = async (machine) => {
-    fail("");
-    show({});
+  const [answer, say] = useState(null); // the last one: `about` a machine by its name, ONE_MORE or a request
+  const order = async (about, path, options, predicted) => {
+    say(null);
     try {
-      const query = machine ? `without=${encodeURIComponent(machine.name)}` : "more=1";
-      const found = await cluster.order(`whatif?${query}`, { method: "GET" });
-      show({ about: machine?.name ?? "", text: machine ? words.less(titleOf(machine), found) : words.more(found) });
+      const found = await cluster.order(path, options);
+      if (predicted) say({ about, text: predicted(found), of: planOf(cluster.picture) });
     } catch (error) {
-      fail(error.message);
+      say({ about, failed: error.message });
     }
   };
-  const order = async (path, options) => {
-    fail("");
-    try {
-      await cluster.order(path, options);
-    } catch (error) {
-      fail(error.message);
-    }
-  };
+  const predict = ({ name }, query, predicted) => order(name, `whatif?${query}`, { method: "GET" }, predicted);
+  const less = (machine) =>
+    predict(machine, `without=${encodeURIComponent(machine.name)}`, (found) => words.less(titleOf(machine), found));
   const confirmed = () => {
     ask(null);
-    if (asked.kind === "cancel") order(`requests/${encodeURIComponent(asked.id)}`, { method: "DELETE" });
-    else order(`nodes/${asked.kind}`, { body: { name: asked.machine.name } });
+    const { kind, id, machine } = asked;
+    if (kind === "cancel") order(id, `requests/${encodeURIComponent(id)}`, { method: "DELETE" });
+    else order(machine.name, `nodes/${kind}`, { body: { name: machine.name } });
   };
+  // What was predicted of other machines, or of another plan, is true no more.
+  const said = answer?.of && answer.of !== planOf(picture) ? null : answer;
+  const saidOf = (about) => said?.about === about && html`<${Said} said=${said} close=${() => say(null)} />`;
+  const placed = [ONE_MORE.name, ...picture.machines.map(({ name }) => name)];
   return html`
     <${Summary} picture=${picture} />
-    ${failed && html`<p class="problem" role="alert">${failed}
-      <button type="button" onClick=${() => fail("")}>${words.dismiss}</button></p>`}
     ${picture.waiting.length > 0 && html`<${Waiting} waiting=${picture.waiting} />`}
     <section aria-labelledby="machines-title">
       <h2 id="machines-title">${words.machines}</h2>
       <div class="machines">
         ${picture.machines.map((machine) => html`<${Machine} key=${machine.name} machine=${machine}
           ask=${(kind, which) => ask({ kind, machine: which })}
-          predict=${predict} forecast=${forecast.about === machine.name && forecast.text}
-          undrain=${(which) => order("nodes/undrain", { body: { name: which.name } })} />`)}
+          predict=${less} said=${saidOf(machine.name)}
+          undrain=${({ name }) => order(name, "nodes/undrain", { body: { name } })} />`)}
       </div>
-      ${picture.machines.length > 1 && html`<p class="one-more">
-        <button type="button" class="quiet" onClick=${() => predict(null)}>${words.whatIfMore}</button>
-        <span role="status">${forecast.about === "" && forecast.text}</span></p>`}
+      ${picture.machines.length > 1 && html`<div class="one-more">
+        <button type="button" class="quiet" onClick=${() => predict(ONE_MORE, "more=1", words.more)}>
+          ${words.whatIfMore}</button>${saidOf(ONE_MORE.name)}</div>`}
+      <${Words} />
     </section>
     ${picture.timeline?.took_s > 0 && html`<${Timeline} timeline=${picture.timeline} />`}
     <${Requests} requests=${picture.requests} cancel=${(id) => ask({ kind: "cancel", id })} />
+    ${said && !placed.includes(said.about) && saidOf(said.about)}
     <${Events} events=${picture.events} />
     ${asked && html`<${Confirmation} asked=${asked} confirm=${confirmed} cancel=${() => ask(null)} />`}`;
+}
+
+// What a prediction is of: it is another one as soon as a machine or the plan is.
+function planOf({ epoch, machines }) {
+  return JSON.stringify([epoch, machines.map(({ name, state }) => [name, state])]);
+}
+
+function Words() {
+  return html`<details class="words">
+    <summary>${words.wordsTitle}</summary>
+    <dl>${words.wordsOf.map(([word, meaning]) => html`<div key=${word}><dt>${word}</dt><dd>${meaning}</dd></div>`)}</dl>
+  </details>`;
+}
+
+// Whether the model can be asked, as far as is known.
+function Readiness({ ready }) {
+  if (cluster.problem) {
+    return html`<span class="pill unseen" role="status">
+      ${cluster.unreachable ? words.unreachable : words.notSeen}</span>`;
+  }
+  return html`<span class=${ready ? "pill ready" : "pill"} role="status">
+    ${ready ? words.ready : words.notReady}</span>`;
 }
 
 function Summary({ picture }) {
@@ -89,13 +114,12 @@ function Summary({ picture }) {
     [words.rate, words.perSecond(totals.tokens_per_s), html`<${Sparkline} values=${cluster.rates} />`],
     [words.running, totals.running],
     [words.queued, totals.queued],
-    totals.drafted > 0 && [words.guesses, words.percent(totals.accepted / totals.drafted)],
-    totals.kv_pages > 0 && [words.kv, words.percent(totals.kv_pages_used / totals.kv_pages)],
-  ].filter(Boolean);
+    [words.guesses, words.partOf(totals.accepted, totals.drafted)],
+    [words.kv, words.partOf(totals.kv_pages_used, totals.kv_pages)],
+  ];
   return html`<header class="cluster-head">
     <h1>${picture.model.name}</h1>
-    <span class=${picture.ready ? "pill ready" : "pill"} role="status">
-      ${picture.ready ? words.ready : words.notReady}</span>
+    <${Readiness} ready=${picture.ready} />
     ${picture.reason && html`<p class="why">${picture.reason}</p>`}
     ${picture.collective.token && html`<p class="muted">${words.collective(picture.collective)}</p>`}
     <dl class="figures">

@@ -13,6 +13,11 @@ export function focusMessage() {
   document.querySelector(touched.matches ? ".messages" : "#message")?.focus();
 }
 
+// Whether a key that was pressed in a message sends it. Shift, or Enter on a screen, makes a new line.
+export function sends({ key, shiftKey, ctrlKey, metaKey, isComposing }) {
+  return key === "Enter" && !isComposing && (ctrlKey || metaKey || !(shiftKey || touched.matches));
+}
+
 // What was typed and not sent, by the conversation.
 const drafts = new Map();
 
@@ -40,9 +45,8 @@ export function Composer({ conversation, answering, send }) {
     focusMessage(); // the button goes
   };
   const pressed = (event) => {
-    if (event.isComposing) return;
-    if (event.key === "Escape" && answering) chats.stop(answering);
-    if (event.key === "Enter" && !event.shiftKey && !touched.matches) submit(event);
+    if (event.key === "Escape" && answering && !event.isComposing) chats.stop(answering);
+    if (sends(event)) submit(event);
   };
   return html`<form class="composer" onSubmit=${submit}>
     <div class="composer-box">

@@ -18,6 +18,7 @@ export function ConversationList({ chosen, open, choose, close }) {
     if (open) first.current.focus();
   }, [open]);
   const all = chats.list();
+  const { busy } = chats;
   const [wanted, find] = useState("");
   const list = all.length < MANY ? all : all.filter((one) => has(one, wanted.trim().toLowerCase()));
   const removed = () => {
@@ -53,8 +54,8 @@ export function ConversationList({ chosen, open, choose, close }) {
         ${list.map((one) => html`<li key=${one.id} class=${one.id === chosen ? "chosen" : ""}>
           ${renaming === one.id
             ? html`<${Renamer} one=${one} close=${renamed} />`
-            : html`<${Entry} one=${one} chosen=${one.id === chosen} choose=${choose} rename=${rename}
-                remove=${remove} />`}
+            : html`<${Entry} one=${one} chosen=${one.id === chosen} busy=${busy.has(one.id)} choose=${choose}
+                rename=${rename} remove=${remove} />`}
         </li>`)}
       </ul>
     </nav>
@@ -67,8 +68,10 @@ function has({ title, nodes }, words) {
   return [title, ...Object.values(nodes).map((node) => node.text)].some((text) => text.toLowerCase().includes(words));
 }
 
-function Entry({ one, chosen, choose, rename, remove }) {
+function Entry({ one, chosen, busy, choose, rename, remove }) {
   return html`
+    ${busy && !chosen && html`<span class="pulse running-sign" role="img" aria-label=${texts.chat.isAnswering}
+      title=${texts.chat.isAnswering}></span>`}
     <a id="entry-${one.id}" href="#chat/${one.id}" aria-current=${chosen ? "true" : null}
       onClick=${(event) => { event.preventDefault(); choose(one.id); }}>${one.title}</a>
     <span class="entry-tools">

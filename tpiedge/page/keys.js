@@ -6,6 +6,8 @@ import { ofTab } from "./kept.js";
 import { texts } from "./texts.js";
 
 const STORED = "tpiedge.key.";
+// Of the key that the server took last.
+const TAKEN = "tpiedge.taken.";
 
 let show = null;
 const waiting = new Map();
@@ -17,13 +19,20 @@ export function key(kind) {
   return ofTab.get(STORED + kind);
 }
 
+// That the server takes the key `used`. When it does so no more, it has another one since.
+export function keyTaken(kind, used) {
+  if (used && ofTab.get(TAKEN + kind) !== used) ofTab.set(TAKEN + kind, used);
+}
+
 // Has the user type a key in place of `refused`, once for all who ask at a time. Resolves to whether there is another.
 export function askForKey(kind, refused) {
   if (key(kind) !== refused) return Promise.resolve(true);
   if (!waiting.has(kind)) {
     let settle;
     const promise = new Promise((resolve) => (settle = resolve));
-    waiting.set(kind, { promise, settle, wrong: refused !== "" });
+    const renewed = refused !== "" && ofTab.get(TAKEN + kind) === refused;
+    const wrong = renewed ? texts.keys[`${kind}Renewed`] : refused && texts.keys.refused;
+    waiting.set(kind, { promise, settle, wrong });
     show?.();
   }
   return waiting.get(kind).promise;
@@ -54,7 +63,7 @@ export function KeyDialog() {
     const typed = field.current.value.trim();
     if (SENDABLE.test(typed)) return finish(typed);
     if (!typed) return;
-    waiting.get(kind).wrong = true;
+    waiting.get(kind).wrong = texts.keys.refused;
     show();
   };
   return html`
@@ -62,7 +71,7 @@ export function KeyDialog() {
       <form onSubmit=${submit}>
         <h2 id="key-title">${texts.keys[kind]}</h2>
         <p id="key-why">${texts.keys[`${kind}Why`]}</p>
-        ${waiting.get(kind).wrong && html`<p class="error" role="alert">${texts.keys.refused}</p>`}
+        ${waiting.get(kind).wrong && html`<p class="error" role="alert">${waiting.get(kind).wrong}</p>`}
         <label for="key-field" class="visually-hidden">${texts.keys[kind]}</label>
         <input id="key-field" ref=${field} type="password" autocomplete="off" spellcheck=${false} />
         <div class="actions">

@@ -11,8 +11,8 @@ export function titleOf(machine) {
 }
 
 // `ask` gets "drain" or "revoke" and the machine, for the user to confirm; `undrain` and `predict` the machine.
-// `forecast`: what was predicted of it, in words.
-export function Machine({ machine, ask, undrain, predict, forecast }) {
+// `said`: what came of the last of them.
+export function Machine({ machine, ask, undrain, predict, said }) {
   const title = titleOf(machine);
   const serves = machine.rank !== null;
   const own = machine.host === "";
@@ -37,8 +37,15 @@ export function Machine({ machine, ask, undrain, predict, forecast }) {
       ${serves && html`<${Tool} name=${words.whatIfLess} of=${title} use=${() => predict(machine)} quiet />`}
       <${Tool} name=${words.revoke} of=${title} use=${() => ask("revoke", machine)} quiet />
     </div>`}
-    ${forecast && html`<p class="forecast" role="status">${forecast}</p>`}
+    ${said}
   </article>`;
+}
+
+// The answer to what the user wanted: `text` where it came, `failed` where it could not be.
+export function Said({ said, close }) {
+  if (said.failed === undefined) return html`<p class="forecast" role="status">${said.text}</p>`;
+  return html`<p class="problem" role="alert">${said.failed}
+    <button type="button" onClick=${close}>${words.dismiss}</button></p>`;
 }
 
 // A button whose name says to who does not see the card of which machine it is.
@@ -49,8 +56,9 @@ function Tool({ name, of, use, quiet }) {
 
 function Situation({ machine }) {
   const { fetching } = machine;
+  const why = machine.state === "drained" ? words.drained : machine.state !== "serving" && machine.why;
   return html`
-    ${machine.why && machine.state !== "serving" && html`<p class="why">${machine.why}</p>`}
+    ${why && html`<p class="why">${why}</p>`}
     ${machine.silent_s > 0 && html`<p class="why">${words.silent(machine.silent_s)}</p>`}
     ${fetching && html`<label class="fetching">${words.fetching(fetching)}
       <progress max=${fetching.total_bytes} value=${fetching.done_bytes}></progress></label>`}`;

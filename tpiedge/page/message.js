@@ -3,7 +3,7 @@
 import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { useTicks } from "./changes.js";
 import { chats, rateOf } from "./chats.js";
-import { fit, focusMessage } from "./composer.js";
+import { fit, focusMessage, sends } from "./composer.js";
 import { copy } from "./copy.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
@@ -11,22 +11,23 @@ import { texts } from "./texts.js";
 
 const TICK_MS = 500;
 const SHOWN_MS = 1500;
+const TOO_LONG = "context_length_exceeded";
 
-// `live` is what is known of an answer that is being made.
+// `live` is what is known of an answer that is being made; `edit` gets the id of the question that is to be edited, ""
+// for none, and `editing` says whether it is this one.
 export function Message(props) {
   return props.node.role === "user" ? html`<${Question} ...${props} />` : html`<${Answer} ...${props} />`;
 }
 
-function Question({ conversation, node }) {
-  const [editing, edit] = useState(false);
+function Question({ conversation, node, editing, edit }) {
   const opener = useRef(null);
   const closed = () => {
-    edit(false);
+    edit("");
     requestAnimationFrame(() => opener.current?.focus());
   };
   const sent = (text) => {
     if (text === node.text) return closed();
-    edit(false);
+    edit("");
     chats.edit(conversation.id, node.id, text);
     focusMessage();
   };
@@ -37,7 +38,7 @@ function Question({ conversation, node }) {
     <div class="tools">
       <${Versions} conversation=${conversation} node=${node} />
       <${Copy} text=${node.text} />
-      <button type="button" class="quiet" ref=${opener} onClick=${() => edit(true)}>
+      <button type="button" class="quiet" ref=${opener} onClick=${() => edit(node.id)}>
         <${Icon} name="edit" /><span>${texts.chat.edit}</span>
       </button>
     </div>`}
@@ -57,7 +58,7 @@ function Editor({ text, send, cancel }) {
   };
   const pressed = (event) => {
     if (event.key === "Escape") cancel();
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing) submit(event);
+    if (sends(event)) submit(event);
   };
   return html`<form class="editor" onSubmit=${submit}>
     <textarea ref=${field} defaultValue=${text} aria-label=${texts.chat.editing} onKeyDown=${pressed}
@@ -69,10 +70,12 @@ function Editor({ text, send, cancel }) {
   </form>`;
 }
 
-function Answer({ conversation, node, live, last }) {
+function Answer({ conversation, node, live, last, edit }) {
   const name = node.model ?? chats.model?.id ?? texts.shell.name;
   const goOn = chats.canGoOn(node);
+  const tooLong = node.code === TOO_LONG;
   const anew = () => {
+    if (tooLong) return edit(node.parent); // the same would fail again
     if (goOn) chats.goOn(conversation.id, node.id);
     else chats.regenerate(conversation.id, node.id);
     focusMessage(); // the button goes
@@ -86,7 +89,7 @@ function Answer({ conversation, node, live, last }) {
       <${Versions} conversation=${conversation} node=${node} />
       ${node.text && html`<${Copy} text=${node.text} />`}
       ${(last || goOn) && html`<button type="button" class="quiet" onClick=${anew}>
-        <${Icon} name="again" /><span>${words(node, goOn)}</span>
+        <${Icon} name=${tooLong ? "edit" : "again"} /><span>${tooLong ? texts.chat.edit : words(node, goOn)}</span>
       </button>`}
     </div>`}
   </article>`;
@@ -122,10 +125,11 @@ function progress(live) {
 }
 
 function Outcome({ node }) {
-  const { state, error, finish, text } = node;
+  const { state, error, code, finish, text } = node;
   const facts = factsOf(node);
   return html`
     ${state === "failed" && html`<p class="error">${text ? texts.chat.brokeOff(error) : texts.chat.failed(error)}</p>`}
+    ${code === TOO_LONG && html`<p class="muted">${texts.chat.tooLong(chats.model?.context_length)}</p>`}
     ${state === "stopped" && html`<p class="muted">${texts.chat.stopped}</p>`}
     ${state === "unread" && html`<p class="error">${texts.chat.unread(error)}</p>`}
     ${state === "running" && html`<p class="muted">${texts.chat.elsewhere}</p>`}

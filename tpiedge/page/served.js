@@ -1,21 +1,28 @@
-// Which model the server has. While the server cannot be reached, it is asked again and again.
+// Which model the server has, and whether it answers. While it cannot be reached or is not ready, it is asked again and
+// again.
 
-import { json } from "./api.js";
+import { json, read, request } from "./api.js";
 import { texts } from "./texts.js";
 
 const AGAIN_MS = 3000;
 const LATE_MS = 15_000;
+const NO_ANSWER = 0;
+const NO_KEY = 401;
 
 export class Served {
   // As the server describes it; null before it is known.
   model = null;
   // Why the server does not say, for the user to read; empty where it does.
   problem = "";
+  // Whether that is because it wants a key.
+  keyless = false;
+  // Why it would not answer now, for the user to read; empty where it would.
+  unready = "";
   #changed;
   #asking = null;
   #timer = 0;
 
-  // `changed` is called whenever one of the two is another.
+  // `changed` is called whenever one of them is another.
   constructor(changed) {
     this.#changed = changed;
   }
@@ -36,13 +43,22 @@ export class Served {
   async #ask() {
     clearTimeout(this.#timer);
     try {
-      [this.model] = (await json("v1/models", { lateMs: LATE_MS })).data;
-      this.problem = "";
+      [this.model] = (await json("v1/models", { lateMs: LATE_MS, asking: () => this.#tell("") })).data;
+      const { ready, reason } = await read(await request("ready", { lateMs: LATE_MS }));
+      this.unready = ready ? "" : texts.chat.unready(reason);
+      this.keyless = false;
+      this.#tell("", !ready);
     } catch (error) {
-      const unreached = error.status === 0;
-      this.problem = unreached ? texts.errors.unreachableNow : error.message;
-      if (unreached) this.#timer = setTimeout(() => this.find(), AGAIN_MS);
+      const unreached = error.status === NO_ANSWER;
+      this.keyless = error.status === NO_KEY;
+      this.unready = "";
+      this.#tell(unreached ? texts.errors.unreachableNow : error.message, unreached);
     }
+  }
+
+  #tell(problem, again = false) {
+    this.problem = problem;
+    if (again) this.#timer = setTimeout(() => this.find(), AGAIN_MS);
     this.#changed();
   }
 }

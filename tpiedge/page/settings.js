@@ -1,6 +1,6 @@
 // How answers are sampled, and what the model is told first.
 
-import { html, useState } from "./vendor/htm/standalone.module.js";
+import { html, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { Dialog } from "./dialog.js";
 import { texts } from "./texts.js";
 
@@ -11,21 +11,22 @@ const NUMBERS = [
   { name: "seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },
 ];
 
-// `set` gets all values whenever one of them is right; what is empty is not among them. `close` gets whether new chats
-// are to begin with the values, too.
-export function Settings({ values, set, close }) {
+// `own`: whether they are others than a new chat begins with. `save` gets the values, without those that are empty, and
+// whether new chats are to begin with them, too.
+export function Settings({ values, own, save, cancel }) {
   const [usual, makeUsual] = useState(false);
+  const draft = useRef(values);
   const change = (name, value) => {
-    const { [name]: _before, ...others } = values;
-    set(value === "" ? others : { ...others, [name]: value });
+    const { [name]: _before, ...others } = draft.current;
+    draft.current = value === "" ? others : { ...others, [name]: value };
   };
   const number = ({ target }, name) => {
     if (target.checkValidity()) change(name, target.value === "" ? "" : target.valueAsNumber);
   };
-  return html`<${Dialog} class="settings" name="settings-title" why="settings-why" cancel=${() => close(usual)}>
-    <form onSubmit=${(event) => { event.preventDefault(); close(usual); }}>
+  return html`<${Dialog} class="settings" name="settings-title" why="settings-why" cancel=${cancel}>
+    <form onSubmit=${(event) => { event.preventDefault(); save(draft.current, usual); }}>
       <h2 id="settings-title">${texts.chat.settings}</h2>
-      <p id="settings-why" class="muted">${texts.chat.settingsWhy}</p>
+      <p id="settings-why" class="muted">${texts.chat.settingsWhy}${own && ` ${texts.chat.settingsOwn}`}</p>
       <label for="set-system">${texts.chat.system}</label>
       <textarea id="set-system" rows="3" defaultValue=${values.system ?? ""}
         onChange=${(event) => change("system", event.target.value)}></textarea>
@@ -40,7 +41,10 @@ export function Settings({ values, set, close }) {
       </div>
       <label class="check"><input type="checkbox" checked=${usual}
         onChange=${(event) => makeUsual(event.target.checked)} /> ${texts.chat.makeUsual}</label>
-      <div class="actions"><button type="submit" class="primary">${texts.chat.done}</button></div>
+      <div class="actions">
+        <button type="button" onClick=${cancel}>${texts.chat.cancel}</button>
+        <button type="submit" class="primary">${texts.chat.done}</button>
+      </div>
     </form>
   <//>`;
 }

@@ -42,10 +42,12 @@ export const texts = {
   },
   keys: {
     api: "API key",
-    apiWhy: "This server answers only with an API key. This tab keeps it until it is closed.",
+    apiWhy: "This server answers only with an API key: whoever runs it has one. This tab keeps it until it is closed.",
     admin: "Administrator's key",
     adminWhy: "On the master's computer “tpiedge nodes key” prints it. This tab keeps it until it is closed.",
     refused: "The server does not know this key.",
+    apiRenewed: "The server takes the key of before no more.",
+    adminRenewed: "The master was started again: it has a new key.",
     use: "Use this key",
     cancel: "Cancel",
   },
@@ -54,7 +56,10 @@ export const texts = {
     unreachableNow: "The server cannot be reached; it is tried again and again.",
     noJson: (status) => `The server answered with status ${status}.`,
     noEvent: "The server sent what is no part of an answer.",
-    keyMissing: "Without the key there is no answer.",
+    keyMissing: {
+      api: "Without the API key there is no answer: whoever runs this server has one.",
+      admin: "Without the administrator's key there is no answer.",
+    },
     broken: "The connection broke before the answer's end.",
     gone: "The server has the rest of this answer no longer.",
   },
@@ -94,6 +99,7 @@ export const texts = {
     edit: "Edit",
     editing: "Edit the message",
     again: "Try again",
+    typeKey: "Type the key",
     regenerate: "Another answer",
     previous: "Earlier version",
     next: "Later version",
@@ -103,6 +109,8 @@ export const texts = {
     thought: "Thoughts",
     thinking: "Thinking …",
 
+    isAnswering: "An answer is being made",
+    unready: (why) => `Questions are refused for now: ${why}.`,
     sent: "Waiting for the server …",
     opened: (s) => (s < 1 ? "Reading the prompt …" : `Reading the prompt … ${whole.format(s)} s`),
     reading: ({ done, of, left_s }) =>
@@ -119,6 +127,9 @@ export const texts = {
     goOn: "Go on",
     failed: (why) => `No answer: ${why}`,
     brokeOff: (why) => `The answer broke off: ${why}`,
+    tooLong: (fit) =>
+      `${fit ? `${tokens(fit)} fit` : "Not all fits"}, what was said before and the answer included: ` +
+      "make the message shorter, or begin a new chat.",
     cut: "Cut at the most tokens an answer may have.",
 
     count: tokens,
@@ -129,6 +140,7 @@ export const texts = {
     paused: (s) => `paused for ${seconds(s)}`,
 
     settings: "Settings",
+    settingsOwn: "They are others than a new chat begins with.",
     settingsWhy: "For this conversation alone, from the next answer on. An empty field leaves it to the model.",
     makeUsual: "New chats begin with these settings, too",
     system: "What the model is told first",
@@ -150,7 +162,11 @@ export const texts = {
     lockedType: "tpiedge nodes key",
     unlock: "Type the key",
     looking: "Looking at the cluster …",
-    unseen: (why) => `This is what was seen last. ${why}`,
+    unseen: (at_s, why) => `This is what was seen last, at ${when(at_s)}. ${why}`,
+    again: "Try again",
+    keyWanted: "The server wants another key.",
+    unreachable: "unreachable",
+    notSeen: "not seen now",
     dismiss: "Close",
 
     ready: "ready",
@@ -164,6 +180,7 @@ export const texts = {
     kv: "KV cache in use",
     perSecond: (rate) => (rate === null ? "–" : rate.toFixed(1)),
     percent: (part) => `${whole.format(100 * part)} %`,
+    partOf: (part, all) => (all > 0 ? `${whole.format((100 * part) / all)} %` : "–"),
     whole: (count) => whole.format(count),
     unknown: "–",
 
@@ -179,6 +196,7 @@ export const texts = {
       waiting: "waits",
       lost: "away",
     },
+    drained: "It may be switched off. “Use again” gives it a part again, as does a new start of its worker.",
     silent: (s) => `Not heard for ${whole.format(s)} s.`,
     fetching: ({ done_bytes, total_bytes, bytes_per_s }) =>
       `Fetches weights: ${bytes(done_bytes)} of ${bytes(total_bytes)}, ${bytes(bytes_per_s)}/s`,
@@ -229,11 +247,23 @@ export const texts = {
       return `With it a token would take about ${brief(then_s)}${comparedWith(now_s)}.`;
     },
     revoke: "Shut out",
+    wordsTitle: "What these words mean",
+    wordsOf: [
+      ["step", "One pass through the model on all machines. It makes one token of every answer that runs, or more."],
+      ["rank", "The place of a machine in the plan. Rank 0 is the master: it says what each step computes."],
+      ["heads", "They look back at the text, in the first half of each layer. Each machine has some of them."],
+      ["FFN", "The feed-forward network, a layer's second half and most of its weights; each machine has a slice."],
+      ["KV cache", "What the heads remember of the texts that are answered now, so that nothing is read twice."],
+      ["adding up", "Twice a layer the machines add up what each has computed. By star, all of it goes to the master " +
+        "and back; by mesh, from each to each; by two-shot, each adds up one slice and gives that to all."],
+      ["guesses right", "Tokens were guessed ahead and checked together. Each right one saves a step."],
+      ["GB/s of weights", "How fast a machine reads its part of the model while it computes: the more, the faster."],
+    ],
 
     waiting: (count) => (count === 1 ? "A machine waits to join" : `${count} machines wait to join`),
     from: (address) => `at ${address}`,
     code: "The code on its screen",
-    codeHint: "WC24-56AJ",
+    codeHint: "XXXX-XXXX",
     codeWhy: "Type what the machine itself shows: only that proves which one you let in.",
     approve: "Let it in",
 

@@ -10,6 +10,7 @@ const LOOK_MS = 1000;
 const LATE_MS = 15_000;
 const PATH = "admin/cluster";
 const NOTHING_NEW = 304;
+const NO_ANSWER = 0;
 const NO_KEY = 401;
 // Of the last minute.
 const RATES = 60;
@@ -19,11 +20,14 @@ class ClusterWatch extends EventTarget {
   picture = null;
   // Why the picture is an old one, or missing; empty where it is not.
   problem = "";
+  // Whether that is because nobody answers.
+  unreachable = false;
   // Whether a key has to be typed before anything can be seen.
   locked = false;
   // Tokens per second at the last looks.
   rates = [];
   #tag = "";
+  #seenAt_s = 0;
   #watchers = 0;
   #stop = new AbortController();
 
@@ -41,7 +45,7 @@ class ClusterWatch extends EventTarget {
     };
   }
 
-  // Has the user type the key, then looks.
+  // Looks now, and has the user type the key where that is needed.
   async unlock() {
     this.#set(() => (this.locked = false));
     await this.#once(this.#stop.signal);
@@ -64,7 +68,8 @@ class ClusterWatch extends EventTarget {
   async #once(signal) {
     try {
       const headers = this.#tag ? { "If-None-Match": this.#tag } : {};
-      const answer = await request(PATH, { headers, signal, kind: "admin", lateMs: LATE_MS });
+      const asking = () => this.#set(() => this.#missed(texts.cluster.keyWanted, false));
+      const answer = await request(PATH, { headers, signal, kind: "admin", lateMs: LATE_MS, asking });
       if (!answer.ok && answer.status !== NOTHING_NEW) throw await refusal(answer);
       const picture = answer.ok ? await read(answer) : this.picture;
       this.#tag = answer.headers.get("etag") ?? "";
@@ -79,12 +84,19 @@ class ClusterWatch extends EventTarget {
   #take(picture) {
     this.picture = picture;
     this.problem = "";
+    this.#seenAt_s = Date.now() / 1000;
     this.rates = [...this.rates, picture.totals.tokens_per_s ?? 0].slice(-RATES);
   }
 
   #refused(error) {
     this.locked = error.status === NO_KEY;
-    this.problem = this.locked ? "" : texts.cluster.unseen(error.message);
+    if (this.locked) this.problem = "";
+    else this.#missed(error.message, error.status === NO_ANSWER);
+  }
+
+  #missed(why, unreachable) {
+    this.problem = this.picture ? texts.cluster.unseen(this.#seenAt_s, why) : why;
+    this.unreachable = unreachable;
   }
 
   #set(change) {

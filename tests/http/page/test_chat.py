@@ -336,7 +336,7 @@ def test_without_the_key_the_page_says_what_is_missing(browser, serve):
     browser.open(serve(keys=["sk-right"]).url)
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.press(Keys.ESCAPE)
-    browser.wait_for_text(".problem", "Without the key there is no answer.")
+    browser.wait_for_text(".problem", "Without the API key there is no answer")
 
 
 def test_the_keyboard_is_enough(browser, service, url):

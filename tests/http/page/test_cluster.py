@@ -24,12 +24,16 @@ LOST = ClusterEvent(1.7e9, "lost", "cellar", "silent for 1.6 s")
 
 
 @pytest.fixture
-def view(browser, service, serve):
-    """Open, with the key typed."""
+def server(service, serve):
     service._nodes = (NODE, ATTIC, CELLAR)
     service.told = (LOST,)
-    url = serve().url
-    browser.open(url)
+    return serve()
+
+
+@pytest.fixture
+def view(browser, server):
+    """Open, with the key typed."""
+    browser.open(server.url)
     browser.click("Cluster")
     browser.click("Type the key")
     browser.wait(lambda: browser.see("dialog[open]"))
@@ -72,15 +76,6 @@ def test_when_something_happened(view, service):
 
 
 #: What of the document, which must not scroll, and of the page's main part, which may by its height, is cut off.
-SCROLLS = """
-const main = document.querySelector("main");
-return ["scrollWidth", "scrollHeight"].map((name) => [document.documentElement, name])
-  .concat([[main, "scrollWidth"]])
-  .filter(([one, name]) => one[name] > one[name.replace("scroll", "client")])
-  .map(([one, name]) => `${one.tagName}: ${name}`);
-"""
-
-
 @pytest.mark.parametrize("touch", [False, True], ids=["desktop", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_nothing_keeps_people_from_using_it(view, service, dark, touch):
@@ -90,8 +85,7 @@ def test_nothing_keeps_people_from_using_it(view, service, dark, touch):
     view.shape(*((390, 844) if touch else (1200, 800)), dark=dark, touch=touch)
     view.wait(lambda: view.see(".requests") and view.see(".timeline"))
     assert view.flaws() == []
-    # The page's own part scrolls, by its height alone. (A phone's `innerWidth` grows with what is too wide.)
-    assert view.run(SCROLLS) == []
+    assert view.outside() == [0, 0, 0]
     view.click("Drain attic")
     assert view.flaws() == []
     view.click("Cancel", "dialog")
@@ -145,12 +139,27 @@ def test_what_the_planner_predicts(view, service):
 
 
 def test_what_cannot_be_is_said(view, service):
+    """Where the user looks: in the card of the machine."""
     service.needed = "without attic the others cannot serve"
     view.click("Drain attic")
     view.click("Drain", "dialog")
-    view.wait_for_text(".problem", "without attic the others cannot serve")
+    view.wait_for_text(f"{card('w-1')} [role=alert]", "without attic the others cannot serve")
+    assert view.texts("[role=alert]") == view.texts(".machine [role=alert]")
+    assert view.flaws() == []
     view.click("Close")
-    view.wait(lambda: not view.see(".problem"))
+    view.wait(lambda: not view.see("[role=alert]"))
+
+
+def card(name):
+    return f".machine:has(#m-{name})"
+
+
+def test_a_prediction_goes_when_the_machines_are_others(view, service):
+    view.click("Without it? attic")
+    view.wait_for_text(".forecast", "Without attic a token would take")
+    service._nodes = (NODE, ATTIC, replace(CELLAR, state="drained"))
+    view.wait_for_text(f"{card('w-2')} .pill", "drained")
+    assert not view.see(".forecast")
 
 
 def test_a_request_is_ended(view, service):
@@ -168,8 +177,34 @@ def test_a_request_is_ended(view, service):
 
 def test_a_server_that_is_gone_leaves_what_was_seen_last(view, serve):
     view.run("window.fetch = () => Promise.reject(new TypeError('gone'))")
-    view.wait_for_text(".problem", "This is what was seen last.")
+    view.wait_for_text(".problem", "This is what was seen last, at ")
     assert view.texts(".machine h3") == ["master", "attic", "cellar"]
+    assert view.texts(".cluster-head .pill") == ["unreachable"]
+    assert view.run(
+        "return [...document.querySelectorAll('.picture button')].every(e => e.matches(':disabled'))"
+    )
+    assert view.run("return getComputedStyle(document.querySelector('.machines')).filter") != "none"
+    assert view.flaws() == []
+
+
+@pytest.mark.parametrize("reload", [False, True], ids=["", "and the page is loaded anew"])
+def test_a_server_that_came_back_with_another_key(view, serve, server, reload):
+    """As a master does that was started again."""
+    server.close()
+    view.wait_for_text(".problem", "The server cannot be reached.")
+    serve(port=server.address[1], secret="the-new-secret")
+    if reload:
+        view.driver.refresh()
+    view.wait_for_text("dialog .error", "The master was started again: it has a new key.")
+    assert "cannot be reached" not in view.text("main")
+    assert not view.see(".pill.ready")
+    view.type("dialog input", "wrong")
+    view.click("Use this key", "dialog")
+    view.wait_for_text("dialog .error", "The server does not know this key.")
+    view.type("dialog input", "the-new-secret")
+    view.click("Use this key", "dialog")
+    view.wait(lambda: view.see(".pill.ready"))
+    assert not view.see(".problem")
 
 
 def test_a_step_on_all_machines(view, service):
