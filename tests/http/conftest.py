@@ -1,10 +1,12 @@
 """The real server on a real socket, before a cluster that answers by script."""
 
+import asyncio
 from pathlib import Path
 
 import openai
 import pytest
 
+from tpiedge.api.bounded_http import BoundedHttp
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
@@ -70,6 +72,23 @@ def serve(service):
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """How many bytes were parsed at a time; fails where a connection has two such times in one turn of the loop."""
+    sizes, now = [], set()
+    receive = BoundedHttp.receive_data
+
+    def noted(http, data):
+        assert http not in now
+        now.add(http)
+        asyncio.get_running_loop().call_soon(now.remove, http)
+        sizes.append(len(data))
+        receive(http, data)
+
+    monkeypatch.setattr(BoundedHttp, "receive_data", noted)
+    return sizes
 
 
 @pytest.fixture

@@ -8,13 +8,16 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx
 import psutil
 import pytest
 
+from tests.http.conftest import SECRET
 from tpiedge.api.limits import Limits
 from tpiedge.rate_limited_log import LINES
 
@@ -57,6 +60,12 @@ def status(url, source, limit_s=LIMIT_S):
             return http.get(f"{url}/health").status_code
         except httpx.TransportError:
             return 0
+
+
+def ask_from(url, source, prompt="x"):
+    """The answer to a completion as a client at `source` gets it."""
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=LIMIT_S) as http:
+        return http.post(f"{url}/v1/completions", json={"model": "babbler", "prompt": prompt})
 
 
 def wait_healthy(url):
@@ -191,3 +200,71 @@ def test_without_a_descriptor_to_shed_them_with_clients_wait(child):
             assert connected.get("/health").status_code == 200
             child.relieve()
             wait_healthy(child.url)
+
+
+@pytest.fixture
+def at_once(service):
+    """Every answer ends as soon as it has begun."""
+    service.script = lambda generation: generation.finish("stop")
+
+
+@pytest.mark.fault(
+    "H8", "bodies that do not arrive take half of the places and bytes, at most: others are served"
+)
+@pytest.mark.parametrize("limits", [Limits(preparing=16), Limits(bodies_bytes=16_000)], ids=["many", "large"])
+@pytest.mark.usefixtures("at_once")
+@_linux
+def test_whoever_holds_bodies_back_shuts_out_nobody_else(serve, limits):
+    server = serve(limits=limits)
+    begun = REQUEST.removesuffix(BODY).replace(b"Length: %d" % len(BODY), b"Length: 2000") + b" " * 1000
+    with silent(server.url, 8) as slow:
+        for connection in slow:
+            connection.sendall(begun)
+        deadline = time.monotonic() + LIMIT_S
+        while (refused := ask_from(server.url, "127.0.0.1")).status_code != 429:
+            assert time.monotonic() < deadline
+        assert "arriving at once" in refused.json()["error"]["message"]
+        assert ask_from(server.url, "127.0.0.2").status_code == 200
+    deadline = time.monotonic() + LIMIT_S
+    while ask_from(server.url, "127.0.0.1").status_code != 200:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.fault(
+    "H8", "prompts that take long to prepare make neither other clients nor the administrator wait"
+)
+@pytest.mark.usefixtures("at_once")
+@_linux
+def test_whoever_floods_with_prompts_that_take_long_delays_nobody_else(serve, service, monkeypatch):
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    class Slow:
+        """The tokenizer, which waits at one text."""
+
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
+
+        def encode(self, text, **options):
+            if text == "slow":
+                begun.release()
+                assert go_on.wait(LIMIT_S)
+            return tokenizer.encode(text, **options)
+
+    tokenizer = service.tokenizer
+    monkeypatch.setattr(service, "tokenizer", Slow())
+    url = serve(limits=Limits(preparing=32)).url
+    with ThreadPoolExecutor(17) as pool:
+        flood = [pool.submit(ask_from, url, "127.0.0.1", "slow") for _ in range(17)]
+        try:
+            assert all(begun.acquire(timeout=LIMIT_S) for _ in range(2))
+            (refused,) = wait(flood, LIMIT_S, FIRST_COMPLETED).done
+            assert refused.result().status_code == 429
+            assert "16 of them yours" in refused.result().json()["error"]["message"]
+            assert ask_from(url, "127.0.0.2").status_code == 200
+            secret = {"Authorization": f"Bearer {SECRET}"}
+            for path in ("nodes", "cluster"):
+                assert httpx.get(f"{url}/admin/{path}", headers=secret, timeout=LIMIT_S).status_code == 200
+            assert not begun.acquire(blocking=False)
+        finally:
+            go_on.set()
+        assert {one.result().status_code for one in flood if one is not refused} <= {200, 429}

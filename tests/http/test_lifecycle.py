@@ -296,7 +296,7 @@ def test_a_defect_is_told_in_the_log_with_its_place_and_without_its_words(
 
 
 def test_bodies_that_arrive_together_have_a_limit(serve, service):
-    server = serve(limits=Limits(bodies_bytes=2000))
+    server = serve(limits=Limits(bodies_bytes=4000))
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     slow = f"{head}Content-Length: 1800\r\n\r\n".encode() + b" " * 1500
     with httpx.Client(base_url=server.url) as http:
@@ -307,7 +307,7 @@ def test_bodies_that_arrive_together_have_a_limit(serve, service):
 
 
 def test_requests_that_arrive_together_have_a_limit(serve, service):
-    server = serve(limits=Limits(preparing=2))
+    server = serve(limits=Limits(preparing=4))
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     slow = f"{head}Content-Length: 100\r\n\r\n".encode() + b" " * 50
     with httpx.Client(base_url=server.url) as http:

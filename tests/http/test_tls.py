@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from tests.http.conftest import SECRET, answers
-from tpiedge.api.connection import below_tls
+from tpiedge.api.connection import PIECE_BYTES, below_tls
 from tpiedge.api.limits import Limits
 from tpiedge.cli.chat_client import chat
 from tpiedge.cli.nodes import nodes
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.certificate import own_certificate
 from tpiedge.host.private_file import replace_private
+from tpiedge.units import MIB
 
 LIMIT_S = 20.0
 
@@ -136,6 +137,30 @@ def test_http_spoken_to_tls_ends_at_once(secure, caplog):
                 connection.sendall(words)
             assert b"HTTP" not in ends(connection)
     assert not caplog.records
+
+
+def test_a_turn_of_the_event_loop_parses_one_piece(secure, service, trusting, pieces):
+    """Though TLS gives all that has come at once."""
+    answers(service, "Hello")
+    body = b'{"model": "babbler", "prompt": "Once"}'.ljust(3 * MIB)
+    with httpx.Client(base_url=secure().url, verify=trusting, timeout=LIMIT_S) as http:
+        headers = {"Content-Type": "application/json"}
+        assert http.post("/v1/completions", content=body, headers=headers).status_code == 200
+    assert max(pieces) == PIECE_BYTES
+    assert sum(pieces) > len(body)
+
+
+@pytest.mark.fault("H2", "TLS: bodies in tiny chunks are refused, and the connection is closed")
+def test_a_body_in_tiny_chunks_is_refused(secure, trusting):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    tiny = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 2000
+    server = secure()
+    with (
+        socket.create_connection(server.address, LIMIT_S) as connection,
+        trusting.wrap_socket(connection, server_hostname="localhost") as secured,
+    ):
+        secured.sendall(head + tiny)
+        assert ends(secured).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.fault("H1", "TLS: closed at their deadlines")

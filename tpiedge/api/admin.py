@@ -5,7 +5,9 @@ import asyncio
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,13 +21,16 @@ from tpiedge.api.service import Busy, Forecast, Service, Unavailable
 
 __all__ = ["Admin"]
 
+_T = TypeVar("_T")
+
+_ADMINISTRATOR = "the administrator"
 _MAX_NAME = 256
 #: For a hundred machines a plan takes seconds. Clients wait longer than this for an answer.
 _PLAN_S = 30.0
 
 
 class Admin:
-    """The routes under /admin."""
+    """The routes under /admin. `intake` is theirs alone: whatever clients do, they have threads."""
 
     def __init__(self, service: Service, intake: Intake) -> None:
         self._service = service
@@ -50,7 +55,7 @@ class Admin:
     async def _cluster(self, request: Request) -> Response:
         service = self._service
         status, timeline = service.observe(timeline=True), service.timeline()
-        waiting, shown = await self._intake.run(
+        waiting, shown = await self._run(
             lambda: (service.pending(), self._picture.shown(timeline, status.nodes, status.epoch))
         )
         picture = self._picture.of(
@@ -76,13 +81,17 @@ class Admin:
         if self._predicting:
             raise Busy("another prediction is being made", retry_after_s=_PLAN_S)
         self._predicting = True
-        work = asyncio.ensure_future(self._intake.run(lambda: self._service.what_if(without)))
+        work = asyncio.ensure_future(self._run(lambda: self._service.what_if(without)))
         work.add_done_callback(self._predicted)
         try:
             async with asyncio.timeout(_PLAN_S):
                 return JSONResponse(asdict(await asyncio.shield(work)))
         except TimeoutError:
             raise Unavailable(f"the prediction takes more than {_PLAN_S:.0f} s") from None
+
+    async def _run(self, work: Callable[[], _T]) -> _T:
+        """Beside one other piece of work: a prediction takes half of the threads, at most."""
+        return await self._intake.run(_ADMINISTRATOR, work)
 
     def _predicted(self, work: "asyncio.Future[Forecast]") -> None:
         """It was made, or it failed, whether or not somebody still waits for it."""
@@ -97,27 +106,27 @@ class Admin:
         return JSONResponse({"id": name, "deleted": True})
 
     async def _nodes(self, _request: Request) -> Response:
-        return JSONResponse(asdict(await self._intake.run(self._service.status)))
+        return JSONResponse(asdict(await self._run(self._service.status)))
 
     async def _pending(self, _request: Request) -> Response:
-        found = await self._intake.run(self._service.pending)
+        found = await self._run(self._service.pending)
         return JSONResponse({"pending": [asdict(join) for join in found]})
 
     async def _members(self, _request: Request) -> Response:
-        found = await self._intake.run(self._service.members)
+        found = await self._run(self._service.members)
         return JSONResponse({"members": [asdict(member) for member in found]})
 
     async def _approve(self, request: Request) -> Response:
         code = await self._word(request, "code")
-        return JSONResponse({"name": await self._intake.run(lambda: self._service.approve(code))})
+        return JSONResponse({"name": await self._run(lambda: self._service.approve(code))})
 
     async def _revoke(self, request: Request) -> Response:
         name = await self._word(request, "name")
-        return JSONResponse({"revoked": await self._intake.run(lambda: self._service.revoke(name))})
+        return JSONResponse({"revoked": await self._run(lambda: self._service.revoke(name))})
 
     async def _drain(self, request: Request) -> Response:
         name = await self._word(request, "name")
-        ordered = await self._intake.run(lambda: self._service.drain(name))
+        ordered = await self._run(lambda: self._service.drain(name))
         try:
             async with asyncio.timeout(_PLAN_S):
                 found = await asyncio.wrap_future(ordered)  # cancelled, it voids the order
@@ -129,7 +138,7 @@ class Admin:
 
     async def _undrain(self, request: Request) -> Response:
         name = await self._word(request, "name")
-        return JSONResponse({"name": await self._intake.run(lambda: self._service.undrain(name))})
+        return JSONResponse({"name": await self._run(lambda: self._service.undrain(name))})
 
     async def _word(self, request: Request, key: str) -> str:
         """The one field of the body."""

@@ -34,7 +34,7 @@ from tpiedge.api.vain_fields import VainFields
 
 __all__ = ["Api"]
 
-_TOO_LARGE = 413
+_CLOSE = (b"connection", b"close")
 _SWEEP_S = 1.0
 #: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.
 _HEARD_S = 0.5
@@ -57,7 +57,7 @@ class Api:
         self._service = service
         self._guard = guard
         self._limits = limits
-        self._intake = Intake(limits)
+        self._intake, self._admin_intake = Intake(limits, guard), Intake(limits, guard)
         self._running = RunningAnswers()
         self._vain = VainFields()
         self._kept = kept
@@ -77,7 +77,7 @@ class Api:
             ),
             *ollama_routes(service, self._intake, self._vain),
             *Texts(service, self._intake, self._vain).routes(),
-            *Admin(service, self._intake).routes(),
+            *Admin(service, self._admin_intake).routes(),
             *openapi_routes(),
             *Page().routes(),
         ]
@@ -88,6 +88,7 @@ class Api:
             return
         scope["app"] = self  # has the router raise its refusals
         path, headers = scope["path"], scope["headers"]
+        send = _lingering(scope, receive, send, self._limits.linger_s)
         permitted = None
         if not is_admin(path):
             send = self._origins.permitting(headers, send)
@@ -111,13 +112,7 @@ class Api:
             refusal = ApiError(error.status_code, error.detail, code, headers=error.headers)
             await _refuse(send, refusal, path)
         except Exception as error:
-            await self._fail(receive, send, of_exception(error), path)
-
-    async def _fail(self, receive: Receive, send: Send, error: ApiError, path: str) -> None:
-        if error.status == _TOO_LARGE:
-            await _refuse(_lingering(receive, send, self._limits.linger_s), error, path)
-        else:
-            await _refuse(send, error, path)
+            await _refuse(send, of_exception(error), path)
 
     def sweep(self) -> None:
         """Forget the answers that nobody came for; and again every second, on the event loop."""
@@ -139,6 +134,7 @@ class Api:
         if self._kept is not None:
             self._kept.join(limit_s)
         self._intake.close()
+        self._admin_intake.close()
 
     def _completions(self, form: FormatName, kept: KeptAnswers | None) -> Completions:
         return Completions(
@@ -206,11 +202,16 @@ async def _refuse(send: Send, error: ApiError, path: str) -> None:
     await send_json(send, error.status, error_body(error, path), headers)
 
 
-def _lingering(receive: Receive, send: Send, limit_s: float) -> Send:
-    """`send` for the answer to a body that is still arriving: its sender has a while to read it before the end."""
+def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
+    """`send`. The answer to a request whose body still arrives is the last of its connection, which ends when its
+    sender had a while to read it."""
+    arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
 
     async def linger(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.body":
+        if message["type"] == "http.response.start" and arriving():
+            headers = [field for field in message.get("headers", ()) if field != _CLOSE]
+            message = {**message, "headers": [*headers, _CLOSE]}
+        elif not message.get("more_body", False) and arriving():
             await send({**message, "more_body": True})
             await discard(receive, limit_s)
             message = {"type": "http.response.body"}

@@ -64,14 +64,15 @@ class Completions:
         self._form = form
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        headers, (host, _) = scope["headers"], scope.get("client") or ("", 0)
-        key, client = self._guard.key_needed(headers), self._guard.client(headers, host)
-        loop = asyncio.get_running_loop()
-        with self._intake.place() as take:
-            body = await self._intake.body(Request(scope, receive), take)
+        request, loop = Request(scope, receive), asyncio.get_running_loop()
+        key, client = self._guard.key_needed(scope["headers"]), self._intake.client(request)
+        with self._intake.place(client) as take:
+            body = await self._intake.body(request, take)
             try:
                 work = await self._intake.run(
-                    lambda: self._accept(body, key, client, loop), lambda late: late.leave(Parting.FOR_GOOD)
+                    client,
+                    lambda: self._accept(body, key, client, loop),
+                    lambda late: late.leave(Parting.FOR_GOOD),
                 )
             except AnsweredAtOnce as known:
                 await send_json(send, 200, known.body, self._vain.headers(known.ignored))

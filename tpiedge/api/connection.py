@@ -1,26 +1,39 @@
-"""One connection: uvicorn's, with a deadline for receiving a request's head and with errors in our shape."""
+"""One connection: uvicorn's, with a deadline for receiving a request's head, with bounds on what one turn of the event
+loop reads, and with errors in our shape."""
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 import h11
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tpiedge.api.bounded_http import BoundedHttp
 from tpiedge.api.errors import ApiError
+from tpiedge.units import KIB
 
-__all__ = ["below_tls", "connection_class"]
+__all__ = ["PIECE_BYTES", "below_tls", "connection_class"]
+
+PIECE_BYTES: Final = 8 * KIB
+"""No more of what a client sent is parsed in one turn of the event loop; others have theirs before the next."""
 
 #: As TCP's: what a client does not read is kept in the server's memory.
 _TLS_UNSENT_BYTES: Final = 64 << 10
 
 
-def connection_class(headers_s: float) -> type[H11Protocol]:
-    """A protocol that closes a connection on which a request's head takes more than `headers_s` to arrive."""
+def connection_class(headers_s: float, headers_bytes: int) -> type[H11Protocol]:
+    """A protocol that closes a connection on which a request's head takes more than `headers_s` to arrive, or has more
+    than `headers_bytes`."""
 
     class HttpConnection(H11Protocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
+            self.conn: BoundedHttp = BoundedHttp(headers_bytes)
+            #: Not parsed yet. Nothing more is read from the connection meanwhile.
+            self._received = bytearray()
+            self._turn: asyncio.Handle | None = None
             self._timer: asyncio.TimerHandle | None = None
             self._lost = False
             #: Whether bytes of an answer were dropped, or never written.
@@ -29,14 +42,16 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self.flow = _Flow(transport, self._resume)
             self._below = below_tls(transport)
             if self._below is not None:
                 transport.set_write_buffer_limits(_TLS_UNSENT_BYTES)
-            self.app_state = {"drop": self._abort, "unsent": self._unsent}
+            self.app_state = {"drop": self._abort, "unsent": self._unsent, "arriving": self._arriving}
             self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            self._received.clear()
             self._cut_unfinished()
             self._lost, self._cut = True, self._cut or exc is not None
             super().connection_lost(exc)
@@ -47,15 +62,40 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
             super().eof_received()
 
         def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._stop_timer()
+            self._received += data
+            if self._turn is None:
+                self._parse()
+
+        def _parse(self) -> None:
+            """One piece, unless uvicorn wants no more for now."""
+            self._turn = None
+            if self.transport.is_closing():
+                self._received.clear()
+            if self._received and not self.flow.read_paused:
+                piece = bytes(self._received[:PIECE_BYTES])
+                del self._received[:PIECE_BYTES]
+                super().data_received(piece)
+                if self.cycle is not None and not self.cycle.response_complete:
+                    self._stop_timer()
+                else:
+                    self._expect_head()
+            if self._received:
+                self.transport.pause_reading()
+                if not self.flow.read_paused:
+                    self._resume()
             else:
-                self._expect_head()
+                self.transport.resume_reading()
+
+        def _resume(self) -> None:
+            if self._turn is None:
+                self._turn = self.loop.call_soon(self._parse)
 
         def send_400_response(self, msg: str) -> None:
-            """Bytes that are no HTTP request, or a head that is too large."""
-            error = ApiError(400, f"{msg} (or its headers are too large)", "invalid_http")
+            """Bytes that are no HTTP request, or more than is allowed."""
+            if self.cycle is not None:
+                self.cycle.disconnected = True  # the application's answer comes too late
+            why = self.conn.refusal or f"{msg} (or its headers are too large)"
+            error = ApiError(400, why, "invalid_http")
             body = json.dumps(error.body()).encode("ascii")
             headers = [
                 (b"content-type", b"application/json"),
@@ -74,6 +114,9 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
                 pass  # an answer is under way: closing is all that can be said
             self._cut_unfinished()
             self.transport.close()
+
+        def _arriving(self) -> bool:
+            return self.conn.arriving
 
         def _unsent(self) -> int | None:
             """Bytes that the system has not taken yet; None once the connection is lost, and they with it. A connection
@@ -103,6 +146,22 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
                 self._timer = None
 
     return HttpConnection
+
+
+class _Flow(FlowControl):
+    """Whether uvicorn wants more. `resumed` is called when it does so again."""
+
+    def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._resumed = resumed
+
+    def pause_reading(self) -> None:
+        self.read_paused = True
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self._resumed()
 
 
 def below_tls(transport: asyncio.Transport) -> asyncio.WriteTransport | None:

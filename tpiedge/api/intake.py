@@ -1,8 +1,8 @@
-"""Arriving requests: their bodies and what is done with them before the cluster sees them, all of it bounded."""
+"""Arriving requests: their bodies and what is done with them before the cluster sees them, all of it bounded, and
+divided fairly among clients."""
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -11,6 +11,8 @@ from starlette.requests import Request
 from tpiedge.api.body import read_body
 from tpiedge.api.bounded_json import parse_object
 from tpiedge.api.errors import ApiError
+from tpiedge.api.fairness import FairThreads, Shares
+from tpiedge.api.guard import Guard
 from tpiedge.api.limits import Limits
 from tpiedge.api.service import Busy
 
@@ -24,37 +26,46 @@ _T = TypeVar("_T")
 
 
 class Intake:
-    """For one event loop. Parsing, templates and tokenizing take milliseconds to seconds: threads do them."""
+    """For one event loop. Parsing, templates and tokenizing take milliseconds to seconds: threads do them.
 
-    def __init__(self, limits: Limits) -> None:
+    Of its places, bytes and threads no client has more than half, nor more than the others leave.
+    """
+
+    def __init__(self, limits: Limits, guard: Guard) -> None:
         self._limits = limits
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="api-intake")
-        self._requests = 0
-        self._bytes = 0
+        self._guard = guard
+        self._threads = FairThreads(_THREADS, "api-intake")
+        self._places = Shares(limits.preparing)
+        self._bytes = Shares(limits.bodies_bytes)
+
+    def client(self, request: Request) -> str:
+        """Who sent a request that was let in."""
+        host = "" if request.client is None else request.client.host
+        return self._guard.client(request.headers.raw, host)
 
     @contextmanager
-    def place(self) -> Iterator[Callable[[int], None]]:
-        """Held while a request arrives and is prepared; what it gives takes the bytes of the body into account.
+    def place(self, client: str) -> Iterator[Callable[[int], None]]:
+        """Held while a request of `client` arrives and is prepared; what it gives takes the bytes of the body into
+        account.
 
         Both raise Busy.
         """
-        if self._requests >= self._limits.preparing:
-            raise Busy(f"{self._requests} requests are arriving at once")
+        if not self._places.take(client):
+            own = self._places.held(client)
+            raise Busy(f"{self._places.taken} requests are arriving at once, {own} of them yours")
         held = 0
 
         def take(count: int) -> None:
             nonlocal held
-            if self._bytes + count > self._limits.bodies_bytes:
+            if not self._bytes.take(client, count):
                 raise Busy("too many large requests are arriving at once")
             held += count
-            self._bytes += count
 
-        self._requests += 1
         try:
             yield take
         finally:
-            self._requests -= 1
-            self._bytes -= held
+            self._places.leave(client)
+            self._bytes.leave(client, held)
 
     async def body(self, request: Request, take: Callable[[int], None]) -> bytearray:
         """The body of JSON. Raises ApiError, Busy or Disconnected."""
@@ -72,13 +83,15 @@ class Intake:
 
     async def done(self, request: Request, work: Callable[[dict[str, object]], _T]) -> _T:
         """What `work` makes of the request's JSON object, in a thread."""
-        with self.place() as take:
+        client = self.client(request)
+        with self.place(client) as take:
             body = await self.body(request, take)
-            return await self.run(lambda: work(parse_object(body, self._limits.body_values)))
+            return await self.run(client, lambda: work(parse_object(body, self._limits.body_values)))
 
-    async def run(self, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-        """What `work` returns, done in a thread; `undo` it where nobody waits for it any more."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
+        """What `work` returns, done in a thread when `client` has its turn; `undo` it where nobody waits for it any
+        more."""
+        future = self._threads.start(client, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -88,7 +101,7 @@ class Intake:
 
     def close(self) -> None:
         """After the event loop has ended. Waits for what runs, which is bounded by the limits of a template."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
 
 
 def _is_a_program_s(request: Request, kind: str) -> bool:

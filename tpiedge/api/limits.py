@@ -20,18 +20,19 @@ class Limits:
 
     `connections`: that are open at a time, of one address at most half of them;
     `body_bytes`, `body_values`: of one request, as JSON; `bodies_bytes`: of all requests that arrive at the same time;
-    `preparing`: requests whose body arrives or is tokenized at the same time; `linger_s`: how long a refused body is
-    read and thrown away, so that its sender reads the refusal; `answer_s`: from a request's acceptance to the end of
-    its answer, its time in the queue included, None where the cluster's progress alone bounds it; `quiet_s`: until a
-    client that waits for a whole answer hears that we live, `ping_s`: the same in a stream, and from one such sign to
-    the next; `write_s`: how long a client may not read.
+    `preparing`: requests whose body arrives or is tokenized at the same time; of these and of those bytes no client has
+    more than half, nor more than the others leave; `linger_s`: how long a refused body is read and thrown away, so that
+    its sender reads the refusal; `answer_s`: from a request's acceptance to the end of its answer, its time in the
+    queue included, None where the cluster's progress alone bounds it; `quiet_s`: until a client that waits for a whole
+    answer hears that we live, `ping_s`: the same in a stream, and from one such sign to the next; `write_s`: how long a
+    client may not read.
     """
 
     connections: int = 4096
     body_bytes: int = 4 * MIB
     body_values: int = 200_000
     bodies_bytes: int = 16 * MIB
-    preparing: int = 128
+    preparing: int = 256
     headers_bytes: int = 16 * KIB
     headers_s: float = 10.0
     body_s: float = 60.0

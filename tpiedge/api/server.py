@@ -90,10 +90,9 @@ class ApiServer:
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                h11_max_incomplete_event_size=found.headers_bytes,
             ),
             tls,
-            found.headers_s,
+            found,
         )
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
@@ -151,14 +150,14 @@ class ApiServer:
 class _Server(uvicorn.Server):
     """uvicorn's, which tells when it listens and can be called from other threads."""
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, head_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, limits: Limits) -> None:
         super().__init__(config)
         self.up = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tls = tls
-        self._handshake_s = None if tls is None else head_s
+        self._handshake_s = None if tls is None else limits.headers_s
         self._goodbye_s = None if tls is None else _GOODBYE_S
-        self._connections = connection_class(head_s)
+        self._connections = connection_class(limits.headers_s, limits.headers_bytes)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, whose handshakes would have a minute."""

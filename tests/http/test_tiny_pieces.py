@@ -1,0 +1,124 @@
+"""Requests of very many tiny parts, and more than a turn of the event loop should parse: nobody else waits for them."""
+
+import httpx
+import pytest
+
+from tests.http.conftest import answers
+from tests.http.test_connections import silent
+from tests.http.test_guard import LIMIT_S, error_of, post, raw, status_of
+from tpiedge.api.bounded_http import FREE_CHUNKS, MOST_LINES, SMALLEST_CHUNK
+from tpiedge.api.connection import PIECE_BYTES
+from tpiedge.api.limits import Limits
+from tpiedge.units import MIB
+
+LAST_CHUNK = b"0\r\n\r\n"
+TINY = b"1\r\n \r\n" * 40_000
+BODY = b'{"model": "babbler", "prompt": "Once"}'
+
+
+def chunked(*parts):
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+
+
+def head_of(lines, *more):
+    """A GET with a head of so many lines."""
+    first = ["GET /health HTTP/1.1", "Host: localhost", "Connection: close", *more]
+    return "\r\n".join([*first, *["a:"] * (lines - len(first))]).encode() + b"\r\n\r\n"
+
+
+@pytest.mark.fault("H2", "bodies in tiny chunks: 400 that says so, and the connection is closed")
+def test_a_body_in_tiny_chunks_is_refused(serve, service):
+    answer = raw(serve(), post(TINY, "Transfer-Encoding: chunked"))
+    assert status_of(answer) == 400
+    assert f"chunks of less than {SMALLEST_CHUNK} bytes" in error_of(answer)["message"]
+    assert service.generations.empty()
+
+
+def test_a_body_in_chunks_that_are_not_tiny_is_read(serve, service):
+    answers(service, "Hello")
+    spaces = [b" " * SMALLEST_CHUNK] * (4 * FREE_CHUNKS)
+    for parts in (
+        [b"%c" % byte for byte in BODY],
+        [BODY.ljust(SMALLEST_CHUNK), *spaces],
+        [*[b" "] * (FREE_CHUNKS - 1), BODY],
+    ):
+        body = chunked(*parts) + LAST_CHUNK
+        assert status_of(raw(serve(), post(body, "Transfer-Encoding: chunked"))) == 200
+
+
+@pytest.mark.fault("H2", "heads and trailers of very many lines: 400 that says so, before they are parsed")
+def test_a_head_of_many_lines_is_refused(serve):
+    server = serve()
+    assert status_of(raw(server, head_of(MOST_LINES))) == 200
+    trailers = post(chunked(BODY) + b"0\r\n" + b"a:\r\n" * 3000 + b"\r\n", "Transfer-Encoding: chunked")
+    for refused in (head_of(MOST_LINES + 1), head_of(3200), trailers):
+        answer = raw(server, refused)
+        assert status_of(answer) == 400
+        assert f"more than {MOST_LINES} lines" in error_of(answer)["message"]
+
+
+@pytest.mark.fault("H1", "tiny chunks and lines, from many at once: running streams and `/health` go on")
+def test_running_streams_go_on_beside_tiny_pieces(serve, service):
+    server = serve()
+    body = {"model": "babbler", "prompt": "Once", "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=LIMIT_S) as answer:
+        generation = service.generations.get(timeout=LIMIT_S)
+        for _ in range(8):
+            assert status_of(raw(server, post(TINY, "Transfer-Encoding: chunked"))) == 400
+            assert status_of(raw(server, head_of(3200) * 4)) == 400
+            assert httpx.get(f"{server.url}/health", timeout=LIMIT_S).status_code == 200
+            generation.say(5)
+        generation.finish("stop")
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_a_turn_of_the_event_loop_parses_one_piece(serve, service, pieces):
+    """However much has arrived; all of it is read in the end, through pauses and in order."""
+    answers(service, "Hello")
+    server = serve()
+    body = BODY.ljust(3 * MIB)
+    sent = post(body, f"Content-Length: {len(body)}")
+    assert status_of(raw(server, sent)) == 200
+    assert max(pieces) == PIECE_BYTES
+    assert sum(pieces) == len(sent)
+
+
+def test_requests_that_come_before_their_answers_are_all_answered(serve, pieces):
+    """In their order, however many of them come at once."""
+    one = b"GET /v1/models/%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    many = b"".join(one % number for number in range(1000))
+    found = raw(serve(), many + head_of(4))
+    assert [
+        f"'{number}'".encode() in part for number, part in enumerate(found.split(b"HTTP/1.1 404 ")[1:])
+    ] == ([True] * 1000)
+    assert found.count(b"HTTP/1.1 200 ") == 1
+    assert max(pieces) == PIECE_BYTES
+
+
+def test_a_refusal_before_the_bodys_end_ends_the_connection(serve):
+    server = serve(keys=["k"], limits=Limits(linger_s=0.2))
+    for request in (
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n{",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(b"more"),
+    ):
+        head, _, body = raw(server, request).partition(b"\r\n\r\n")
+        assert status_of(head) == (401 if b"POST" in request else 200)
+        assert head.lower().count(b"\r\nconnection: close") == 1
+        assert body
+
+
+def test_whoever_still_sends_when_it_is_refused_reads_why(serve):
+    server = serve(keys=["k"], limits=Limits(linger_s=LIMIT_S))
+    with httpx.Client(base_url=server.url, timeout=LIMIT_S) as http:
+        assert http.post("/v1/completions", content=b" " * (3 * MIB)).status_code == 401
+        whole = http.post("/v1/completions", content=BODY)
+        assert (whole.status_code, whole.headers.get("connection")) == (401, None)
+
+
+def test_who_leaves_with_much_unparsed_leaves_nothing(serve, service):
+    server = serve()
+    for _ in range(8):
+        with silent(server.url, 1) as (leaving,):
+            leaving.sendall(post(b" " * 100_000, "Content-Length: 1000000"))
+    assert httpx.get(f"{server.url}/health", timeout=LIMIT_S).status_code == 200
+    assert service.generations.empty()

@@ -1,0 +1,72 @@
+"""HTTP as h11 reads it, with bounds on what costs it much time: it takes some microseconds for each line of a head and
+for each chunk of a body, however short they are.
+
+Laws:
+
+1. A head, and what follows the last chunk of a body, has at most `MOST_LINES` lines: more are not even looked at.
+2. The chunks of a body have at least `SMALLEST_CHUNK` bytes on average, but for the first `FREE_CHUNKS`.
+"""
+
+from typing import Final
+
+import h11
+from h11._receivebuffer import ReceiveBuffer
+
+__all__ = ["FREE_CHUNKS", "MOST_LINES", "SMALLEST_CHUNK", "BoundedHttp"]
+
+MOST_LINES: Final = 128
+FREE_CHUNKS: Final = 256
+SMALLEST_CHUNK: Final = 64
+
+
+class BoundedHttp(h11.Connection):
+    """A server's side of one connection."""
+
+    def __init__(self, head_bytes: int) -> None:
+        """`head_bytes`: of the largest head."""
+        super().__init__(h11.SERVER, head_bytes)
+        self._receive_buffer = _FewLines()
+        #: Why it reads no more, where more came than is allowed.
+        self.refusal = ""
+        self._chunks = 0
+        self._body_bytes = 0
+
+    @property
+    def arriving(self) -> bool:
+        """Whether the request's body has not ended yet."""
+        return self.their_state is h11.SEND_BODY
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """As h11's. Raises RemoteProtocolError, for more than is allowed, too."""
+        try:
+            event = super().next_event()
+            self._count(event)
+        except _TooMany as error:
+            self.refusal = str(error)
+            raise
+        return event
+
+    def _count(self, event: object) -> None:
+        if isinstance(event, h11.Request):
+            self._chunks = self._body_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_end
+            self._body_bytes += len(event.data)
+            if self._chunks > FREE_CHUNKS and self._body_bytes < SMALLEST_CHUNK * self._chunks:
+                raise _TooMany(
+                    f"the body comes in chunks of less than {SMALLEST_CHUNK} bytes: send larger ones"
+                )
+
+
+class _TooMany(h11.RemoteProtocolError):
+    """Lines or chunks."""
+
+
+class _FewLines(ReceiveBuffer):
+    """Where h11 takes the lines of a head from, and those after the last chunk of a body."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        lines = super().maybe_extract_lines()
+        if lines is not None and len(lines) > MOST_LINES:
+            raise _TooMany(f"a head has more than {MOST_LINES} lines")
+        return lines
