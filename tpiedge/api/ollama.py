@@ -77,11 +77,10 @@ def _details(service: Service) -> Json:
 
 def _shown(values: dict[str, object], service: Service, vain: VainFields) -> JSONResponse:
     """Raises ApiError."""
-    fields = BodyFields(
-        {**values, "model": values.get("model", values.get("name"))}
-    )  # as it was called before
+    if "model" not in values and "name" in values:  # as it was called before
+        values = {"model": values["name"], **{key: values[key] for key in values if key != "name"}}
+    fields = BodyFields(values)
     check_model(fields, service)
-    fields.raw("name")
     fields.ignore(("verbose", "system", "template", "options"))
     fields.overlook()
     model = service.model()
