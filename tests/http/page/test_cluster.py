@@ -75,7 +75,6 @@ def test_when_something_happened(view, service):
     assert re.fullmatch(r"1[45] Nov 2023, \d\d:\d\d:20", before)
 
 
-#: What of the document, which must not scroll, and of the page's main part, which may by its height, is cut off.
 @pytest.mark.parametrize("touch", [False, True], ids=["desktop", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_nothing_keeps_people_from_using_it(view, service, dark, touch):
