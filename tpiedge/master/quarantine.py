@@ -205,6 +205,10 @@ class Reputation:
         for name in names:
             self._crashes.forget(name)
 
+    def failing(self, name: str) -> bool:
+        """Whether the worker's node was lost and no session with it has proven itself since."""
+        return self._crashes.get(name) is not None
+
     def due(self, name: str) -> float:
         """Before when no plan with the worker begins, where nothing serves."""
         crashes = self._crashes.get(name) if name in self._flapping else None

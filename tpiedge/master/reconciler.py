@@ -371,8 +371,9 @@ class Reconciler:
         self._chronicle.interrupted(error, self._clock.now())
         self._reason = str(error)
         self._pauses.lost(error, session.machines)
-        if self._retries.false_starts:  # a single one may be bad luck
-            self._exclude(session)
+        unfit = session.failure.unfit if session.failure else None
+        if self._retries.false_starts or (unfit is not None and self._reputation.failing(unfit)):
+            self._exclude(session)  # a single one may be bad luck
         self._attribute(session)
         self._publish()  # first: a client that sees its answer pause must not read a status that says ready
         self._interrupt(session, error)

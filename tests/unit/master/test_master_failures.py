@@ -157,6 +157,19 @@ def test_a_node_that_fails_twice_before_it_is_ready_is_planned_without(story: St
     assert agent.count(Launch) == 2
 
 
+def test_a_node_that_dies_at_work_and_at_the_next_start_is_planned_without(story: Story) -> None:
+    """The first reason that is found is the one that is told."""
+    agent = two_machines(story)
+    story.loads = False
+    agent.failed("its process was killed by SIGKILL")
+    story.settle()
+    story.node(1, story.epoch).fail("ReadFault", "cannot read the weights")
+    story.loads = True
+    story.settle()
+    assert (story.ready, story.members()) == (True, ("master",))
+    assert "cannot read the weights" in story.worker().why
+
+
 def test_a_worker_that_gives_up_at_every_start_does_not_keep_the_others_from_serving(story: Story) -> None:
     """They load for longer than it is left out."""
     story.step_s = lambda machines: 1 / (1 + len(machines))
