@@ -7,6 +7,7 @@ left, at most.
 """
 
 import asyncio
+import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -50,16 +51,21 @@ class Shares:
 
 
 class FairThreads:
-    """`count` threads, in which clients have their turns: of each the oldest work first."""
+    """`count` threads, in which clients have their turns: of each the oldest work first. They start with the first."""
 
     def __init__(self, count: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._count = count
+        self._started = False
         self._running = Shares(count)
         #: Who waits, the one whose turn is next first.
         self._waiting: dict[str, deque[_Work]] = {}
 
     def start(self, client: str, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         """What `work` returns or raises, once it had its turn."""
+        if not self._started:
+            self._started = True
+            self._start_all()
         promised: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append((work, promised))
         self._fill()
@@ -68,6 +74,12 @@ class FairThreads:
     def close(self) -> None:
         """After the event loop has ended. Waits for what runs; what waits never runs."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _start_all(self) -> None:
+        """The pool would start one more now and then, where work comes before a thread is known to be idle."""
+        together = threading.Barrier(self._count)
+        for _ in range(self._count):
+            self._pool.submit(together.wait)
 
     def _fill(self) -> None:
         while (client := next(filter(self._running.take, self._waiting), None)) is not None:
