@@ -50,7 +50,7 @@ class Exchange:
             self._answer, http="h11", interface="asgi3", proxy_headers=False, log_config=None
         )
         loop = asyncio.get_running_loop()
-        self.connection = connection_class(60.0)(config, ServerState(), {}, loop)
+        self.connection = connection_class(60.0, 10_000)(config, ServerState(), {}, loop)
         self.connection.connection_made(self.wire)
         self.connection.data_received(request)
 
