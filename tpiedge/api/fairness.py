@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 __all__ = ["FairThreads", "Shares"]
 
 _T = TypeVar("_T")
-_Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+_Piece = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class Shares:
@@ -59,7 +59,7 @@ class FairThreads:
         self._started = False
         self._running = Shares(count)
         #: Who waits, the one whose turn is next first.
-        self._waiting: dict[str, deque[_Work]] = {}
+        self._waiting: dict[str, deque[_Piece]] = {}
 
     def start(self, client: str, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         """What `work` returns or raises, once it had its turn."""
