@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 __all__ = ["FairThreads", "Shares"]
 
+_START_S = 10.0
+
 _T = TypeVar("_T")
 _Piece = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
@@ -77,9 +79,12 @@ class FairThreads:
 
     def _start_all(self) -> None:
         """The pool would start one more now and then, where work comes before a thread is known to be idle."""
-        together = threading.Barrier(self._count)
-        for _ in range(self._count):
-            self._pool.submit(together.wait)
+        together = threading.Barrier(self._count, timeout=_START_S)
+        try:
+            for _ in range(self._count):
+                self._pool.submit(together.wait)
+        except RuntimeError:  # the system has no thread left: those that have started do the work
+            together.abort()
 
     def _fill(self) -> None:
         while (client := next(filter(self._running.take, self._waiting), None)) is not None:
