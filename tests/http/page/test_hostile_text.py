@@ -41,7 +41,7 @@ def test_it_stays_text(browser, service, serve, text):
     service.max_sequence = 65_536
     answers(service, text)
     browser.open(serve().url)
-    browser.run("document.querySelector('#message').value = arguments[0]", text)
+    browser.paste(text)
     browser.type("#message", ".")
     browser.click("Send")
     browser.wait(lambda: browser.see(".facts"))

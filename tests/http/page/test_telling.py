@@ -41,7 +41,7 @@ def test_a_try_that_gave_nothing_is_no_version(page, service):
 
 
 def test_what_does_not_fit_is_made_shorter(page, service):
-    page.run("document.querySelector('#message').value = 'word '.repeat(2000)")
+    page.paste("word " * 2000)
     page.say("!")
     page.wait_for_text(".answer", "512 tokens fit")
     answers(service, "Yes.")

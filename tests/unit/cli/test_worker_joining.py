@@ -11,12 +11,14 @@ import pytest
 from tpiedge.cli import worker as joining
 from tpiedge.errors import PeerError, TpiedgeError, UserError
 from tpiedge.host.addresses import Address
+from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.joining import connecting
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.join import Enrolled
 from tpiedge.wire.messages import PROTOCOL
 from tpiedge.wire.weights import Keeping
+from tpiedge.worker.memory_offer import MemoryOffer
 
 NAMED = Address("kitchen.test", 7070)
 THERE, ELSEWHERE = Address("10.0.0.1", 7070), Address("10.0.0.2", 7070)
@@ -38,7 +40,8 @@ class Network:
             store=ShardStore(folder / "shards"),
             local=[],
             threads=1,
-            memory_bytes=1 << 30,
+            memory_limits=MemoryLimits(1 << 30),
+            memory=MemoryOffer(1 << 30),
             keeping=Keeping(),
             disk_bytes_per_s=1e8,
             locker=folder / "locker",
