@@ -160,21 +160,24 @@ class Reconciler:
         self.hopeless = self._stuck is not None and not self._patient(now, self._stuck)
         if self.hopeless:
             self._requests.fail_all(self.not_serving())
-        ready = sessions.serving is not None and sessions.serving.phase is Phase.READY
-        self._requests.explain(self._why_paused(), serving=ready)
+        self._requests.explain(self._why_paused(), serving=self._is_ready)
         self._publish()
         self._drains.tell()
 
     @property
     def _attempts(self) -> Retries:
         """Those that failed in the present situation: what serves proves nothing of what is to take its place."""
+        return self._changes if self._is_ready else self._retries
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether a session answers requests."""
         serving = self._sessions.serving
-        return self._changes if serving is not None and serving.phase is Phase.READY else self._retries
+        return serving is not None and serving.phase is Phase.READY
 
     def _beginning(self) -> list[tuple[str, ...]]:
         """The workers of each session that is about to serve, while none does."""
-        serving = self._sessions.serving
-        if serving is not None and serving.phase is Phase.READY:
+        if self._is_ready:
             return []
         return [session.machines for session in self._sessions.active]
 
@@ -272,8 +275,7 @@ class Reconciler:
         else:
             self._spare = {**self._departed(), **found.spare}
             self._apply(found)
-            serving = self._sessions.serving
-            self._is_stuck(self._retries.hopeless and (serving is None or serving.phase is not Phase.READY))
+            self._is_stuck(self._retries.hopeless and not self._is_ready)
         self._notify()
 
     def _put_off(self, found: Assignments) -> bool:

@@ -202,11 +202,10 @@ class RequestQueue:
         cancelled at rank 0, as many as have to give way. A request for which `ask` raises ProtocolError ends there.
         """
         with self._lock:  # held while asking, so that no cancellation overtakes the request
-            awaited = [one for one in self._waiting if one.attended]
             if len(self._running) >= self._parallel or any(
                 one.journal.suspect for one in self._running.values()
             ):
-                self._make_way(len(awaited))
+                self._make_way(sum(one.attended for one in self._waiting))
                 return False
             starting = self._first(self._able())
             if starting is None:
