@@ -100,14 +100,17 @@ function Messages({ conversation }) {
   const nodes = conversation ? path(conversation) : [];
   const last = nodes.at(-1);
   const asked = useRef(last?.id);
+  const place = useRef({ top: 0, atEnd: true }); // as last seen; an effect may be older than what it is drawn from
   const scrolled = () => {
     const { scrollTop, scrollHeight, clientHeight } = scroller.current;
-    setAtEnd(scrollHeight - scrollTop - clientHeight < NEAR_END);
+    place.current = { top: scrollTop, atEnd: scrollHeight - scrollTop - clientHeight < NEAR_END };
+    setAtEnd(place.current.atEnd);
   };
   useEffect(() => {
     const isNew = last && last.id !== asked.current && chats.running.has(last.id);
     if (isNew) asked.current = last.id; // whoever asks wants to see it, wherever they read
-    if (atEnd || isNew) scroller.current.scrollTop = scroller.current.scrollHeight;
+    const left = scroller.current.scrollTop < place.current.top; // just now: the event comes with the next frame
+    if ((place.current.atEnd && !left) || isNew) scroller.current.scrollTop = scroller.current.scrollHeight;
     scrolled();
   });
   useEffect(() => {

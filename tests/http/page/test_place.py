@@ -61,6 +61,17 @@ def test_what_is_asked_is_seen(talk, service):
     talk.wait(lambda: not talk.see(".to-end"))
 
 
+def test_whoever_scrolls_away_stays_there_when_something_is_drawn_at_that_moment(talk):
+    """The reader scrolls within the frame in which the page draws: before the page hears of it, its effects run."""
+    talk.driver.execute_async_script(
+        "const [done] = arguments, frame = requestAnimationFrame, e = document.querySelector('.messages');"
+        "frame(() => { e.style.borderTop = '1px solid';"  # another size: drawn anew
+        " setTimeout(() => frame(() => { e.scrollTop = 0; setTimeout(() => frame(() => frame(done)), 200) })) })"
+    )
+    assert talk.run("return document.querySelector('.messages').scrollTop") == 0
+    talk.wait(lambda: talk.see(".to-end"))
+
+
 def test_to_the_end_is_offered_only_where_there_is_more(talk, service, words):
     service.script = lambda generation: None
     talk.click("Another answer")
