@@ -7,8 +7,9 @@ A master and its workers, real processes with folders of their own, answer clien
 greedy or sampled with a seed. First each question is answered without a fault. Then things break at random instants,
 sometimes two at once; --faults says what, and all that can be done here breaks where it is not given:
 
-    processes   a node, an agent or rank 0 is killed (-9), one is stopped for 0.1 to 10 s, a machine with all that
-                runs on it is, a worker leaves in order or is drained, another one joins for a while
+    kills       a node, an agent or rank 0 is killed (-9)
+    processes   these, and one is stopped for 0.1 to 10 s, a machine with all that runs on it is, a worker leaves in
+                order or is drained, another one joins for a while
     links       a worker's link is cut, carries one way only, answers with resets, loses packets or is slow, or two
                 workers do not reach each other, for 0.5 to 10 s (root, nftables, iproute2: machines are namespaces)
     disks       a worker's disk is full, or cannot be read, for 2 to 15 s (root: disks are files)

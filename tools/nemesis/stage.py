@@ -20,7 +20,7 @@ from tpiedge.host.memory_group import MemoryGroup, memory_group
 __all__ = ["KINDS", "NO_LIMIT", "Stage", "set_up", "why_not"]
 
 #: Of faults, as --faults names them.
-KINDS = ("processes", "links", "disks", "memory", "clocks", "master")
+KINDS = ("kills", "processes", "links", "disks", "memory", "clocks", "master")
 #: Of memory, in bytes.
 NO_LIMIT = 1 << 50
 _SLOW = 1e6  # as every machine says of its memory: one more is worth having
