@@ -17,7 +17,7 @@ from tpiedge.cli.first_lines import (
 )
 from tpiedge.cli.serving import MasterService
 from tpiedge.clock import MonotonicClock
-from tpiedge.errors import UserError
+from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.host.addresses import (
     DATA_OFFSET,
     FILES_OFFSET,
@@ -48,6 +48,7 @@ from tpiedge.pack.store.locks import FileLock, holder_of
 from tpiedge.planner.arithmetic import computed_apart
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, MachineFacts
+from tpiedge.planner.reasons import master_too_small
 from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.server import ShipServer
 from tpiedge.supervision import Supervisor
@@ -244,21 +245,23 @@ def _rank_zero_settings(
 def _placement(
     flags: MasterFlags, model: PreparedModel, rank_zero: RankZero, kv_tokens: int, folder: Path
 ) -> NodePlacement:
-    """Measures this machine on the way. Raises UserError for impossible shares."""
+    """Measures this machine on the way. Raises UserError for impossible shares, OutOfMemory where no worker helps."""
     shares = flags.shares
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model)
+    demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.public_name, _NAME_CHARACTERS))
+    unmeasured = MachineFacts(OWN_NAME, 0.0, flags.memory_bytes, keeping=flags.keeping)
+    too_small = master_too_small(demand, unmeasured, weights)
+    if too_small is not None:
+        raise OutOfMemory(too_small)
     packs = model.pack.path.absolute().parent
     measured = _own_capacity(rank_zero, folder)
-    own = MachineFacts(
-        OWN_NAME,
-        measured.speed(facts.quantised),
-        flags.memory_bytes,
+    own = replace(
+        unmeasured,
+        weight_bytes_per_s=measured.speed(facts.quantised),
         disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
-        keeping=flags.keeping,
         head_bytes_per_s=measured.speed(facts.head_quantised),
     )
-    demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.public_name, _NAME_CHARACTERS))
     return NodePlacement(demand, own, flags.threads, weights)
 
 

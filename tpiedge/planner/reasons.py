@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import pinned_limit
 from tpiedge.planner.needs import Infeasible, NodeNeed
-from tpiedge.planner.partition import LayerShape
+from tpiedge.planner.partition import LayerShape, ShareWeight, partition
 from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, node_facts, predict, worker_limit
 from tpiedge.planner.streaming import smallest_bytes
 from tpiedge.units import format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["SpareReason", "drained", "slower", "too_small", "why_in", "why_out"]
+__all__ = ["SpareReason", "drained", "master_too_small", "slower", "too_small", "why_in", "why_out"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,24 @@ def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
         "too small",
         f"it offers {format_bytes(node.memory_bytes)}, but the least that works for {demand.model_name} is "
         f"{format_least(least)}: start it again with --memory {format_least(least).replace(' ', '')} or more",
+    )
+
+
+def master_too_small(demand: Demand, machine: MachineFacts, weights: Sequence[ShareWeight] | None) -> str | None:
+    """Why no plan works with a master's machine of so little memory, however many workers join; None where one may.
+
+    `weights` are those of --shares, the master's first; without them it may have no part of any layer.
+    """
+    model, (node,) = demand.model, node_facts([machine])
+    nothing = NodeShare(Share(0, 0), Share(0, 0))
+    share = nothing if weights is None else partition(model.shape, weights)[0]
+    least = smallest_bytes(model, 0, share, node, demand.capacity_tokens)
+    if node.memory_bytes is None or node.memory_bytes >= least:
+        return None
+    part = "alone, whatever workers compute," if weights is None else "and its part of --shares"
+    return (
+        f"the master may use {format_bytes(node.memory_bytes)}, but its program and the LM head of {demand.model_name} "
+        f"{part} need {format_least(least)}: give --memory {format_least(least).replace(' ', '')} or more"
     )
 
 

@@ -264,6 +264,18 @@ def test_a_port_in_use(fails):
         assert f", pid {os.getpid()} has this port; stop it, or give another port with --http" in line
 
 
+@pytest.mark.parametrize(
+    ("shares", "expected"), [((), "whatever workers compute"), (("--shares", "2,1"), "its part of --shares")]
+)
+def test_a_master_that_no_worker_can_help(fails, shares, expected):
+    ports = free_ports()
+    line = fails("master", "demo", "--memory", "100MB", "--context", 64, "--threads", 1, *shares,
+                 "--listen", f"127.0.0.1:{ports}", "--http", f"127.0.0.1:{ports + 4}", status=RESOURCE)  # fmt: skip
+    assert line.startswith("the master may use 100.0 MB, but"), line
+    assert expected in line, line
+    assert re.search(r"give --memory \d+MB or more$", line), line
+
+
 def test_a_hub_that_cannot_be_reached(fails, monkeypatch):
     for endpoint in (f"http://{CLOSED}", f"http://{NOWHERE}"):
         monkeypatch.setenv("HF_ENDPOINT", endpoint)

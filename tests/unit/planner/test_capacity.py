@@ -13,7 +13,7 @@ from tpiedge.planner.capacity import Allocation, allocate
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts
 from tpiedge.planner.partition import LayerShape, ShareWeight
 from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, predict
-from tpiedge.planner.reasons import too_small
+from tpiedge.planner.reasons import master_too_small, too_small
 from tpiedge.planner.streaming import node_need
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.weights import Keeping
@@ -393,3 +393,18 @@ def test_the_least_that_a_refusal_names_works(count_of_machines, keeping):
     assert isinstance(allocated_with(least * 10**6), Allocation)
     if count_of_machines == 1:  # several may divide otherwise than evenly
         assert isinstance(allocated_with((least - 1) * 10**6), Infeasible)
+
+
+@given(
+    memory=st.integers(0, 2 * GIB),
+    head_bytes=st.integers(0, GIB),
+    keeping=st.sampled_from((Keeping(), ALL, Keeping("none"))),
+    weights=st.sampled_from((None, [ShareWeight(1, 1), ShareWeight(8, 8)])),
+)
+def test_a_master_is_too_small_only_where_no_worker_helps(memory, head_bytes, keeping, weights):
+    """And one that is not, can serve with a worker that holds everything else."""
+    demand = replace(DEMAND, model=replace(MODEL, head_bytes=head_bytes, head_tile_bytes=head_bytes // 8))
+    own = replace(MASTER, memory_bytes=memory, keeping=keeping)
+    found = allocate(demand, [own, worker("large", GIB, memory_bytes=64 * GIB)], weights)
+    small = master_too_small(demand, own, weights)
+    assert isinstance(found, Infeasible) == (small is not None), (found, small)
