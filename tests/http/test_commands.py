@@ -168,10 +168,12 @@ def test_all_lists_also_who_has_not_come_since_the_start(command, service):
     lines = command(nodes, "--all").splitlines()
     assert sum(line.startswith("w-2222 (shed)") for line in lines) == 2  # in the table, and why
     assert [line.split()[:4] for line in lines if "cellar" in line] == [["w-89ab", "(cellar)", "-", "away"]]
+    assert [line.split()[:4] for line in lines if "thief" in line] == [["w-cdef", "(thief)", "-", "revoked"]]
     assert not any("--all" in line for line in lines)
     record = json.loads(command(nodes, "--all", "--json"))
     assert [node["name"] for node in record["nodes"]] == ["w-0123", "w-4567", "w-1111", "w-2222"]
     assert record["members"][-1] == {"name": "w-89ab", "host": "cellar"}
+    assert record["revoked"] == [{"name": "w-cdef", "host": "thief"}]
 
 
 def test_approving_and_revoking(tmp_path, command, service):

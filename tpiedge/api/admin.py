@@ -113,8 +113,9 @@ class Admin:
         return JSONResponse({"pending": [asdict(join) for join in found]})
 
     async def _members(self, _request: Request) -> Response:
-        found = await self._run(self._service.members)
-        return JSONResponse({"members": [asdict(member) for member in found]})
+        found = await self._run(lambda: (self._service.members(), self._service.shut_out()))
+        members, revoked = ([asdict(worker) for worker in workers] for workers in found)
+        return JSONResponse({"members": members, "revoked": revoked})
 
     async def _approve(self, request: Request) -> Response:
         code = await self._word(request, "code")

@@ -152,8 +152,8 @@ PATHS: Final[dict[str, JsonSchema]] = {
     },
     "/admin/nodes/members": {
         "get": operation(
-            "Workers that may come without a token",
-            answer("They", reply({"members": {"type": "array"}})),
+            "Workers that may come without a token, and those that were shut out",
+            answer("They", reply({"members": {"type": "array"}, "revoked": {"type": "array"}})),
             more=ADMIN,
         )
     },

@@ -194,6 +194,10 @@ class Service(Protocol):
         """All workers of the cluster, in the order in which they were let in."""
         ...
 
+    def shut_out(self) -> tuple[EnrolledWorker, ...]:
+        """Those that were revoked, in the order in which that was done."""
+        ...
+
     def approve(self, code: str) -> str:
         """Let a waiting worker in; returns its name. Raises UserError for an unknown code."""
         ...

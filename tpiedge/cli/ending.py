@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from tpiedge.cli.scribe import Scribe, log_by_scribe
 
-__all__ = ["Terminated", "honour_signals", "serving_until_stopped"]
+__all__ = ["Terminated", "honour_signals", "interrupt_says", "serving_until_stopped"]
 
 
 class Terminated(BaseException):
@@ -27,12 +27,19 @@ def serving_until_stopped(next_time: str) -> Iterator[Scribe]:
     """A service: one that a polite kill stops has done its work. Ctrl-C says what is so the `next_time`. What is logged
     meanwhile holds no thread up; nor does what is said by the scribe."""
     try:
-        with log_by_scribe() as scribe:
+        with interrupt_says(f"stopped; {next_time}"), log_by_scribe() as scribe:
             yield scribe
     except Terminated:
         pass
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; {next_time}") from None
+
+
+@contextmanager
+def interrupt_says(words: str) -> Iterator[None]:
+    """Ctrl-C meanwhile ends the command with these words, unless a block within has said others."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(*(interrupt.args or (words,))) from None
 
 
 def _terminate(_signal: int, _frame: object) -> None:

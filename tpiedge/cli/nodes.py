@@ -48,7 +48,10 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="For program
 
 @click.group(cls=ListingGroup, invoke_without_command=True)
 @click.option(
-    "--all", "everybody", is_flag=True, help="Also workers that have been away for a minute or more."
+    "--all",
+    "everybody",
+    is_flag=True,
+    help="Also workers that have been away for a minute or more, and those that were revoked.",
 )
 @_json_option
 @state_option
@@ -202,9 +205,11 @@ def _is_gone(node: dict[str, Any]) -> bool:
 
 def _print(status: dict[str, Any], away: int) -> None:
     """`away`: workers that are left out."""
-    listed = {node["name"] for node in status["nodes"]}
-    absent = [member for member in status.get("members", []) if member["name"] not in listed]
-    print_table(_HEADER, [*map(_row, status["nodes"]), *map(_absent_row, absent)])
+    rows = {node["name"]: _row(node) for node in status["nodes"]}
+    for state, workers in (("away", "members"), ("revoked", "revoked")):
+        for worker in status.get(workers, []):
+            rows.setdefault(worker["name"], _absent_row(worker, state))
+    print_table(_HEADER, list(rows.values()))
     if away:
         click.echo(f"{counted(away, 'worker')} away for more than a minute: tpiedge nodes --all")
     for node in status["nodes"]:
@@ -252,9 +257,9 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _absent_row(member: dict[str, Any]) -> tuple[str, ...]:
-    """Of a worker that has not come since the master's start."""
-    return (title(member), "-", "away", "-", "-", "-", "?", "?", "-", "-", "-")
+def _absent_row(worker: dict[str, Any], state: str) -> tuple[str, ...]:
+    """Of a worker that has not come since the master's start, or may not."""
+    return (title(worker), "-", state, "-", "-", "-", "?", "?", "-", "-", "-")
 
 
 def _units(interval: Sequence[int]) -> str:

@@ -127,6 +127,9 @@ class MasterService:
     def members(self) -> tuple[EnrolledWorker, ...]:
         return tuple(EnrolledWorker(one.name, one.host) for one in self._entrance.members)
 
+    def shut_out(self) -> tuple[EnrolledWorker, ...]:
+        return tuple(EnrolledWorker(one.name, one.host) for one in self._entrance.revoked)
+
     def approve(self, code: str) -> str:
         return self._entrance.approve(code)
 

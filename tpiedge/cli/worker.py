@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.ending import serving_until_stopped
+from tpiedge.cli.ending import interrupt_says, serving_until_stopped
 from tpiedge.cli.nearby import master_nearby
 from tpiedge.cli.options import BYTES, keeping_of, keeping_options, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
@@ -50,6 +50,8 @@ from tpiedge.worker.way import WayState, look_for_master
 __all__ = ["worker"]
 
 _RETRY_S = 1.0
+_BEFORE = "this machine had not joined: the same command tries again, with another code where it showed one"
+_MEMBER = "stopped; what was fetched is kept: start it again with --connect, no token is needed"
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,7 @@ def worker(
     """Join a master and compute a share of its model."""
     check_descriptors()
     check_address_space(LEAST_TO_COMPUTE)
-    with serving_until_stopped(
-        "what was fetched is kept: start it again with --connect, no token is needed"
-    ) as scribe:
+    with serving_until_stopped(_BEFORE) as scribe:
         if token is None and token_file is not None:
             token = await_token(token_file, wait)
         folder = private_folder(worker_state(state))
@@ -199,7 +199,7 @@ def _serve_at_its_address(
         book.remember(master.address, key)
         look = partial(look_for_master, master.address, address, key)
         agent = _agent(own, address, key, spoke, measurements, look, standby, say)
-        with Supervisor(lambda _: agent.stop()) as supervisor:
+        with interrupt_says(_MEMBER), Supervisor(lambda _: agent.stop()) as supervisor:
             agent.run()
         supervisor.check()
 

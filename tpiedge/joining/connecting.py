@@ -12,6 +12,7 @@ from tpiedge import __version__
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address, resolve_all
 from tpiedge.joining.identity import peer_name
+from tpiedge.joining.members import NEW_KEY
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.tokens import ticket_of
 from tpiedge.transport.framing import CONTROL, Plane
@@ -74,7 +75,7 @@ def _open(
     try:
         state = link.monitor.wait(timeout_s)
         if state is not LinkState.UP:
-            raise explain(shown, numeric, state)
+            raise explain(shown, numeric, state, name)
     except BaseException:
         link.close()
         raise
@@ -136,12 +137,12 @@ def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) 
     raise PeerError(f"the master does not answer (waited {timeout_s:.0f} s): see its log, or try again")
 
 
-def explain(address: str, numeric: Address, state: LinkState) -> UserError | PeerError:
-    """Why there is no link to the master at `address`, after `state` was what the monitor saw."""
+def explain(address: str, numeric: Address, state: LinkState, name: str) -> UserError | PeerError:
+    """Why the worker `name` has no link to the master at `address`, after `state` was what the monitor saw."""
     if state is LinkState.REFUSED:
         return PeerError(
-            f"the master at {address} does not let this worker in: its key was revoked, or too many newcomers wait; "
-            "see 'tpiedge nodes' there"
+            f"the master at {address} does not let this worker in: {name} was revoked, as 'tpiedge nodes --all' there "
+            f"then shows ({NEW_KEY}), or too many newcomers wait (try again in a minute)"
         )
     match probe(numeric.host, numeric.port, _PROBE_S):
         case Listener.CURVE if state is LinkState.FAILED:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tpiedge.errors import TpiedgeError
 from tpiedge.joining.identity import fingerprint
-from tpiedge.joining.members import KnownWorker, MemberTable
+from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberTable
 from tpiedge.joining.numerics import Numerics
 from tpiedge.joining.rate_limiter import Limiter
 from tpiedge.joining.tokens import Redemption
@@ -160,7 +160,4 @@ def _torch(release: str) -> str:
 
 
 def _revoked_words(key: str) -> str:
-    return (
-        f"the master has revoked the key of this worker ({fingerprint(key)}): to join again, delete the worker's "
-        "key.json and use a new token"
-    )
+    return f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"

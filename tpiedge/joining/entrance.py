@@ -10,7 +10,7 @@ from tpiedge.clock import Clock
 from tpiedge.host.addresses import FILES_OFFSET, PAIRING_OFFSET, Address
 from tpiedge.joining.connecting import MASTER
 from tpiedge.joining.front_door import FrontDoor, guest_policy
-from tpiedge.joining.members import KnownWorker
+from tpiedge.joining.members import KnownWorker, Revoked
 from tpiedge.joining.pairing import Pending
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.shipping.provision import FILES_HUB
@@ -62,6 +62,11 @@ class Entrance:
     def members(self) -> tuple[KnownWorker, ...]:
         """The workers that may come without a token, in the order in which they were let in."""
         return self._door.journal.table.members
+
+    @property
+    def revoked(self) -> tuple[Revoked, ...]:
+        """The workers that were shut out for good, in that order."""
+        return self._door.journal.table.revoked
 
     def is_member(self, peer: str) -> bool:
         """Whether a peer that is connected is more than a guest."""

@@ -19,7 +19,7 @@ from tpiedge.errors import TpiedgeError
 from tpiedge.joining.disk_thread import DiskThread
 from tpiedge.joining.enrolment import Candidate, Enrolment, EnrolmentReply
 from tpiedge.joining.identity import cluster_name, peer_name
-from tpiedge.joining.members import KnownWorker, MemberJournal, Revoked
+from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberJournal, Revoked
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import CLOCK_SET_S, Redemption, ticket_of
@@ -146,7 +146,7 @@ class FrontDoor:
 
         def shut_out(gone: Revoked) -> None:
             self._follow_table(gone.key)
-            words = "the master has revoked this worker's key; 'tpiedge nodes revoke' was given there"
+            words = f"the master has revoked this worker's key ('tpiedge nodes revoke' was given there): {NEW_KEY}"
             self._cuts.append((gone.name, Refused("revoked", words)))
             if at_once is not None:
                 at_once(gone.name)

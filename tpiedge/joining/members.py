@@ -20,11 +20,25 @@ from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import Redemption
 from tpiedge.transport.keys import is_key
 
-__all__ = ["MEMBERS_FILE", "KnownWorker", "MemberJournal", "MemberTable", "Revoked", "read_members"]
+__all__ = [
+    "MEMBERS_FILE",
+    "NEW_KEY",
+    "KnownWorker",
+    "MemberJournal",
+    "MemberTable",
+    "Revoked",
+    "read_members",
+]
 
 MAX_REVOKED = 10_000
 MAX_MEMBERS = 1_000
 MEMBERS_FILE = "members.json"
+
+NEW_KEY = (
+    "to let that machine in again, delete key.json in its worker's state folder (~/.local/state/tpiedge/worker, or "
+    "worker in its --state), and join as a new one"
+)
+"""What undoes the revocation of a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,7 @@ class MemberTable:
         Raises UserError for a revoked key.
         """
         if self.is_revoked(member.key):
-            raise UserError(f"the key of {member.name} was revoked: give that worker a new one")
+            raise UserError(f"the key of {member.name} was revoked: {NEW_KEY}")
         known = self.member(member.key)
         if known is not None:
             member = replace(member, token=known.token or member.token)

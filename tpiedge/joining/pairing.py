@@ -28,6 +28,7 @@ from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
 from tpiedge.wire.messages import PROTOCOL
 
 __all__ = [
+    "BY_TOKEN",
     "MAX_PENDING",
     "MAX_PER_SOURCE",
     "PAIRING_S",
@@ -41,6 +42,7 @@ __all__ = [
 PAIRING_S = 600.0
 MAX_PENDING = 8
 MAX_PER_SOURCE = 4
+BY_TOKEN = "join with a token instead ('tpiedge token create' on the master's computer)"
 _NONCE_BYTES = 16
 _CODE_BYTES = 5
 _MINUTE_S = 60.0
@@ -179,7 +181,7 @@ class PairingWorker:
     def challenged(self, challenge: Challenge) -> Reveal:
         """Raises ProtocolError for a second challenge (its answer would be a second guess) or a bad one."""
         if self._slow or not is_key(challenge.master_key) or len(challenge.nonce) != _NONCE_BYTES:
-            raise ProtocolError("the master breaks the rules of pairing: start the worker again")
+            raise ProtocolError(f"the master breaks the rules of pairing: {BY_TOKEN}")
         transcript = _transcript(challenge.master_key, self._key, challenge.nonce, self._nonce)
         self._master_key = challenge.master_key
         self._slow = _slow_key(self._secret, transcript)
@@ -192,7 +194,7 @@ class PairingWorker:
         if not self._slow or not hmac.compare_digest(verdict.proof, _proof(self._slow, "master")):
             raise UserError(
                 "this master says that it was given the code, and cannot prove it: somebody may be between the two "
-                "machines; use a token instead ('tpiedge token create' on the master)"
+                f"machines; {BY_TOKEN}"
             )
         return self._master_key
 

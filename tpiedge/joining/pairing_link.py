@@ -17,7 +17,7 @@ from tpiedge.host.addresses import PAIRING_OFFSET, Address
 from tpiedge.joining.connecting import open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import KnownWorker
-from tpiedge.joining.pairing import PAIRING_S, PairingMaster, PairingWorker, Pending
+from tpiedge.joining.pairing import BY_TOKEN, PAIRING_S, PairingMaster, PairingWorker, Pending
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import EndpointClosed, LinkReset, MalformedMessage, Unreachable
 from tpiedge.transport.framing import Plane
@@ -32,6 +32,7 @@ __all__ = ["PairingHub", "introduction_keys", "pair"]
 _PLANE = Plane(4096, 0, 16)
 _SLICE_S = 0.2
 _ANSWER_S = 5.0
+_ANEW = "the same command shows another code"
 _GUESTS = GuestPolicy(peer_name, limit=32, stay_s=PAIRING_S + 30.0, grace_s=10.0)
 
 
@@ -154,14 +155,16 @@ def pair(
         if isinstance(answer, Verdict):
             worker.judged(answer)
         if not isinstance(answer, Challenge):
-            raise ProtocolError("the master breaks the rules of pairing: start the worker again")
+            raise ProtocolError(f"the master breaks the rules of pairing: {BY_TOKEN}")
         link.send(worker.challenged(answer))
         show_code(worker.code)
         verdict = _next(
-            link, deadline, "nobody typed the code into the master in time: start the worker again"
+            link,
+            deadline,
+            f"nobody typed 'tpiedge nodes approve {worker.code}' on the master's computer in time: {_ANEW}",
         )
         if not isinstance(verdict, Verdict):
-            raise UserError("the master breaks the rules of pairing: use a token instead")
+            raise UserError(f"the master breaks the rules of pairing: {BY_TOKEN}")
         return worker.judged(verdict)
 
 
@@ -172,5 +175,5 @@ def _next(link: ZmqSpoke, deadline: float, words: str) -> Message:
         if envelope is not None:
             return envelope.message
         if link.monitor.poll() is not LinkState.UP:
-            raise PeerError("the master went away during the pairing: start the worker again")
+            raise PeerError(f"the master went away during the pairing: see whether it runs; {_ANEW}")
     raise PeerError(words)

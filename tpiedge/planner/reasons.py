@@ -57,7 +57,9 @@ def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
     )
 
 
-def master_too_small(demand: Demand, machine: MachineFacts, weights: Sequence[ShareWeight] | None) -> str | None:
+def master_too_small(
+    demand: Demand, machine: MachineFacts, weights: Sequence[ShareWeight] | None
+) -> str | None:
     """Why no plan works with a master's machine of so little memory, however many workers join; None where one may.
 
     `weights` are those of --shares, the master's first; without them it may have no part of any layer.

@@ -266,6 +266,9 @@ class FakeService:
             EnrolledWorker("w-89ab", "cellar"),
         )
 
+    def shut_out(self) -> tuple[EnrolledWorker, ...]:
+        return (EnrolledWorker("w-cdef", "thief"),)
+
     def approve(self, code: str) -> str:
         if code != "K7Q2":
             raise UserError(f"no worker waits with the code {code[:20]!r}")

@@ -1,6 +1,8 @@
 """Who may come in, and what the others are told: one line, an exit status, and a cluster that serves on."""
 
+import re
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 
 from tests.process.command import Ended, gone, run_command, wait_for
 from tests.process.serving.machines import Worker, measured
-from tests.process.serving.serving import HOST, Serving, free_ports
+from tests.process.serving.serving import HOST, START_S, Serving, free_ports
 from tpiedge import __version__
 from tpiedge.host.addresses import Address
 from tpiedge.joining.connecting import enrol, open_link
@@ -23,7 +25,7 @@ from tpiedge.wire.messages import PROTOCOL
 
 pytestmark = pytest.mark.usefixtures("serving_on")
 
-USER, PEER = 2, 3
+USER, PEER, INTERRUPTED = 2, 3, 130
 WORDS_S = 5.0
 CUT_S = 1.0
 
@@ -203,13 +205,26 @@ def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving, patience: float
     assert ended.status == 0, ended.err
     assert eve.process.wait(WORDS_S) in (USER, PEER)
     assert time.monotonic() - revoked < CUT_S * patience
-    assert "revoked" in last_line(eve)
+    assert re.search("revoked.*delete key.json", last_line(eve))
     cluster.wait_ready(2)
     for token in (False, True):
         cluster.start_worker("eve", token=token)
         assert eve.process.wait() in (USER, PEER)
-        assert "revoked" in last_line(eve)
+        assert re.search("revoked.*delete key.json", last_line(eve))
     assert not any(node["host"] == "eve" for node in cluster.status()["nodes"])
+    everybody = run_command("nodes", "--all", TPIEDGE_STATE=str(cluster.state)).out
+    assert [line.split()[1:4] for line in everybody.splitlines() if "eve" in line] == [
+        ["(eve)", "-", "revoked"]
+    ]
+
+
+def test_ctrl_c_of_a_worker_that_nobody_let_in_says_what_helps(cluster: Serving, undisturbed):
+    """No token, though it has joined nothing, is what a member needs."""
+    guest = cluster.start_worker("guest", token=False)
+    wait_for(lambda: "the code of this worker is" in guest.log, START_S)
+    assert guest.process.end(signal.SIGINT) == INTERRUPTED
+    said = "this machine had not joined: the same command tries again, with another code where it showed one"
+    assert last_line(guest) == f"tpiedge: stopped; {said}"
 
 
 def last_line(worker: Worker) -> str:
