@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -206,3 +208,38 @@ def test_a_killed_packing_child_leaves_nothing(packing):
     assert ended.status == 4
     assert "packing was killed" in one_line(ended)
     assert list(folder.iterdir()) == []
+
+
+LOST = """
+import signal
+import sys
+import weakref
+
+from tpiedge.cli.entry import main
+
+class Module: ...
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            module = Module()
+            callback = weakref.ref(module, lambda _: signal.raise_signal(signal.{number}))
+            del module
+        return None
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["tpiedge", "bench", "kernels", "--shapes", "64x128"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("tpiedge.cli.main", "SIGINT"), ("torch", "SIGINT"), ("torch", "SIGTERM")]
+)
+def test_an_interrupt_in_a_callback_of_an_import_is_not_lost(name, number):
+    """The interpreter reports what such a callback raises, and goes on."""
+    script = LOST.format(name=name, number=number)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr.lstrip()) == (130, "", "tpiedge: interrupted\n")

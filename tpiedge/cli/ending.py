@@ -4,13 +4,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tpiedge.cli.interrupts import Terminated
 from tpiedge.cli.scribe import Scribe, log_by_scribe
 
-__all__ = ["Terminated", "honour_signals", "interrupt_says", "serving_until_stopped"]
-
-
-class Terminated(BaseException):
-    """A polite kill: not KeyboardInterrupt, which a chat takes for the end of one answer."""
+__all__ = ["honour_signals", "interrupt_says", "serving_until_stopped"]
 
 
 def honour_signals() -> None:

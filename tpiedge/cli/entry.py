@@ -8,8 +8,12 @@ __all__ = ["main"]
 def main() -> None:
     """`tpiedge`."""
     try:
+        from tpiedge.cli.interrupts import raise_lost_interrupts
+
+        raise_lost_interrupts()
         from tpiedge.cli.main import main as run
+
+        run()
     except KeyboardInterrupt:
         sys.stderr.write("tpiedge: interrupted\n")
         sys.exit(130)
-    run()

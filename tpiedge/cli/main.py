@@ -15,7 +15,8 @@ import click
 
 from tpiedge import __version__
 from tpiedge.cli.configured import ConfiguredGroup
-from tpiedge.cli.ending import Terminated, honour_signals
+from tpiedge.cli.ending import honour_signals
+from tpiedge.cli.interrupts import Terminated
 from tpiedge.cli.usage import usage_words
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 from tpiedge.host.address_space import LEAST, check_address_space, raise_address_limit
