@@ -57,7 +57,7 @@ class UserError(TpiedgeError):
 
 
 class GrammarRefused(UserError):
-    """What an answer must keep to is wrong, or takes too much."""
+    """What an answer must keep to is wrong, takes too much, or cannot be kept to here."""
 
 
 class ContextFull(UserError):

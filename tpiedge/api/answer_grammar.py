@@ -90,7 +90,8 @@ def _response_format(form: BodyFields, service: Service) -> Grammar | None:
         case "json_schema" if described is not None:
             name = described.text("name")
             if name is None or len(name) > _MAX_NAME:
-                raise refused(f"'{described.name('name')}' must have 1 to {_MAX_NAME} characters", param)
+                where = described.name("name")
+                raise refused(f"'{where}' must have 1 to {_MAX_NAME} characters", where)
             described.flag("strict")  # always
             schema = described.raw("schema")
             described.ignore(("description",))

@@ -1,5 +1,6 @@
 """The parts of a running master, put together for `tpiedge master`."""
 
+import errno
 import secrets
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tpiedge.cli.first_lines import (
 )
 from tpiedge.cli.serving import MasterService
 from tpiedge.clock import MonotonicClock
-from tpiedge.errors import OutOfMemory, UserError
+from tpiedge.errors import DiskFull, OutOfMemory, UserError
 from tpiedge.host.addresses import (
     DATA_OFFSET,
     FILES_OFFSET,
@@ -108,6 +109,8 @@ def only_master(folder: Path) -> Iterator[None]:
         try:
             alone = lock.try_alone()
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"no space left for {lock.path}: free some") from None
             raise UserError(f"cannot lock {lock.path}: {error.strerror}; choose another --state") from None
         if not alone:
             raise UserError(

@@ -51,12 +51,12 @@ class MasterService:
         self._supervisor = supervisor
         self._entrance = entrance
         self._model = model
-        names = tuple(dict.fromkeys((*model.also_called, *aliases)))
+        others = dict.fromkeys(name for name in (*model.also_called, *aliases) if name != model.public_name)
         self._info = ModelInfo(
             model.public_name,
             max_sequence,
             int(time.time()),
-            names,
+            tuple(others),
             width=model.config.hidden_size,
             family=model.config.model_type,
             precision=model.pack.precision.value,

@@ -99,15 +99,18 @@ class Grammars:
 
     def begin(self, request: GenerationRequest, *, again: bool) -> "Constraint":
         """Has the grammar of the request compiled. `again`: whether an answer has begun with it, also one that is not
-        the grammar's from its beginning on. Raises UserError where that cannot be."""
+        the grammar's from its beginning on. Raises GrammarRefused, UserError where that
+        cannot be."""
         if request.grammar is None:
-            raise UserError("the request has no grammar")
+            raise GrammarRefused("the request has no grammar")
         if not grammars_installed():
-            raise UserError(NO_GRAMMARS)
+            raise GrammarRefused(NO_GRAMMARS)
         if not (self._folder / "tokenizer.json").is_file():
-            raise UserError("the model has no tokenizer beside its weights: pack it again to use grammars")
+            raise GrammarRefused(
+                "the model has no tokenizer beside its weights: pack it again to use grammars"
+            )
         if not request.stop_ids or request.ignore_eos:
-            raise UserError("an answer by a grammar ends with an end token: do not ignore it")
+            raise GrammarRefused("an answer by a grammar ends with an end token: do not ignore it")
         try:
             ours = self._session(request.stop_ids[0])
         except OSError as error:

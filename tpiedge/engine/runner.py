@@ -30,7 +30,7 @@ from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.engine.steps import StepLimits
-from tpiedge.errors import UserError
+from tpiedge.errors import GrammarRefused, UserError
 from tpiedge.kv.cache import KVCache
 from tpiedge.kv.pages import PagePool, root_name
 from tpiedge.kv.room import KVRoom
@@ -277,7 +277,7 @@ class Leader:
         if request.grammar.begins is not None:
             return begin_late(self._grammars, request, request.grammar) if self._grammars else None
         if self._grammars is None:
-            raise UserError("answers by a grammar are not to be had here")
+            raise GrammarRefused("answers by a grammar are not to be had here")
         return self._grammars.begin(request, again=bool(request.answer_ids))
 
     def _release_held(self) -> None:

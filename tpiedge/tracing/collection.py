@@ -15,6 +15,8 @@ from tpiedge.tracing.tracer import read_part
 
 __all__ = ["Collection", "Joined", "cannot_write", "writable"]
 
+_PAGE = 4096
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -62,10 +64,12 @@ class Collection:
             starts += [event.start_s for event in part.events[:1]]
             events += len(part.events)
             dropped += part.dropped
+        unfinished = self._folder / "joined"
         if starts:
-            unfinished = self._folder / "joined"
             write_trace(unfinished, map(read_part, paths), min(starts))
             unfinished.replace(self._path)
+        elif missing:  # perhaps for want of room, of which what they had begun has taken the rest
+            unfinished.write_bytes(bytes(_PAGE))
         return Joined(events, dropped, missing)
 
     def __enter__(self) -> Self:

@@ -66,7 +66,7 @@ def test_what_the_answer_must_be(service, ask, fields, grammar):
         ("response_format.type", {"response_format": {}}, "must be 'text', 'json_object' or"),
         ("response_format.json_schema", {"response_format": {"type": "json_schema"}}, "is missing"),
         (
-            "response_format.json_schema",
+            "response_format.json_schema.name",
             {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
             "'response_format.json_schema.name' must have",
         ),

@@ -148,7 +148,7 @@ def test_a_long_answer_so_far_holds_nobody(walker: Walker) -> None:
 def test_a_model_without_a_tokenizer_has_no_grammars(tmp_path: Path) -> None:
     grammars = Grammars(tmp_path, 100)
     request = GenerationRequest("r", (1,), 9, stop_ids=(END,), grammar=Grammar("regex", "a"))
-    with pytest.raises(UserError, match="has no tokenizer beside its weights"):
+    with pytest.raises(GrammarRefused, match="has no tokenizer beside its weights"):
         grammars.begin(request, again=False)
 
 

@@ -88,8 +88,11 @@ def write_limit(folder: Path, limit: int | None) -> None:
             return
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{_LIMIT_FILE}.{os.getpid()}"
-        partial.write_text(f"{limit}\n")
-        partial.replace(folder / _LIMIT_FILE)
+        try:
+            partial.write_text(f"{limit}\n")
+            partial.replace(folder / _LIMIT_FILE)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _disk_full(folder: Path, needed: int, free: int) -> DiskFull:
