@@ -189,6 +189,9 @@ def test_approving_and_revoking(tmp_path, command, service):
     assert service.revoked == ["w-0123", "w-4567"]
     assert isinstance(run("revoke", "nobody").exception, UserError)
     assert isinstance(run("approve", "wrong").exception, UserError)
+    service.no_room = "no space left for members.json: free some"
+    full = run("approve", "K7Q2").exception
+    assert (str(full), full.exit_code) == (service.no_room, 4)
     assert "--all is for the list" in str(run("--all", "approve", "K7Q2").exception)
     assert service.approved == ["K7Q2"]
 

@@ -12,7 +12,7 @@ import httpx
 
 from tpiedge.cli.answer_stream import AnswerStream, HttpRefusal
 from tpiedge.cli.trust import by_fingerprint, refusal_of
-from tpiedge.errors import ContextFull, PeerError, TpiedgeError, UserError
+from tpiedge.errors import ContextFull, PeerError, ResourceError, TpiedgeError, UserError
 from tpiedge.host.private_file import read_private
 from tpiedge.local.paths import master_state
 from tpiedge.sanitise import sanitised
@@ -49,7 +49,7 @@ def master_at(
 def admin_of(state: Path | None) -> "MasterClient":
     """The administration of this computer's master. Raises UserError where none runs."""
     admin = _admin(state)
-    return MasterClient(admin.url, admin.secret, admin.trust)
+    return MasterClient(admin.url, admin.secret, admin.trust, own=True)
 
 
 def admin_key(state: Path | None) -> str:
@@ -60,14 +60,18 @@ def admin_key(state: Path | None) -> str:
 class MasterClient:
     """Requests with one key. A context manager. Errors are ours, in one line."""
 
-    def __init__(self, url: str, key: str | None, trust: ssl.SSLContext | None = None) -> None:
-        """`trust`: whose certificate is the master's; None for those of this computer's CAs."""
+    def __init__(
+        self, url: str, key: str | None, trust: ssl.SSLContext | None = None, *, own: bool = False
+    ) -> None:
+        """`trust`: whose certificate is the master's; None for those of this computer's CAs. `own`: whether the master
+        is this computer's, so that what its computer lacks is lacking here."""
         if trust is not None and urlsplit(url).scheme != "https":
             raise UserError(
                 f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"
             )
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._url = url
+        self._own = own
         try:
             if key is not None and not key.isprintable():
                 raise ValueError("a header is one line")
@@ -117,7 +121,7 @@ class MasterClient:
         try:
             yield
         except HttpRefusal as refusal:
-            raise _error_of(refusal, keyed="Authorization" in self._http.headers) from None
+            raise _error_of(refusal, keyed="Authorization" in self._http.headers, own=self._own) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise refusal_of(error, self._url) or UserError(
                 f"no master answers at {self._url}: start one with 'tpiedge master', or give its --url"
@@ -182,8 +186,8 @@ def _object(data: bytes) -> dict[str, object]:
     return value
 
 
-def _error_of(refusal: HttpRefusal, *, keyed: bool) -> TpiedgeError:
-    """OpenAI's error as ours. `keyed`: whether a key was sent."""
+def _error_of(refusal: HttpRefusal, *, keyed: bool, own: bool) -> TpiedgeError:
+    """OpenAI's error as ours. `keyed`: whether a key was sent; `own` as of MasterClient."""
     if refusal.status == httpx.codes.UNAUTHORIZED:
         wants = "does not know this key" if keyed else "wants a key"
         return UserError(f"the master {wants}: give --api-key, or set TPIEDGE_API_KEY")
@@ -194,6 +198,9 @@ def _error_of(refusal: HttpRefusal, *, keyed: bool) -> TpiedgeError:
     text = sanitised(
         str(message or f"HTTP status {refusal.status} without a word: is that a master of tpiedge?")
     )
-    if isinstance(error, dict) and error.get("code") == "context_length_exceeded":
+    code = error.get("code") if isinstance(error, dict) else None
+    if code == "context_length_exceeded":
         return ContextFull(text)
+    if own and code in ("resource_error", "out_of_memory"):
+        return ResourceError(text)
     return PeerError(text) if refusal.passing else UserError(text)

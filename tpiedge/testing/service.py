@@ -23,7 +23,7 @@ from tpiedge.api.service import (
     StepTimeline,
     Unavailable,
 )
-from tpiedge.errors import UnknownWorker, UserError
+from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.master.drains import CannotDrain
 from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.master.request_queue import Dismissed
@@ -166,6 +166,7 @@ class FakeService:
         self.retry_after_s = 2.0
         self.approved: list[str] = []
         self.revoked: list[str] = []
+        self.no_room = ""  # for another member
         #: Why no worker can be drained; "" where each can. Whether one that is has no part after the next look.
         self.needed = ""
         self.settles = True
@@ -272,6 +273,8 @@ class FakeService:
     def approve(self, code: str) -> str:
         if code != "K7Q2":
             raise UserError(f"no worker waits with the code {code[:20]!r}")
+        if self.no_room:
+            raise DiskFull(self.no_room)
         self.approved.append(code)
         return "attic"
 
