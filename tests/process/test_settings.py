@@ -69,7 +69,7 @@ def test_a_setting_of_a_group_is_one_of_its_subcommands(tpiedge, tmp_path, words
     own = {"TPIEDGE_NODES_STATE": str(tmp_path)}
     assert f"{note} is damaged" in refusal(tpiedge("nodes", *words, **own))
     elsewhere = {f"TPIEDGE_{'_'.join(('nodes', *words[:1])).upper()}_STATE": str(tmp_path / "elsewhere")}
-    assert "start one with 'tpiedge master'" in refusal(tpiedge("nodes", *words, **own | elsewhere))
+    assert "start one with 'tpiedge master MODEL'" in refusal(tpiedge("nodes", *words, **own | elsewhere))
 
 
 @pytest.mark.thin

@@ -124,7 +124,7 @@ class MasterClient:
             raise _error_of(refusal, keyed="Authorization" in self._http.headers, own=self._own) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise refusal_of(error, self._url) or UserError(
-                f"no master answers at {self._url}: start one with 'tpiedge master', or give its --url"
+                f"no master answers at {self._url}: start one with 'tpiedge master MODEL', or give its --url"
             ) from None
         except httpx.TimeoutException:
             raise PeerError(f"the master at {self._url} has been silent for a minute") from None
@@ -161,7 +161,9 @@ def _is_url(text: str) -> bool:
 def _admin(state: Path | None) -> _Admin:
     admin = _read_admin(state)
     if admin is None:
-        raise UserError("no master runs on this computer (for this user): start one with 'tpiedge master'")
+        raise UserError(
+            "no master runs on this computer (for this user): start one with 'tpiedge master MODEL'"
+        )
     return admin
 
 
