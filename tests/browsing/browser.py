@@ -20,6 +20,21 @@ _POLL_S = 0.02
 _AXE = Path(__file__).with_name("vendor") / "axe-core" / "axe.min.js"
 #: What a server refuses, as a test wants it; whatever else a browser complains about is a fault of the page.
 _REFUSED = "Failed to load resource"
+#: Writes wait for those that began before.
+_KEPT = """
+const [done] = arguments;
+const opening = indexedDB.open("tpiedge");
+opening.onerror = () => done("[]"); // the browser is told to keep nothing
+opening.onsuccess = () => {
+  const table = opening.result.transaction("conversations", "readwrite").objectStore("conversations");
+  table.getAll().onsuccess = ({ target }) => { opening.result.close(); done(JSON.stringify(target.result)); };
+};
+"""
+#: Tells in a variable of the window whether the element hears of the next click.
+_LISTEN = """
+window.clickHeard = false;
+arguments[0].addEventListener("click", () => { window.clickHeard = true; }, { capture: true, once: true });
+"""
 
 
 class Browser:
@@ -52,6 +67,8 @@ class Browser:
         self.wait(lambda: self.see("#message") and self.see(".model, dialog[open], .problem"))
 
     def reload(self) -> None:
+        """Once what the page began to keep is kept: a page that is left before that loses it."""
+        self.kept()
         self.driver.refresh()
         self.wait(lambda: self.see("#message") and self.see(".model, dialog[open], .problem"))
 
@@ -109,6 +126,10 @@ class Browser:
         entries = [entry for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
         return [entry["message"] for entry in entries if _REFUSED not in entry["message"]]
 
+    def kept(self) -> str:
+        """The conversations that the browser keeps, as JSON, with all that the page has begun to write."""
+        return self.driver.execute_async_script(_KEPT)
+
     # --- seeing
 
     def run(self, script: str, *values: object) -> Any:
@@ -161,17 +182,28 @@ class Browser:
 
     def focused(self) -> str:
         """The accessible name of what has the focus."""
-        return self.driver.switch_to.active_element.accessible_name
+        names: list[str] = []
+        self._patiently(lambda: names.append(self.driver.switch_to.active_element.accessible_name))
+        return names[-1]
 
     # --- doing
 
     def click(self, name: str, within: str = "body") -> None:
-        """What is called so, as a screen reader says it: the last one."""
-        self._patiently(lambda: self._called(name, within).click())
+        """What is called so, as a screen reader says it: the last one. The mouse misses what moves at that moment:
+        it is clicked until it hears of that."""
+
+        def hit() -> bool:
+            found = self._called(name, within)
+            self.run(_LISTEN, found)
+            found.click()
+            return self.run("return window.clickHeard") is not False  # another page knows nothing of it
+
+        self._patiently(hit)
 
     def focus(self, name: str, within: str = "body") -> None:
         """As Tab does, pressed as often as it takes."""
-        self._patiently(lambda: self.run("arguments[0].focus()", self._called(name, within, seen=False)))
+        focused = "arguments[0].focus(); return document.activeElement === arguments[0]"
+        self._patiently(lambda: self.run(focused, self._called(name, within, seen=False)))
 
     def type(self, selector: str, text: str) -> None:
         self._patiently(lambda: self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(text))
@@ -188,7 +220,7 @@ class Browser:
     def press(self, *keys: str) -> None:
         """To whatever has the focus."""
         for key in keys:
-            self.driver.switch_to.active_element.send_keys(key)
+            self._patiently(lambda key=key: self.driver.switch_to.active_element.send_keys(key))
 
     def paste(self, text: str) -> None:
         """Into the empty message box, at once. The page hears of it, as it might draw the box anew otherwise."""
@@ -229,14 +261,14 @@ class Browser:
         return [one for one in found if one.accessible_name == name and (one.is_displayed() or not seen)][-1]
 
     def _patiently(self, act: Callable[[], object]) -> None:
-        """The page renders while it is used: what was found may be gone a moment later."""
+        """The page renders while it is used: what was found may be gone a moment later. `act` returns False where
+        nothing came of it."""
 
         def tried() -> bool:
             try:
-                act()
+                return act() is not False
             except (WebDriverException, LookupError, StopIteration):
                 return False
-            return True
 
         self.wait(tried)
 

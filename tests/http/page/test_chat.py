@@ -153,6 +153,7 @@ def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
     browser.open(url)
     for question in ("About foxes", "About bears"):
         browser.click("New chat")
+        browser.wait(lambda: not browser.answers())
         browser.say(question)
         browser.wait_for_answers("Hm.")
     listed = ".conversations li a"
@@ -169,7 +170,7 @@ def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
     browser.click("Delete “Foxes”")
     browser.click("Delete", "dialog")
     browser.wait(lambda: browser.texts(listed) == ["About bears"])
-    assert not browser.answers()
+    browser.wait(lambda: not browser.answers())  # the list is drawn before the talk
     browser.reload()
     browser.wait(lambda: browser.texts(listed) == ["About bears"])
 

@@ -195,6 +195,7 @@ def test_a_server_that_came_back_with_another_key(view, serve, server, reload):
     if reload:
         view.driver.refresh()
     view.wait_for_text("dialog .error", "The master was started again: it has a new key.")
+    view.draw()  # the dialog is there before the view beside it is drawn anew
     assert "cannot be reached" not in view.text("main")
     assert not view.see(".pill.ready")
     view.type("dialog input", "wrong")

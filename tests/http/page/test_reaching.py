@@ -11,9 +11,12 @@ LIMIT_S = 30.0
 HURRY = """
 const later = window.setTimeout;
 window.setTimeout = (act, ms, ...values) => later(act, ms >= 30_000 ? ms / 120 : ms, ...values);
+window.takeYourTime = () => { window.setTimeout = later; };
 """
 #: The page's clock, by which it gives up.
 AHEAD = "const now = performance.now.bind(performance); performance.now = () => 1000 * now();"
+#: What stands below an answer whose connection is not made yet.
+ASKING = "Waiting for the server"
 NEVER = Limits(ping_s=1000.0)
 
 
@@ -77,6 +80,7 @@ def test_a_page_that_is_loaded_while_the_server_cannot_be_reached_goes_on_later(
     browser, recording, begun, words
 ):
     generation = begun(recording().url)
+    browser.wait(lambda: "one two" in browser.kept())
     browser.cut_off("/v1/")
     browser.reload()
     browser.wait_for_text(".problem", "The server cannot be reached; it is tried again and again.")
@@ -115,7 +119,7 @@ def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, b
         browser.driver.get("about:blank")
         change()
         browser.click("Go on")
-        browser.wait(lambda: browser.see(".progress"))
+        browser.wait(lambda: browser.see(".progress") and ASKING not in browser.text(".progress"))
         generation.say(*words(" three"))
         generation.finish("stop")
         browser.wait_for_answers("one two three")
@@ -151,7 +155,10 @@ def test_a_connection_that_is_silent_is_made_anew(browser, recording, begun, wor
         "return performance.getEntriesByType('resource').filter(e => e.name.includes('completions/')).length"
     )
     browser.wait(lambda: browser.run(asked_again) > 0)
+    # An answer that ended on a connection that the page is about to leave would be lost with it.
+    browser.run("window.takeYourTime()")
     generation.say(*words(" four"))
+    browser.wait_for_text(".answer", "three four")
     generation.finish("stop")
     browser.wait_for_answers("one two three four")
 

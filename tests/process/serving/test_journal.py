@@ -117,9 +117,10 @@ class Stream:
         self.text = ""
         self.done = False
 
-    def begin(self, http: httpx.Client, end_master: Callable[[], object]) -> str:
+    def begin(self, cluster: Serving, http: httpx.Client, end_master: Callable[[], object]) -> str:
         """Asks, and ends the master once the answer is well under way. Returns the path of the rest."""
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+        asked = http.stream("POST", "/v1/completions", json=BODY | {"stream": True})
+        with cluster.crawling(), asked as answer:
             path = f"/v1/completions/{answer.headers['x-request-id']}"
             events = self.read(answer)
             while next(events) < UNDER_WAY:
@@ -165,7 +166,7 @@ class Stream:
 def test_a_stream_goes_on_after_its_last_event(cluster: Serving, expected: str):
     stream = Stream()
     with client(cluster) as http, client(cluster, OTHER_KEY) as other:
-        path = stream.begin(http, lambda: kill(cluster))
+        path = stream.begin(cluster, http, lambda: kill(cluster))
         (record,) = records(cluster)
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
         assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
@@ -211,8 +212,9 @@ def test_what_nobody_waits_for_gives_way(clusters, expected: str):
         path = kill_during_whole_answer(cluster, http)
         lines = recorded_lines(cluster)
         cluster.start_master()
-        wait_for_record(cluster, lines)
+        cluster.wait_ready(1)
         with cluster.crawling():
+            wait_for_record(cluster, lines)
             assert http.post("/v1/completions", json=short).json()["usage"]["completion_tokens"] == 5
             assert recorded_lines(cluster) < BODY["max_tokens"]
         assert http.get(path).json()["choices"][0]["text"] == expected
@@ -248,7 +250,7 @@ def test_an_answer_waits_for_the_worker_that_it_needs(clusters, expected: str):
     cluster.wait_ready(2)
     stream = Stream()
     with client(cluster) as http:
-        path = stream.begin(http, lambda: kill(cluster))
+        path = stream.begin(cluster, http, lambda: kill(cluster))
         ann.process.end()
         cluster.start_master()
         stream.go_on(http, path, lambda: cluster.start_worker("bob"))
@@ -262,7 +264,8 @@ def test_an_answer_waits_for_the_worker_that_it_needs(clusters, expected: str):
 def test_a_client_that_lost_its_connection_has_the_rest(cluster: Serving, expected: str):
     stream = Stream()
     with client(cluster) as http:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+        asked = http.stream("POST", "/v1/completions", json=BODY | {"stream": True})
+        with cluster.crawling(), asked as answer:
             path = f"/v1/completions/{answer.headers['x-request-id']}"
             for number in stream.read(answer):
                 if number == UNDER_WAY:
@@ -284,7 +287,7 @@ def test_what_a_master_does_not_finish_in_time_the_next_one_does(clusters, expec
     cluster.wait_ready(1)
     stream = Stream()
     with client(cluster) as http:
-        path = stream.begin(http, cluster.master.popen.terminate)
+        path = stream.begin(cluster, http, cluster.master.popen.terminate)
         assert cluster.master.wait() == 0
         cluster.start_master()
         stream.go_on(http, path)
@@ -297,7 +300,7 @@ def test_a_master_that_cannot_begin_leaves_what_it_found_to_the_next_one(
     """It had read the records already, and accepted the requests."""
     stream = Stream()
     with client(cluster) as http:
-        path = stream.begin(http, lambda: kill(cluster))
+        path = stream.begin(cluster, http, lambda: kill(cluster))
         left = records(cluster)
         cluster.options = (*OPTIONS, "--token-file", tmp_path / "none" / "token")
         assert cluster.start_master(wait=False).wait() == 2
@@ -314,16 +317,15 @@ def test_what_a_master_does_not_wait_for_any_more_the_next_one_finishes(clusters
     cluster = clusters(*OPTIONS, "--drain", 600)
     cluster.start_master()
     cluster.wait_ready(1)
-    rank_zero, stream = cluster.rank_zero(), Stream()
+    stream = Stream()
 
     def end_twice() -> None:
-        rank_zero.suspend()
         cluster.master.popen.terminate()
         wait_for(lambda: "finishing what is under way" in cluster.master.log, START_S)
         cluster.master.popen.terminate()
 
     with client(cluster) as http:
-        path = stream.begin(http, end_twice)
+        path = stream.begin(cluster, http, end_twice)
         assert cluster.master.wait() == 0
         cluster.start_master()
         stream.go_on(http, path)

@@ -55,7 +55,7 @@ def stream(client: openai.OpenAI, tokens: int):
     "P7", "the client's connection breaks; the next master adopts the workers, and nothing is shipped again"
 )
 def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
-    with cluster.client() as client:
+    with cluster.client() as client, cluster.crawling():
         answer = stream(client, 900)
         for _ in range(10):
             next(answer)
@@ -72,11 +72,12 @@ def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
 @pytest.mark.fault("P7", "the answer is finished; exit status 0")
 def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
     with cluster.client() as client:
-        answer = stream(client, 150)
-        for _ in range(10):
-            next(answer)
-        cluster.master.popen.terminate()
+        with cluster.crawling():  # or nothing may be under way any more
+            answer = stream(client, 150)
+            for _ in range(10):
+                next(answer)
+            cluster.master.popen.terminate()
+            wait_for(lambda: "finishing what is under way" in cluster.master.log, START_S)
         last = list(answer)[-1]
     assert last.choices[0].finish_reason == "length"
     assert cluster.master.wait() == 0
-    assert "finishing what is under way" in cluster.master.log
