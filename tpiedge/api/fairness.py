@@ -1,4 +1,4 @@
-"""Threads whose time is divided among clients so that none of them can take all of it. For one event loop."""
+"""The time of threads, and that of the event loop, divided among clients so that none of them can take all of it."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tpiedge.portions import Portions
 
-__all__ = ["FairThreads"]
+__all__ = ["FairThreads", "FairTurns"]
 
 _T = TypeVar("_T")
 
@@ -27,9 +27,36 @@ class _Job:
     promised: "asyncio.Future[Any]"
 
 
+class FairTurns:
+    """For one event loop. In a turn of it each client does one thing; what more it wants to do, it does in the next
+    turns, in the order in which it asked."""
+
+    def __init__(self) -> None:
+        #: Of each client that did something in this turn: what it is to do in the next ones.
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+
+    def ask(self, client: str, act: Callable[[], None]) -> None:
+        """Has `act` called: now, if it is the client's first in this turn."""
+        if client in self._waiting:
+            self._waiting[client].append(act)
+            return
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._waiting[client] = deque()
+        act()
+
+    def _next(self) -> None:
+        self._waiting = {client: acts for client, acts in self._waiting.items() if acts}
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            for acts in self._waiting.values():
+                loop.call_soon(acts.popleft())
+            loop.call_soon(loop.call_soon, self._next)  # not before the turn of these has ended
+
+
 class FairThreads:
-    """`count` threads, in which clients have their turns: of each the oldest work first. They start with the first
-    work; where the system has not so many, fewer do it."""
+    """For one event loop. `count` threads, in which clients have their turns: of each the oldest work first. They start
+    with the first work; where the system has not so many, fewer do it."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count

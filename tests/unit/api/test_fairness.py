@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tpiedge.api.fairness import FairThreads
+from tpiedge.api.fairness import FairThreads, FairTurns
 
 LIMIT_S = 20.0
 
@@ -137,3 +137,38 @@ def test_where_the_system_has_few_threads_those_work(able: int, monkeypatch: pyt
     monkeypatch.setattr(threading.Thread, "start", started)
     asyncio.run(story())
     threads.close()
+
+
+def test_in_a_turn_of_the_loop_each_client_does_one_thing() -> None:
+    """Though one asks for much, and another comes later; what fails stops nobody."""
+    turns, done, errors = FairTurns(), list[tuple[int, str]](), list[BaseException]()
+
+    async def story() -> None:
+        loop, number = asyncio.get_running_loop(), 0
+        loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+        def ask(client: str, *, fails: bool = False) -> None:
+            def act() -> None:
+                done.append((number, client))
+                if fails:
+                    raise ValueError
+
+            turns.ask(client, act)
+
+        for nth in range(6):
+            ask("a", fails=nth == 2)
+        ask("b")
+        while len(done) < 9:
+            assert number < 50
+            if number == 3:
+                ask("c")
+                ask("a")
+            await asyncio.sleep(0)
+            number += 1
+
+    asyncio.run(story())
+    assert done[:2] == [(0, "a"), (0, "b")]
+    assert (3, "c") in done
+    of_a = [number for number, client in done if client == "a"]
+    assert len(set(of_a)) == len(of_a) == 7
+    assert [type(error) for error in errors] == [ValueError]
