@@ -84,8 +84,9 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
         def buffer_updated(self, nbytes: int) -> None:
             self._received += bytes(piece[:nbytes])
             self._unset_keepalive_if_required()
-            self.transport.pause_reading()
             self._ask()
+            if self._received:
+                self.transport.pause_reading()
 
         def handle_events(self) -> None:
             """Of uvicorn, which has answered: the next request may be there."""
