@@ -76,12 +76,12 @@ def serve(service):
 
 @pytest.fixture
 def pieces(monkeypatch):
-    """How many bytes were parsed at a time; fails where a connection has two such times in one turn of the loop."""
+    """How many bytes of one client were parsed at a time; fails where it has two such times in one turn of the loop."""
     sizes, now = [], set()
     receive = BoundedHttp.receive_data
 
     def noted(http, data):
-        assert http not in now
+        assert not now
         now.add(http)
         asyncio.get_running_loop().call_soon(now.remove, http)
         sizes.append(len(data))

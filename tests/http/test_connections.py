@@ -23,10 +23,11 @@ from tpiedge.rate_limited_log import LINES
 
 LIMIT_S = 20.0
 CLIENTS = 2000
-BODY = json.dumps({"model": "babbler", "prompt": "x"}).encode()
-REQUEST = (
+BODY, SLOW = (json.dumps({"model": "babbler", "prompt": prompt}).encode() for prompt in ("x", "slow"))
+REQUEST, SLOW_REQUEST = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+    b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    for body in (BODY, SLOW)
 )
 _SHED = "closed an HTTP connection: this process has too many files and connections open"
 _linux = pytest.mark.skipif(
@@ -230,17 +231,12 @@ def test_whoever_holds_bodies_back_shuts_out_nobody_else(serve, limits):
         assert time.monotonic() < deadline
 
 
-@pytest.mark.fault(
-    "H8", "prompts that take long to prepare make neither other clients nor the administrator wait"
-)
-@pytest.mark.usefixtures("at_once")
-@_linux
-def test_whoever_floods_with_prompts_that_take_long_delays_nobody_else(serve, service, monkeypatch):
+@pytest.fixture
+def slow_tokenizer(service, monkeypatch):
+    """It waits at the text "slow": what is released then, and what lets it go on."""
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     class Slow:
-        """The tokenizer, which waits at one text."""
-
         def __getattr__(self, name):
             return getattr(tokenizer, name)
 
@@ -252,6 +248,16 @@ def test_whoever_floods_with_prompts_that_take_long_delays_nobody_else(serve, se
 
     tokenizer = service.tokenizer
     monkeypatch.setattr(service, "tokenizer", Slow())
+    return begun, go_on
+
+
+@pytest.mark.fault(
+    "H8", "prompts that take long to prepare make neither other clients nor the administrator wait"
+)
+@pytest.mark.usefixtures("at_once")
+@_linux
+def test_whoever_floods_with_prompts_that_take_long_delays_nobody_else(serve, slow_tokenizer):
+    begun, go_on = slow_tokenizer
     url = serve(limits=Limits(preparing=32)).url
     with ThreadPoolExecutor(17) as pool:
         flood = [pool.submit(ask_from, url, "127.0.0.1", "slow") for _ in range(17)]
@@ -268,3 +274,29 @@ def test_whoever_floods_with_prompts_that_take_long_delays_nobody_else(serve, se
         finally:
             go_on.set()
         assert {one.result().status_code for one in flood if one is not refused} <= {200, 429}
+
+
+@pytest.mark.fault("H6", "while the prompt is prepared, or waits for that: what has not begun never does")
+@pytest.mark.usefixtures("at_once")
+def test_what_is_prepared_for_whoever_has_left_is_given_up(serve, slow_tokenizer):
+    """The places are free at once, and what had not begun never does."""
+    begun, go_on = slow_tokenizer
+    server = serve(limits=Limits(preparing=16))
+
+    def wait_until_taken(places):
+        deadline = time.monotonic() + LIMIT_S
+        while server._api._intake._places.taken != places:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    try:
+        with silent(server.url, 8) as leaving:
+            for connection in leaving:
+                connection.sendall(SLOW_REQUEST)
+            wait_until_taken(8)
+            assert all(begun.acquire(timeout=LIMIT_S) for _ in range(2))
+        wait_until_taken(0)
+    finally:
+        go_on.set()
+    assert ask_from(server.url, "127.0.0.1").status_code == 200
+    assert not begun.acquire(blocking=False)

@@ -304,6 +304,17 @@ def test_what_is_no_http_or_smuggles_is_refused(serve):
         assert error_of(answer)["code"] == "invalid_http"
     both = post(b"0\r\n\r\n", "Content-Length: 3", "Content-Length: 5")
     assert status_of(raw(server, both)) == 400
+    both = post(b"0\r\n\r\n", "Content-Length: 5", "Transfer-Encoding: chunked")
+    answer = raw(server, both.replace(b"Connection: close\r\n", b"") * 2)
+    assert status_of(answer) == 400
+    assert "either" in error_of(answer)["message"]
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_empty_lines_before_a_request_are_overlooked(serve):
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    answer = raw(serve(), b"\r\n" + get + b"\r\n" + b"\r\n" * 5000 + get + b"Connection: close\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
 
 
 @pytest.mark.fault("H1", "closed at their deadlines; answers go on")

@@ -265,6 +265,23 @@ def test_a_client_that_does_not_read_is_dropped(serve, service):
         assert generation.cancelled.wait(LIMIT_S)
 
 
+@pytest.mark.fault("H7", "dropped, whatever it asked for")
+def test_a_client_that_does_not_read_many_small_answers_is_dropped(serve):
+    server = serve(limits=Limits(write_s=0.3))
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(LIMIT_S)
+        connection.connect(server.address)
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
+        deadline = time.monotonic() + LIMIT_S
+        while not server._server.server_state.connections:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        while server._server.server_state.connections:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 @pytest.mark.fault("H12", "neither is logged")
 def test_no_prompt_nor_key_in_what_is_logged(serve, service, caplog, capfd):
     service.script = lambda generation: generation.fail(ValueError("inside"))

@@ -1,5 +1,7 @@
 """Requests of very many tiny parts, and more than a turn of the event loop should parse: nobody else waits for them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
@@ -81,6 +83,17 @@ def test_a_turn_of_the_event_loop_parses_one_piece(serve, service, pieces):
     assert status_of(raw(server, sent)) == 200
     assert max(pieces) == PIECE_BYTES
     assert sum(pieces) == len(sent)
+
+
+@pytest.mark.fault("H8", "on however many connections: a turn of the event loop parses one piece of a client")
+def test_a_turn_of_the_event_loop_parses_one_piece_of_a_client(serve, service, pieces):
+    answers(service, "Hello")
+    server = serve()
+    body = BODY.ljust(MIB)
+    sent = post(body, f"Content-Length: {len(body)}")
+    with ThreadPoolExecutor(4) as pool:
+        assert {status_of(answer) for answer in pool.map(raw, [server] * 4, [sent] * 4)} == {200}
+    assert sum(pieces) == 4 * len(sent)
 
 
 def test_requests_that_come_before_their_answers_are_all_answered(serve, pieces):

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mutabl
 from dataclasses import dataclass
 from typing import Any
 
-from tpiedge.api.body import Disconnected, Receive
+from tpiedge.api.body import Disconnected, Receive, left
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.formats import AnswerFormat
 from tpiedge.api.frames import json_bytes, json_parts, numbered
@@ -142,8 +142,7 @@ class Answering:
 
     async def _watch(self, receive: Receive) -> None:
         """A client that leaves is noticed while nothing is sent, too."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await left(receive)
         self.feed.cancel()
         self.feed.end(Disconnected())
 

@@ -9,7 +9,7 @@ from typing import Any
 from tpiedge.api.errors import ApiError
 from tpiedge.units import format_bytes
 
-__all__ = ["Disconnected", "Receive", "discard", "read_body"]
+__all__ = ["Disconnected", "Receive", "discard", "left", "read_body"]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -54,6 +54,12 @@ async def discard(receive: Receive, limit_s: float) -> None:
         async with asyncio.timeout(limit_s):
             while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
                 pass
+
+
+async def left(receive: Receive) -> None:
+    """Returns once the client has gone, or has its whole answer."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _exceeds(announced: str, limit: int) -> bool:

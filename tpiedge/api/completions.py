@@ -69,11 +69,12 @@ class Completions:
         with self._intake.place(client) as take:
             body = await self._intake.body(request, take)
             try:
-                work = await self._intake.run(
+                accepted = self._intake.run(
                     client,
                     lambda: self._accept(body, key, client, loop),
                     lambda late: late.leave(Parting.FOR_GOOD),
                 )
+                work = await self._intake.awaited(accepted, request)
             except AnsweredAtOnce as known:
                 await send_json(send, 200, known.body, self._vain.headers(known.ignored))
                 return

@@ -1,5 +1,5 @@
-"""One connection: uvicorn's, with a deadline for receiving a request's head, with bounds on what one turn of the event
-loop reads, and with errors in our shape."""
+"""One connection: uvicorn's, with deadlines for sending a request's head and for reading an answer, with bounds on what
+is parsed in one turn of the event loop, for each client, and with errors in our shape."""
 
 import asyncio
 import json
@@ -12,46 +12,59 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tpiedge.api.bounded_http import BoundedHttp
 from tpiedge.api.errors import ApiError
+from tpiedge.api.fairness import FairTurns
+from tpiedge.api.limits import Limits
 from tpiedge.units import KIB
 
 __all__ = ["PIECE_BYTES", "below_tls", "connection_class"]
 
 PIECE_BYTES: Final = 8 * KIB
-"""No more of what a client sent is parsed in one turn of the event loop; others have theirs before the next."""
+"""No more of what a client sent, on however many connections, is read and parsed in one turn of the event loop; others
+have theirs before the next."""
 
 #: As TCP's: what a client does not read is kept in the server's memory.
 _TLS_UNSENT_BYTES: Final = 64 << 10
 
 
-def connection_class(headers_s: float, headers_bytes: int) -> type[H11Protocol]:
-    """A protocol that closes a connection on which a request's head takes more than `headers_s` to arrive, or has more
-    than `headers_bytes`."""
+def connection_class(limits: Limits) -> type[H11Protocol]:
+    """A protocol that closes a connection on which a request's head takes too long to arrive, or is too large, or whose
+    client does not read what it was sent. For one event loop."""
+    # asyncio cuts the buffer, for TLS: of other kinds that would be a copy.
+    turns, piece = FairTurns(), memoryview(bytearray(PIECE_BYTES))
 
-    class HttpConnection(H11Protocol):
+    class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.conn: BoundedHttp = BoundedHttp(headers_bytes)
+            self.conn: BoundedHttp = BoundedHttp(limits.headers_bytes)
             #: Not parsed yet. Nothing more is read from the connection meanwhile.
-            self._received = bytearray()
-            self._turn: asyncio.Handle | None = None
+            self._received = b""
+            self._asked = False
             self._timer: asyncio.TimerHandle | None = None
+            self._looking: asyncio.TimerHandle | None = None
+            #: Bytes that the client had not taken at the last look, if we waited for that then, and still do.
+            self._left: int | None = None
             self._lost = False
             #: Whether bytes of an answer were dropped, or never written.
             self._cut = False
             self._below: asyncio.WriteTransport | None = None
+            self._host = ""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.flow = _Flow(transport, self._resume)
+            # Not at once: uvicorn says so before it has ended the cycle.
+            self.flow = _Flow(transport, lambda: self.loop.call_soon(self._ask))
             self._below = below_tls(transport)
             if self._below is not None:
                 transport.set_write_buffer_limits(_TLS_UNSENT_BYTES)
+            self._host = "" if self.client is None else self.client[0]
             self.app_state = {"drop": self._abort, "unsent": self._unsent, "arriving": self._arriving}
             self._expect_head()
+            self._look()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
-            self._received.clear()
+            if self._looking is not None:
+                self._looking.cancel()
             self._cut_unfinished()
             self._lost, self._cut = True, self._cut or exc is not None
             super().connection_lost(exc)
@@ -61,34 +74,45 @@ def connection_class(headers_s: float, headers_bytes: int) -> type[H11Protocol]:
             self._cut_unfinished()
             super().eof_received()
 
-        def data_received(self, data: bytes) -> None:
-            self._received += data
-            if self._turn is None:
-                self._parse()
+        def resume_writing(self) -> None:
+            self._left = None
+            super().resume_writing()
+
+        def get_buffer(self, _sizehint: int) -> memoryview:
+            return piece
+
+        def buffer_updated(self, nbytes: int) -> None:
+            self._received += bytes(piece[:nbytes])
+            self._unset_keepalive_if_required()
+            self._ask()
+            if self._received:
+                self.transport.pause_reading()
+
+        def handle_events(self) -> None:
+            """Of uvicorn, which has answered: the next request may be there."""
+            self._ask()
+
+        def _ask(self) -> None:
+            if not self._asked:
+                self._asked = True
+                turns.ask(self._host, self._parse)
 
         def _parse(self) -> None:
-            """One piece, unless uvicorn wants no more for now."""
-            self._turn = None
+            """What is left of the pieces before, and the next one unless uvicorn wants no more for now."""
+            self._asked = False
             if self.transport.is_closing():
-                self._received.clear()
-            if self._received and not self.flow.read_paused:
-                piece = bytes(self._received[:PIECE_BYTES])
-                del self._received[:PIECE_BYTES]
-                super().data_received(piece)
+                return
+            super().handle_events()
+            if self._received and not (self.flow.read_paused or self.transport.is_closing()):
+                received, self._received = self._received, b""
+                self.conn.receive_data(received)
+                super().handle_events()
                 if self.cycle is not None and not self.cycle.response_complete:
                     self._stop_timer()
                 else:
                     self._expect_head()
-            if self._received:
-                self.transport.pause_reading()
-                if not self.flow.read_paused:
-                    self._resume()
-            else:
+            if not self._received:
                 self.transport.resume_reading()
-
-        def _resume(self) -> None:
-            if self._turn is None:
-                self._turn = self.loop.call_soon(self._parse)
 
         def send_400_response(self, msg: str) -> None:
             """Bytes that are no HTTP request, or more than is allowed."""
@@ -136,9 +160,19 @@ def connection_class(headers_s: float, headers_bytes: int) -> type[H11Protocol]:
             self._cut = True
             self.transport.abort()
 
+        def _look(self) -> None:
+            """From time to time, whether the client reads what we wait for, or what is left once we closed."""
+            waiting = self.flow.write_paused or self.transport.is_closing()
+            left = self._unsent() if waiting else None
+            if left and self._left is not None and left >= self._left:
+                self._abort()
+                return
+            self._left = left
+            self._looking = self.loop.call_later(limits.write_s, self._look)
+
         def _expect_head(self) -> None:
             if self._timer is None:
-                self._timer = self.loop.call_later(headers_s, self._abort)
+                self._timer = self.loop.call_later(limits.headers_s, self._abort)
 
         def _stop_timer(self) -> None:
             if self._timer is not None:
@@ -151,7 +185,7 @@ def connection_class(headers_s: float, headers_bytes: int) -> type[H11Protocol]:
 class _Flow(FlowControl):
     """Whether uvicorn wants more. `resumed` is called when it does so again."""
 
-    def __init__(self, transport: asyncio.Transport, resumed: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, resumed: Callable[[], object]) -> None:
         super().__init__(transport)
         self._resumed = resumed
 

@@ -1,104 +1,143 @@
-"""What is divided among clients so that none of them can take all of it: counts, and the time of threads. For one event
-loop.
-
-A client is a text of which nothing else is known here, as in `master/turns.py`, whose third law is this one: nobody has
-more than half of all, nor more than is left by the others; so each further client that floods takes half of what is
-left, at most.
-"""
+"""The time of threads, and that of the event loop, divided among clients so that none of them can take all of it."""
 
 import asyncio
+import contextlib
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["FairThreads", "Shares"]
+from tpiedge.portions import Portions
 
-_START_S = 10.0
+__all__ = ["FairThreads", "FairTurns"]
 
 _T = TypeVar("_T")
-_Piece = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-class Shares:
-    """Counts what each client holds of `total`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """Of one client: what is to be done, and who waits for it; `undo` it where nobody does any more."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._held: Counter[str] = Counter()
+    client: str
+    work: Callable[[], Any]
+    undo: Callable[[Any], None] | None
+    promised: "asyncio.Future[Any]"
 
-    @property
-    def taken(self) -> int:
-        """By all clients."""
-        return self._held.total()
 
-    def held(self, client: str) -> int:
-        return self._held[client]
+class FairTurns:
+    """For one event loop. In a turn of it each client does one thing; what more it wants to do, it does in the next
+    turns, in the order in which it asked."""
 
-    def take(self, client: str, count: int = 1) -> bool:
-        """Whether it may have `count` more, which it holds then."""
-        left = self._total - self.taken
-        if self._held[client] + count > min(self._total // 2, left):
-            return False
-        self._held[client] += count
-        return True
+    def __init__(self) -> None:
+        #: Of each client that did something in this turn: what it is to do in the next ones.
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
 
-    def leave(self, client: str, count: int = 1) -> None:
-        """It holds `count` less."""
-        self._held[client] -= count
-        if not self._held[client]:
-            del self._held[client]
+    def ask(self, client: str, act: Callable[[], None]) -> None:
+        """Has `act` called: now, if it is the client's first in this turn."""
+        if client in self._waiting:
+            self._waiting[client].append(act)
+            return
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._waiting[client] = deque()
+        act()
+
+    def _next(self) -> None:
+        self._waiting = {client: acts for client, acts in self._waiting.items() if acts}
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            for acts in self._waiting.values():
+                loop.call_soon(acts.popleft())
+            loop.call_soon(loop.call_soon, self._next)  # not before the turn of these has ended
 
 
 class FairThreads:
-    """`count` threads, in which clients have their turns: of each the oldest work first. They start with the first."""
+    """For one event loop. `count` threads, in which clients have their turns: of each the oldest work first. They start
+    with the first work; where the system has not so many, fewer do it."""
 
     def __init__(self, count: int, name: str) -> None:
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._count = count
-        self._started = False
-        self._running = Shares(count)
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self._begun: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._running = Portions(count)
         #: Who waits, the one whose turn is next first.
-        self._waiting: dict[str, deque[_Piece]] = {}
+        self._waiting: dict[str, deque[_Job]] = {}
 
-    def start(self, client: str, work: Callable[[], _T]) -> "asyncio.Future[_T]":
-        """What `work` returns or raises, once it had its turn."""
-        if not self._started:
-            self._started = True
+    def start(
+        self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None
+    ) -> "asyncio.Future[_T]":
+        """What `work` returns or raises, once it had its turn. If it is cancelled before, nothing is done; if later,
+        what was done is undone, on the event loop. Raises RuntimeError where the system has no thread."""
+        if not self._threads:
             self._start_all()
         promised: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append((work, promised))
+        self._waiting.setdefault(client, deque()).append(_Job(client, work, undo, promised))
         self._fill()
         return promised
 
     def close(self) -> None:
         """After the event loop has ended. Waits for what runs; what waits never runs."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for _ in self._threads:
+            self._begun.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def _start_all(self) -> None:
-        """The pool would start one more now and then, where work comes before a thread is known to be idle."""
-        together = threading.Barrier(self._count, timeout=_START_S)
-        try:
-            for _ in range(self._count):
-                self._pool.submit(together.wait)
-        except RuntimeError:  # the system has no thread left: those that have started do the work
-            together.abort()
+        for number in range(self._count):
+            thread = threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread left
+                if not self._threads:
+                    raise
+                break
+            self._threads.append(thread)
+        self._running = Portions(len(self._threads))
 
     def _fill(self) -> None:
+        """As many work as may."""
         while (client := next(filter(self._running.take, self._waiting), None)) is not None:
             own = self._waiting.pop(client)
-            work, promised = own.popleft()
+            job = own.popleft()
             if own:
                 self._waiting[client] = own  # behind the others
-            running = asyncio.get_running_loop().run_in_executor(self._pool, work)
-            running.add_done_callback(partial(self._ended, client, promised))
+            if job.promised.cancelled():
+                self._running.leave(client)
+            else:
+                self._begun.put(partial(_do, job, asyncio.get_running_loop(), self._end))
 
-    def _ended(self, client: str, promised: "asyncio.Future[Any]", running: "asyncio.Future[Any]") -> None:
-        self._running.leave(client)
-        if (error := running.exception()) is not None:
-            promised.set_exception(error)
-        else:
-            promised.set_result(running.result())
+    def _work(self) -> None:
+        while (begun := self._begun.get()) is not None:
+            begun()
+            del begun  # or what was done would be kept until there is more to do
+
+    def _end(self, job: _Job, result: Any, error: BaseException | None) -> None:
+        self._running.leave(job.client)
         self._fill()
+        if not job.promised.cancelled():
+            if error is None:
+                job.promised.set_result(result)
+            else:
+                job.promised.set_exception(error)
+        elif error is None and job.undo is not None:
+            job.undo(result)
+
+
+def _do(
+    job: _Job, loop: asyncio.AbstractEventLoop, end: Callable[[_Job, Any, BaseException | None], None]
+) -> None:
+    """In a thread."""
+    result: Any = None
+    error: BaseException | None = None
+    try:
+        result = job.work()
+    except StopIteration as stop:  # which nobody who awaits can be told
+        error = RuntimeError("work raised StopIteration").with_traceback(stop.__traceback__)
+    except BaseException as raised:
+        error = raised
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        loop.call_soon_threadsafe(end, job, result, error)

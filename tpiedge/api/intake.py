@@ -8,13 +8,14 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from tpiedge.api.body import read_body
+from tpiedge.api.body import Disconnected, left, read_body
 from tpiedge.api.bounded_json import parse_object
 from tpiedge.api.errors import ApiError
-from tpiedge.api.fairness import FairThreads, Shares
+from tpiedge.api.fairness import FairThreads
 from tpiedge.api.guard import Guard
 from tpiedge.api.limits import Limits
 from tpiedge.api.service import Busy
+from tpiedge.portions import Portions
 
 __all__ = ["Intake"]
 
@@ -35,8 +36,8 @@ class Intake:
         self._limits = limits
         self._guard = guard
         self._threads = FairThreads(_THREADS, "api-intake")
-        self._places = Shares(limits.preparing)
-        self._bytes = Shares(limits.bodies_bytes)
+        self._places = Portions(limits.preparing)
+        self._bytes = Portions(limits.bodies_bytes)
 
     def client(self, request: Request) -> str:
         """Who sent a request that was let in."""
@@ -51,7 +52,7 @@ class Intake:
         Both raise Busy.
         """
         if not self._places.take(client):
-            own = self._places.held(client)
+            own = self._places.of(client)
             raise Busy(f"{self._places.taken} requests are arriving at once, {own} of them yours")
         held = 0
 
@@ -86,18 +87,28 @@ class Intake:
         client = self.client(request)
         with self.place(client) as take:
             body = await self.body(request, take)
-            return await self.run(client, lambda: work(parse_object(body, self._limits.body_values)))
+            prepared = self.run(client, lambda: work(parse_object(body, self._limits.body_values)))
+            return await self.awaited(prepared, request)
 
-    async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
-        """What `work` returns, done in a thread when `client` has its turn; `undo` it where nobody waits for it any
-        more."""
-        future = self._threads.start(client, work)
+    def run(
+        self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None
+    ) -> "asyncio.Future[_T]":
+        """What `work` returns, done in a thread when `client` has its turn. If it is cancelled before, nothing is done;
+        if later, what was done is undone."""
+        return self._threads.start(client, work, undo)
+
+    async def awaited(self, running: "asyncio.Future[_T]", request: Request) -> _T:
+        """The result, for the sender of a request whose body has arrived. Raises Disconnected, and cancels it, where
+        the sender leaves before."""
+        gone = asyncio.create_task(left(request.receive))
         try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if undo is not None:
-                future.add_done_callback(lambda done: _undo(done, undo))
-            raise
+            await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise Disconnected
+            return running.result()
+        finally:
+            running.cancel()
+            gone.cancel()
 
     def close(self) -> None:
         """After the event loop has ended. Waits for what runs, which is bounded by the limits of a template."""
@@ -109,8 +120,3 @@ def _is_a_program_s(request: Request, kind: str) -> bool:
     browser: these all say from where they ask."""
     told = any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
     return not told and kind in _CURL_S and request.url.path.startswith(_OLLAMA)
-
-
-def _undo(done: "asyncio.Future[_T]", undo: Callable[[_T], None]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        undo(done.result())

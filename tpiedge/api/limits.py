@@ -25,7 +25,7 @@ class Limits:
     its sender reads the refusal; `answer_s`: from a request's acceptance to the end of its answer, its time in the
     queue included, None where the cluster's progress alone bounds it; `quiet_s`: until a client that waits for a whole
     answer hears that we live, `ping_s`: the same in a stream, and from one such sign to the next; `write_s`: how long a
-    client may not read.
+    client may not read an answer; one that is not the model's, up to twice as long.
     """
 
     connections: int = 4096

@@ -157,7 +157,7 @@ class _Server(uvicorn.Server):
         self._tls = tls
         self._handshake_s = None if tls is None else limits.headers_s
         self._goodbye_s = None if tls is None else _GOODBYE_S
-        self._connections = connection_class(limits.headers_s, limits.headers_bytes)
+        self._connections = connection_class(limits)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, whose handshakes would have a minute."""

@@ -22,7 +22,7 @@ Laws:
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
@@ -36,6 +36,7 @@ from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_times import RequestHistograms, RequestTimes
 from tpiedge.master.status import Totals
 from tpiedge.master.turns import Turns
+from tpiedge.portions import Portions, may_have
 from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, Heartbeat, PromptScores, Token
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
@@ -77,14 +78,15 @@ class RequestQueue:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._now = now
-        self._turns = Turns(limit)
+        self._places = 2 * limit
+        self._turns = Turns()
         self._parallel = parallel
         self._on_cancel = on_cancel
         self._on_submit = on_submit
         self._lock = threading.Lock()
         self._waiting: deque[PendingAnswer] = deque()
         self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
-        self._postponed = Counter[str]()  # by client
+        self._postponed = Portions(2 * POSTPONED_LIMIT)
         self._suspected = False
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
@@ -105,7 +107,7 @@ class RequestQueue:
     @property
     def waiting(self) -> int:
         """How many wait, with those that are postponed."""
-        return len(self._waiting) + self._postponed.total()
+        return len(self._waiting) + self._postponed.taken
 
     @property
     def running(self) -> int:
@@ -169,15 +171,15 @@ class RequestQueue:
         """So many more requests of that client will be submitted later, or fewer where it is negative. Raises
         QueueFull."""
         with self._lock:
-            own, waiting = self._postponed[client], self._postponed.total()
-            if count > 0 and own + count > min(POSTPONED_LIMIT, 2 * POSTPONED_LIMIT - waiting):
+            if count < 0:
+                self._postponed.leave(client, -count)
+            elif not self._postponed.take(client, count):
+                own = self._postponed.of(client)
                 self._count(refused=1)
                 raise QueueFull(
-                    f"{waiting} choices of requests are waiting already, {own} of this client: try again later"
+                    f"{self._postponed.taken} choices of requests are waiting already, {own} of this client: "
+                    "try again later"
                 )
-            self._postponed[client] += count
-            if not self._postponed[client]:
-                del self._postponed[client]
 
     def resume(self, request: GenerationRequest, said: Sequence[Token], why: str) -> PendingAnswer:
         """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
@@ -368,14 +370,14 @@ class RequestQueue:
         new = [one for one in self._waiting if not one.journal.begun]
         gave_way = [one for one in reversed(self._waiting) if one.journal.begun and one.gives_way]
         own, own_gave_way = ([one for one in some if one.client == client] for some in (new, gave_way))
-        waiting = self._places(new, gave_way)
-        if self._turns.has_room(self._places(own, own_gave_way), waiting):
+        waiting = self._taken(new, gave_way)
+        if may_have(self._taken(own, own_gave_way), waiting, self._places):
             return True
-        if not self._turns.full(waiting):
+        if waiting < self._places:
             new, gave_way = own, own_gave_way
         return self._displaced([*new, *gave_way] if len(gave_way) > self._parallel else new)
 
-    def _places(self, new: Sequence[PendingAnswer], gave_way: Sequence[PendingAnswer]) -> int:
+    def _taken(self, new: Sequence[PendingAnswer], gave_way: Sequence[PendingAnswer]) -> int:
         """How many they take among those that wait: `parallel` of those that gave their place back take none."""
         return len(new) + max(0, len(gave_way) - self._parallel)
 

@@ -1,15 +1,12 @@
 """Whose request begins next: every client has its turn, however many requests another one sends. Pure.
 
-A client is a text of which nothing else is known here: all that have one API key, or one address.
+A client is a text of which nothing else is known here, as in `portions.py`, which says how many may wait.
 
 Laws:
 1. A free place goes to one of the clients of whose requests the fewest run; of these to the one that was given least,
    in tokens of prompts and answers; of equals to the one whose request came first.
 2. Nobody saves up turns: whoever was away counts as having been given no less than the one of those that waited at the
    latest turn who was given least.
-3. Of one client, `limit` requests wait, of all together twice as many. Of one no more may than there are places left,
-   so that each further client that floods takes half of what the others left, at most: while no more clients wait than
-   the number of places can be halved (seven of 128), whoever comes finds one.
 """
 
 from collections import Counter
@@ -23,8 +20,7 @@ __all__ = ["Turns"]
 class Turns:
     """What each client was given, and who has the next turn."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._given: Remembered[int] = Remembered()
         self._least = 0  # of those that waited at the latest turn
 
@@ -42,11 +38,3 @@ class Turns:
     def given(self, client: str) -> int:
         """Tokens so far, those of the second law among them."""
         return max(self._least, self._given.get(client) or 0)
-
-    def full(self, waiting: int) -> bool:
-        """Whether nobody's request may wait, too, where so many do."""
-        return waiting >= 2 * self._limit
-
-    def has_room(self, own: int, waiting: int) -> bool:
-        """Whether one more request of a client may wait, where `own` ones do, of all that are `waiting`."""
-        return own < min(self._limit, 2 * self._limit - waiting)

@@ -7,6 +7,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tpiedge.api.connection import connection_class
+from tpiedge.api.limits import Limits
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 CLOSED = b"GET / HTTP/1.0\r\n\r\n"
@@ -17,7 +18,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self):
         super().__init__({})
-        self.unsent, self.closing = 0, False
+        self.unsent, self.closing, self.aborted = 0, False, asyncio.Event()
 
     def get_extra_info(self, name, default=None):
         return default
@@ -34,10 +35,14 @@ class Wire(asyncio.Transport):
     def close(self):
         self.closing = True
 
-    abort = close
+    def abort(self):
+        self.closing = True
+        self.aborted.set()
 
-    def resume_reading(self):
+    def pause_reading(self):
         pass
+
+    resume_reading = pause_reading
 
 
 class Exchange:
@@ -50,9 +55,10 @@ class Exchange:
             self._answer, http="h11", interface="asgi3", proxy_headers=False, log_config=None
         )
         loop = asyncio.get_running_loop()
-        self.connection = connection_class(60.0, 10_000)(config, ServerState(), {}, loop)
+        self.connection = connection_class(Limits(write_s=0.05))(config, ServerState(), {}, loop)
         self.connection.connection_made(self.wire)
-        self.connection.data_received(request)
+        self.connection.get_buffer(-1)[: len(request)] = request
+        self.connection.buffer_updated(len(request))
 
     async def _answer(self, scope, receive, send):
         self.state = scope["state"]
@@ -117,3 +123,30 @@ async def lost_before(exchange):
 @pytest.mark.parametrize("story", [fails, dropped, left_before, lost_before])
 def test_what_the_system_did_not_take_is_lost(story):
     assert seen(story) is None
+
+
+def test_whoever_does_not_read_the_last_answer_is_dropped():
+    async def story(exchange):
+        await exchange.say()
+        exchange.wire.unsent = 7
+        assert exchange.wire.closing
+        await exchange.wire.aborted.wait()
+        return await exchange.end()
+
+    assert seen(story, CLOSED) is None
+
+
+def test_whoever_reads_slowly_or_is_not_waited_for_is_not_dropped():
+    async def story(exchange):
+        await exchange.say()
+        exchange.wire.unsent = 100
+        for _ in range(3):
+            exchange.connection._look()
+        assert not exchange.wire.closing, "it may ask more"
+        exchange.wire.closing = True
+        while exchange.wire.unsent:
+            exchange.wire.unsent -= 1
+            exchange.connection._look()
+        return exchange.wire.aborted.is_set(), await exchange.end()
+
+    assert seen(story) == (False, 0)

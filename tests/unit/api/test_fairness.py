@@ -1,46 +1,13 @@
-"""What clients get of what is divided among them, and in which order threads work for them."""
+"""In which order threads work for clients, and what becomes of work for which nobody waits any more."""
 
 import asyncio
 import threading
-from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tpiedge.api.fairness import FairThreads, Shares
+from tpiedge.api.fairness import FairThreads, FairTurns
 
-TOTAL = 128
 LIMIT_S = 20.0
-
-
-def taken(shares: Shares, client: str) -> int:
-    """How much a client gets that wants more and more."""
-    return sum(shares.take(client) for _ in range(2 * TOTAL))
-
-
-def test_each_further_client_gets_half_of_what_is_left() -> None:
-    shares = Shares(TOTAL)
-    assert [taken(shares, client) for client in "abcdefg"] == [64, 32, 16, 8, 4, 2, 1]
-    assert shares.taken == TOTAL - 1
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.booleans()), max_size=60))
-def test_nobody_has_more_than_half_nor_all_more_than_there_is(
-    story: list[tuple[str, int, bool]],
-) -> None:
-    shares, held = Shares(TOTAL), Counter[str]()
-    for client, count, gives in story:
-        if gives:
-            count = min(count, held[client])
-            shares.leave(client, count)
-            held[client] -= count
-            continue
-        left = TOTAL - held.total()
-        fits = held[client] + count <= min(TOTAL // 2, left)
-        assert shares.take(client, count) is fits
-        held[client] += count * fits
-        assert (shares.taken, shares.held(client)) == (held.total(), held[client])
 
 
 @pytest.fixture
@@ -84,3 +51,124 @@ def test_what_fails_tells_its_client_and_leaves_the_thread_to_others(threads: Fa
     *failed, well = asyncio.run(story())
     assert [type(error) for error in failed] == [ZeroDivisionError] * 9
     assert well == 7
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun_and_stops_nobody(threads: FairThreads) -> None:
+    """What runs when it is given up is undone at its end."""
+    begun: list[int] = []
+    undone: list[int] = []
+    go_on = threading.Event()
+
+    def work(number: int) -> int:
+        begun.append(number)
+        assert go_on.wait(LIMIT_S)
+        return number
+
+    async def story() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            given_up = [threads.start("a", lambda n=n: work(n), undone.append) for n in range(5)]
+            last = threads.start("a", lambda: work(5), undone.append)
+            while len(begun) < 2:
+                await asyncio.sleep(0.01)
+            for one in given_up:
+                one.cancel()
+            go_on.set()
+            assert await last == 5
+
+    asyncio.run(story())
+    assert sorted(begun) == [0, 1, 5]
+    assert sorted(undone) == [0, 1]
+
+
+@pytest.mark.parametrize("error", [StopIteration, KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_whatever_work_raises_its_client_hears_and_others_go_on(
+    threads: FairThreads, error: type[BaseException]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    async def story() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            failing = [threads.start("a", fail) for _ in range(9)]
+            assert await threads.start("a", lambda: 7) == 7
+            for one in failing:
+                told = one.exception()
+                assert isinstance(told, RuntimeError if error is StopIteration else error)
+
+    asyncio.run(story())
+
+
+def test_what_waits_at_the_end_of_the_loop_never_runs() -> None:
+    threads, begun, go_on = FairThreads(1, "fair"), threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        begun.release()
+        assert go_on.wait(LIMIT_S)
+
+    async def story() -> None:
+        for _ in range(3):
+            threads.start("a", work)
+        assert await asyncio.to_thread(begun.acquire, timeout=LIMIT_S)
+
+    asyncio.run(story())
+    go_on.set()
+    threads.close()
+    assert not begun.acquire(blocking=False)
+
+
+@pytest.mark.parametrize("able", [0, 1, 3])
+def test_where_the_system_has_few_threads_those_work(able: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, left = FairThreads(4, "fair"), iter(range(able))
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name.startswith("fair") and next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def story() -> None:
+        if not able:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                threads.start("a", lambda: 7)
+            monkeypatch.undo()
+        async with asyncio.timeout(LIMIT_S):
+            assert await asyncio.gather(*(threads.start("a", lambda: 7) for _ in range(9))) == [7] * 9
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    asyncio.run(story())
+    threads.close()
+
+
+def test_in_a_turn_of_the_loop_each_client_does_one_thing() -> None:
+    """Though one asks for much, and another comes later; what fails stops nobody."""
+    turns, done, errors = FairTurns(), list[tuple[int, str]](), list[BaseException]()
+
+    async def story() -> None:
+        loop, number = asyncio.get_running_loop(), 0
+        loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+        def ask(client: str, *, fails: bool = False) -> None:
+            def act() -> None:
+                done.append((number, client))
+                if fails:
+                    raise ValueError
+
+            turns.ask(client, act)
+
+        for nth in range(6):
+            ask("a", fails=nth == 2)
+        ask("b")
+        while len(done) < 9:
+            assert number < 50
+            if number == 3:
+                ask("c")
+                ask("a")
+            await asyncio.sleep(0)
+            number += 1
+
+    asyncio.run(story())
+    assert done[:2] == [(0, "a"), (0, "b")]
+    assert (3, "c") in done
+    of_a = [number for number, client in done if client == "a"]
+    assert len(set(of_a)) == len(of_a) == 7
+    assert [type(error) for error in errors] == [ValueError]

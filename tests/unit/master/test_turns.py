@@ -4,7 +4,7 @@ from collections import Counter, deque
 from itertools import combinations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.master.stories import request
@@ -146,7 +146,7 @@ MOST = 50
 )
 def test_of_two_that_wait_all_the_time_nobody_is_given_much_more(turns: list[tuple[set[str], int]]) -> None:
     """Whoever else comes and goes: over any such time they differ by two of the greatest requests at most."""
-    order = Turns(LIMIT)
+    order = Turns()
     #: By pair, since both have waited: how much more the first one was given, at each turn.
     ahead: dict[tuple[str, str], list[int]] = {}
     for waiting, tokens in turns:
@@ -162,25 +162,13 @@ def test_of_two_that_wait_all_the_time_nobody_is_given_much_more(turns: list[tup
 
 @given(waiting=st.lists(st.sampled_from("abcd"), min_size=1), running=st.lists(st.sampled_from("abcd")))
 def test_a_free_place_goes_to_who_has_the_fewest(waiting: list[str], running: list[str]) -> None:
-    turn = Turns(LIMIT).next(waiting, running)
+    turn = Turns().next(waiting, running)
     assert turn in waiting
     assert running.count(turn) == min(map(running.count, waiting))
 
 
-@given(asked=st.lists(st.sampled_from("abcdef"[: (2 * LIMIT).bit_length() - 1]), max_size=100))
-@example(asked=list("a" * 9 + "b" * 5 + "c" * 3 + "d" * 2))
-def test_whoever_comes_finds_a_place_while_few_clients_wait(asked: list[str]) -> None:
-    """No more than the number of places, 16, can be halved."""
-    turns, waits = Turns(LIMIT), Counter[str]()
-    for client in asked:
-        waits[client] += turns.has_room(waits[client], waits.total())
-    assert max(waits.values(), default=0) <= LIMIT
-    assert turns.has_room(0, waits.total())
-    assert not turns.full(waits.total())
-
-
 def test_ever_new_clients_take_no_more_memory() -> None:
-    turns = Turns(LIMIT)
+    turns = Turns()
     for number in range(3 * REMEMBERED):
         turns.give(f"client {number}", 1)
     assert len(turns._given) == REMEMBERED

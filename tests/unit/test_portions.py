@@ -1,0 +1,66 @@
+"""What clients get of what is divided among them."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tpiedge.portions import Portions, may_have
+
+TOTAL = 128
+
+
+def taken(portions: Portions, client: str) -> int:
+    """How much a client gets that wants more and more."""
+    return sum(portions.take(client) for _ in range(2 * TOTAL))
+
+
+def test_each_further_client_gets_half_of_what_is_left() -> None:
+    portions = Portions(TOTAL)
+    assert [taken(portions, client) for client in "abcdefg"] == [64, 32, 16, 8, 4, 2, 1]
+    assert portions.taken == TOTAL - 1
+
+
+@pytest.mark.parametrize(("total", "parts"), [(1, [1, 0]), (2, [1, 1, 0]), (3, [2, 1, 0]), (5, [3, 1, 1, 0])])
+def test_half_of_few_is_rounded_up(total: int, parts: list[int]) -> None:
+    portions = Portions(total)
+    assert [taken(portions, client) for client in "abcd"[: len(parts)]] == parts
+
+
+def test_nothing_more_is_never_refused() -> None:
+    """A body's last part may be empty, after others have taken what was left."""
+    portions = Portions(TOTAL)
+    assert portions.take("a", TOTAL // 2)
+    assert portions.take("b", TOTAL // 4)
+    assert portions.take("a", 0)
+    assert not portions.take("a", 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 40), st.booleans()), max_size=60))
+def test_nobody_has_more_than_half_nor_all_more_than_there_is(
+    story: list[tuple[str, int, bool]],
+) -> None:
+    portions, held = Portions(TOTAL), Counter[str]()
+    for client, count, gives in story:
+        if gives:
+            count = min(count, held[client])
+            portions.leave(client, count)
+            held[client] -= count
+            continue
+        left = TOTAL - held.total()
+        fits = count == 0 or held[client] + count <= min(TOTAL // 2, left)
+        assert portions.take(client, count) is fits
+        held[client] += count * fits
+        assert (portions.taken, portions.of(client)) == (held.total(), held[client])
+
+
+@given(asked=st.lists(st.sampled_from("abcd"), max_size=100))
+@example(asked=list("a" * 9 + "b" * 5 + "c" * 3 + "d" * 2))
+def test_whoever_comes_gets_one_while_few_clients_have_some(asked: list[str]) -> None:
+    """No more of them than the number of places, 16, can be halved."""
+    places, has = 16, Counter[str]()
+    for client in asked:
+        has[client] += may_have(has[client], has.total(), places)
+    assert max(has.values(), default=0) <= places // 2
+    assert may_have(0, has.total(), places)
