@@ -17,13 +17,26 @@ const when = (at_s) => {
   const time = at.toLocaleTimeString("en-GB");
   return at.toDateString() === new Date().toDateString() ? time : `${dates.format(at)}, ${time}`;
 };
-const comparedWith = (now_s) => (now_s === null ? "" : `, now ${brief(now_s)}`);
+const longer = (ratio) => {
+  if (ratio >= 2) return `${ratio.toFixed(1)} times as long`;
+  const percent = Math.round(100 * (ratio - 1));
+  return percent === 0 ? "as long as now" : `${Math.abs(percent)} % ${percent > 0 ? "longer" : "shorter"}`;
+};
+// The planner knows no more than its model of the machines: what it predicts counts beside what it predicts of the plan
+// of now, and is scaled by what is measured of that.
+const predicted = ({ now_s, then_s }, measured_s) => {
+  if (!now_s) return `about ${brief(then_s)}, as predicted`;
+  const ratio = then_s / now_s;
+  const scaled = measured_s > 0 ? `: about ${brief(ratio * measured_s)}, where ${brief(measured_s)} are measured now` : "";
+  return `about ${longer(ratio)}, as predicted${scaled}`;
+};
 const eventWords = {
   joined: (machine) => `${machine} joined`,
   left: (machine) => `${machine} left`,
   lost: (machine) => `${machine} was lost`,
   drained: (machine) => `${machine} was drained`,
   undrained: (machine) => `${machine} may have a part again`,
+  cleared: (machine) => `${machine} is tried again`,
   revoked: (machine) => `${machine} was shut out`,
   planned: () => "a new plan begins",
   serving: () => "the plan serves",
@@ -234,17 +247,20 @@ export const texts = {
       `${bytes(speed_bytes_per_s)}/s of weights, ${threads} ${threads === 1 ? "thread" : "threads"}`,
     drain: "Drain",
     undrain: "Use again",
+    clear: "Try again now",
     whatIfLess: "Without it?",
     whatIfMore: "What if one more like the last one came?",
-    less: (name, { now_s, then_s, takes_part, why }) => {
+    less: (name, forecast, measured_s) => {
+      const { then_s, takes_part, why } = forecast;
       if (then_s === null) return `Without ${name} nothing could be served: ${why}`;
       if (!takes_part) return `The best plan for these machines has no part for ${name} anyway.`;
-      return `Without ${name} a token would take about ${brief(then_s)}${comparedWith(now_s)}.`;
+      return `Without ${name} a step would take ${predicted(forecast, measured_s)}.`;
     },
-    more: ({ now_s, then_s, takes_part, why }) => {
+    more: (forecast, measured_s) => {
+      const { then_s, takes_part, why } = forecast;
       if (then_s === null) return `Nothing could be served still: ${why}`;
       if (!takes_part) return "It would be a spare: answers would not be faster with it.";
-      return `With it a token would take about ${brief(then_s)}${comparedWith(now_s)}.`;
+      return `With it a step would take ${predicted(forecast, measured_s)}.`;
     },
     revoke: "Shut out",
     wordsTitle: "What these words mean",
@@ -269,8 +285,13 @@ export const texts = {
 
     requests: "Requests",
     noRequests: "No request runs or waits.",
-    columns: ["Request", "State", "Age", "Prompt", "Answer", "Tokens/s"],
+    columns: ["Request", "From", "State", "Age", "Prompt", "Answer", "Tokens/s"],
     actions: "Actions",
+    sender: (sender) => {
+      if (sender === null) return "–";
+      if (sender.kind === "former key") return "a key that is gone";
+      return sender.name || "a key without a name";
+    },
     requestStates: { queued: "waits", reading: "reads the prompt", answering: "answers", paused: "pauses" },
     pauses: ({ why, paused_s }) => `for ${whole.format(paused_s)} s: ${why}`,
     age: (s) => (s < 60 ? `${s} s` : `${Math.floor(s / 60)} min ${s % 60} s`),

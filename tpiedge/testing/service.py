@@ -217,7 +217,7 @@ class FakeService:
         return self.lines + tuple(
             RequestLine(
                 one.request.id, "answering", 2.0, len(one.request.prompt_ids), one.said,
-                one.request.max_tokens, 1.5, "", 0.0, one.attended, self.reading,
+                one.request.max_tokens, 1.5, "", 0.0, one.attended, self.reading, one.client,
             )
             for one in running
         )  # fmt: skip
@@ -297,6 +297,11 @@ class FakeService:
         return ordered
 
     def undrain(self, name: str) -> str:
+        found = self._called(name)
+        self._set_state("spare", found)
+        return found
+
+    def clear(self, name: str) -> str:
         found = self._called(name)
         self._set_state("spare", found)
         return found

@@ -2,14 +2,15 @@
 
 import re
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from tests.http.conftest import SECRET
 from tests.http.test_cluster import ATTIC, NODE
-from tpiedge.api.service import ClusterEvent, Reading, StepTimeline
-from tpiedge.wire.control import StepSpans
+from tpiedge.api.service import ClusterEvent, Forecast, Reading, StepTimeline
+from tpiedge.master.counters import Counted
+from tpiedge.wire.control import Stats, StepSpans
 
 CODE = "K7Q2"
 CELLAR = replace(
@@ -127,14 +128,51 @@ def test_a_machine_is_drained_and_used_again_and_shut_out(view, service):
     view.wait(lambda: service.revoked == ["w-1"])
 
 
+def test_a_machine_that_is_left_out_is_tried_again(view, service):
+    assert not view.run("return document.body.innerText.includes('Try again now')")
+    service._nodes = (
+        NODE,
+        ATTIC,
+        replace(CELLAR, state="left out", why="it was lost 3 times", left_out_s=21.0),
+    )
+    view.click("Try again now cellar")
+    view.wait(lambda: view.texts(".machine .pill") == ["serves", "serves", "spare"])
+
+
+def test_who_sent_a_request(view, service):
+    generation = ask(view, service)
+    view.wait_for_text(".requests .sender", "127.0.0.1")
+    generation.finish()
+
+
 def test_what_the_planner_predicts(view, service):
     view.click("Without it? attic")
-    view.wait_for_text(".forecast", "Without attic a token would take about 13 ms, now 10 ms.")
+    view.wait_for_text(".forecast", "Without attic a step would take about 25 % longer, as predicted.")
     view.click("What if one more like the last one came?")
-    view.wait_for_text(".one-more", "With it a token would take about 13 ms, now 10 ms.")
+    view.wait_for_text(".one-more", "With it a step would take about 25 % longer, as predicted.")
     service.needed = "0 of 1 worker here"
     view.click("Without it? attic")
     view.wait_for_text(".forecast", "Without attic nothing could be served: 0 of 1 worker here")
+
+
+@pytest.mark.parametrize(
+    ("then_s", "said"),
+    [
+        (0.0125, "about 25 % longer, as predicted: about 25 ms, where 20 ms are measured now."),
+        (0.008, "about 20 % shorter, as predicted: about 16 ms, where 20 ms are measured now."),
+        (0.01001, "about as long as now, as predicted: about 20 ms, where 20 ms are measured now."),
+        (0.025, "about 2.5 times as long, as predicted: about 50 ms, where 20 ms are measured now."),
+    ],
+)
+def test_what_is_predicted_is_scaled_by_what_is_measured(view, service, then_s, said):
+    """The planner's 10 ms take 20 ms in fact."""
+    stats = Stats(*(0 for _ in fields(Stats)))
+    counted = Counted(replace(stats, steps=10, compute_s=0.15, reduce_wait_s=0.05), stats, 1.0)
+    service._nodes = (replace(NODE, counted=counted), ATTIC, CELLAR)
+    service.what_if = lambda _without: Forecast(0.01, then_s, 2, True, "")
+    view.wait_for_text(".machine", "Time of a step: 20 ms")
+    view.click("Without it? attic")
+    view.wait_for_text(".forecast", f"Without attic a step would take {said}")
 
 
 def test_what_cannot_be_is_said(view, service):
@@ -155,7 +193,7 @@ def card(name):
 
 def test_a_prediction_goes_when_the_machines_are_others(view, service):
     view.click("Without it? attic")
-    view.wait_for_text(".forecast", "Without attic a token would take")
+    view.wait_for_text(".forecast", "Without attic a step would take")
     service._nodes = (NODE, ATTIC, replace(CELLAR, state="drained"))
     view.wait_for_text(f"{card('w-2')} .pill", "drained")
     assert not view.see(".forecast")

@@ -57,7 +57,8 @@ def picture(
 ) -> dict:
     one = ClusterPicture()
     for now, seen in looks:
-        found = one.of(seen, MODEL, requests, (), (), one.shown(timeline, seen.nodes, seen.epoch), now)
+        shown = one.shown(timeline, seen.nodes, seen.epoch)
+        found = one.of(seen, MODEL, requests, (), (), shown, now, lambda _client: None)
     return found
 
 
