@@ -6,7 +6,7 @@ from typing import Final
 from tpiedge.api.service import ClusterEvent, NodeStatus, RequestLine, StepTimeline
 from tpiedge.master.counters import Counted
 from tpiedge.testing.service import FakeService
-from tpiedge.wire.control import Stats, StepSpans
+from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 __all__ = ["watch"]
 
@@ -63,6 +63,7 @@ def watch(service: FakeService) -> None:
         ClusterEvent(_AT + 2, "lost", "dave", "silent for 1.6 s"),
         ClusterEvent(_AT, "joined", "carol", ""),
     )
+    service.links = (WorkerLink(1, 2, 0.0009),)
     service.recorded = StepTimeline(0, _AT, spans)
 
 

@@ -172,9 +172,23 @@ def _machine(node: NodeStatus, status: ClusterStatus, step: _JsonObject | None) 
         }
         if node.link_bytes_per_s
         else None,
+        "links": _links(node, status),
         "sent_bytes_per_s": _rate(node, "bytes_sent"),
         "step": step,
     }
+
+
+def _links(node: NodeStatus, status: ClusterStatus) -> list[_JsonObject]:
+    """To other workers, by their ranks."""
+    called = {one.rank: {"name": one.name, "host": one.host} for one in status.nodes}
+    found = {
+        link.low + link.high - node.rank: link.round_trip_s
+        for link in status.links
+        if node.rank in (link.low, link.high)
+    }
+    return [
+        called[rank] | {"round_trip_s": trip_s} for rank, trip_s in sorted(found.items()) if rank in called
+    ]
 
 
 def _state(node: NodeStatus, ready: bool) -> MachineState:

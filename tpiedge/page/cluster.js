@@ -51,8 +51,10 @@ function Picture({ picture }) {
     }
   };
   const predict = ({ name }, query, predicted) => order(name, `whatif?${query}`, { method: "GET" }, predicted);
-  const less = (machine) =>
-    predict(machine, `without=${encodeURIComponent(machine.name)}`, (...found) => words.less(titleOf(machine), ...found));
+  const less = (machine) => {
+    const predicted = (...found) => words.less(titleOf(machine), ...found);
+    return predict(machine, `without=${encodeURIComponent(machine.name)}`, predicted);
+  };
   const confirmed = () => {
     ask(null);
     const { kind, id, machine } = asked;
@@ -184,10 +186,12 @@ function Requests({ requests, cancel }) {
 }
 
 function RequestRow({ one, cancel }) {
+  const sender = words.sender(one.sender);
   return html`<tr>
     <th scope="row"><code>${one.id}</code></th>
-    <td class="sender" title=${words.sender(one.sender)}>${words.sender(one.sender)}</td>
+    <td class="sender" title=${sender}>${sender}</td>
     <td>${words.requestStates[one.state] ?? one.state}
+      <span class="sent-by muted" aria-label=${words.senderOf(sender)}>${sender}</span>
       ${one.why && html`<p class="why">${words.pauses(one)}</p>`}</td>
     <td>${one.age_s === null ? words.unknown : words.age(one.age_s)}</td>
     <td>${one.reading

@@ -13,8 +13,8 @@ export function titleOf(machine) {
   return machine.host || machine.name;
 }
 
-// `ask` gets "drain" or "revoke" and the machine, for the user to confirm; `undrain`, `clear` and `predict` the machine.
-// `said`: what came of the last of them.
+// `ask` gets "drain" or "revoke" and the machine, for the user to confirm; `undrain`, `clear` and `predict` the
+// machine. `said`: what came of the last of them.
 export function Machine({ machine, ask, undrain, clear, predict, said }) {
   const title = titleOf(machine);
   const serves = machine.rank !== null;
@@ -104,9 +104,10 @@ function Step({ step }) {
 }
 
 function Facts({ machine }) {
-  const { disk, link } = machine;
+  const { disk, link, links } = machine;
   const facts = [
     link && [words.link, words.linkOf(link)],
+    links.length > 0 && [words.links, words.linksOf(links)],
     disk.held_bytes > 0 && [words.disk, words.diskOf(disk)],
     machine.speed_bytes_per_s > 0 && [words.speed, words.speedOf(machine)],
   ].filter(Boolean);

@@ -27,8 +27,9 @@ const longer = (ratio) => {
 const predicted = ({ now_s, then_s }, measured_s) => {
   if (!now_s) return `about ${brief(then_s)}, as predicted`;
   const ratio = then_s / now_s;
-  const scaled = measured_s > 0 ? `: about ${brief(ratio * measured_s)}, where ${brief(measured_s)} are measured now` : "";
-  return `about ${longer(ratio)}, as predicted${scaled}`;
+  const said = `about ${longer(ratio)}, as predicted`;
+  if (measured_s <= 0) return said;
+  return `${said}: about ${brief(ratio * measured_s)}, where ${brief(measured_s)} are measured now`;
 };
 const eventWords = {
   joined: (machine) => `${machine} joined`,
@@ -236,6 +237,9 @@ export const texts = {
     machine: "Machine",
     link: "Link to the master",
     linkOf: ({ round_trip_s, bytes_per_s }) => `${brief(round_trip_s)}, ${bytes(bytes_per_s)}/s`,
+    links: "Links to other workers",
+    linksOf: (links) =>
+      links.map(({ name, host, round_trip_s }) => `${host || name} ${brief(round_trip_s)}`).join(", "),
     disk: "On its disk",
     diskOf: ({ held_bytes, spare_ranges, read_bytes_per_s }) =>
       bytes(held_bytes) +
@@ -292,6 +296,7 @@ export const texts = {
       if (sender.kind === "former key") return "a key that is gone";
       return sender.name || "a key without a name";
     },
+    senderOf: (sender) => `from ${sender}`,
     requestStates: { queued: "waits", reading: "reads the prompt", answering: "answers", paused: "pauses" },
     pauses: ({ why, paused_s }) => `for ${whole.format(paused_s)} s: ${why}`,
     age: (s) => (s < 60 ? `${s} s` : `${Math.floor(s / 60)} min ${s % 60} s`),

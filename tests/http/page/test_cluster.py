@@ -10,7 +10,7 @@ from tests.http.conftest import SECRET
 from tests.http.test_cluster import ATTIC, NODE
 from tpiedge.api.service import ClusterEvent, Forecast, Reading, StepTimeline
 from tpiedge.master.counters import Counted
-from tpiedge.wire.control import Stats, StepSpans
+from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 CODE = "K7Q2"
 CELLAR = replace(
@@ -65,7 +65,15 @@ def test_the_machines(view):
     view.wait_for_text(".machine", "Memory: 419 MB of 1.1 GB")
     view.wait_for_text(".facts-of", "1.00 ms, 30.0 MB/s")
     view.wait_for_text(".events li", "cellar was lost: silent for 1.6 s")
+    assert "Links to other workers" not in view.text(".machines")
     assert view.flaws() == []
+
+
+def test_links_between_workers(view, service):
+    service._nodes = (NODE, ATTIC, replace(CELLAR, rank=2, state="ready"))
+    service.links = (WorkerLink(1, 2, 0.0042),)
+    view.wait_for_text(f"{card('w-1')} .facts-of", "Links to other workers\ncellar 4.20 ms")
+    view.wait_for_text(f"{card('w-2')} .facts-of", "Links to other workers\nattic 4.20 ms")
 
 
 def test_when_something_happened(view, service):
@@ -142,6 +150,10 @@ def test_a_machine_that_is_left_out_is_tried_again(view, service):
 def test_who_sent_a_request(view, service):
     generation = ask(view, service)
     view.wait_for_text(".requests .sender", "127.0.0.1")
+    assert not view.see(".requests .sent-by")
+    view.shape(390, 844, touch=True)
+    assert (view.see(".requests .sender"), view.text(".requests .sent-by")) == (False, "127.0.0.1")
+    assert view.run("return document.querySelector('.requests button').getBoundingClientRect().right") <= 390
     generation.finish()
 
 
@@ -255,6 +267,13 @@ def test_a_step_on_all_machines(view, service):
     assert view.texts(".timeline tbody th") == ["master", "attic"]
     assert view.texts(".timeline tbody tr:first-child td") == ["13 ms", "0.00 ms", "6.00 ms", "0.00 ms"]
     assert view.flaws() == []
+
+
+def test_the_last_tick_of_the_axis_has_a_label_only_where_there_is_room(view, service):
+    step = tuple(StepSpans(0, rank, 7, 1, ((0, 20_300),), (), ()) for rank in range(2))
+    service.recorded = StepTimeline(0, 1.7e9, step)
+    view.wait(lambda: view.see(".timeline svg path"))
+    assert view.texts(".timeline-axis span") == ["0 ms", "5 ms", "10 ms", "15 ms", ""]
 
 
 def test_how_far_a_prompt_is_read(view, service):
