@@ -36,9 +36,9 @@ EventKind: TypeAlias = Literal[
     "plan failed",
     "no plan",
 ]
-"""A machine came, was stopped there, was lost, was taken out by its user or back in, is to be tried
-again at once, may not come any more; a plan
-begins, serves, serves after a loss, was lost so that answers pause, came to nothing, or none can be made."""
+"""A machine came, was stopped there, was lost, was taken out by its user or back in, is to be tried again at once, may
+not come any more; a plan begins, serves, serves after a loss, was lost so that answers pause, came to nothing, or none
+can be made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ function RequestRow({ one, cancel }) {
     <th scope="row"><code>${one.id}</code></th>
     <td class="sender" title=${sender}>${sender}</td>
     <td>${words.requestStates[one.state] ?? one.state}
-      <span class="sent-by muted" aria-label=${words.senderOf(sender)}>${sender}</span>
+      ${one.sender && html`<span class="sent-by muted">${words.senderOf(sender)}</span>`}
       ${one.why && html`<p class="why">${words.pauses(one)}</p>`}</td>
     <td>${one.age_s === null ? words.unknown : words.age(one.age_s)}</td>
     <td>${one.reading

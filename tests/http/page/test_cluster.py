@@ -152,7 +152,7 @@ def test_who_sent_a_request(view, service):
     view.wait_for_text(".requests .sender", "127.0.0.1")
     assert not view.see(".requests .sent-by")
     view.shape(390, 844, touch=True)
-    assert (view.see(".requests .sender"), view.text(".requests .sent-by")) == (False, "127.0.0.1")
+    assert (view.see(".requests .sender"), view.text(".requests .sent-by")) == (False, "from 127.0.0.1")
     assert view.run("return document.querySelector('.requests button').getBoundingClientRect().right") <= 390
     generation.finish()
 
