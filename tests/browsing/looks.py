@@ -163,6 +163,6 @@ LOOKS: Final = (
         for light in (*_DESKTOP, *_PHONE)
         for look in (light, replace(light, name=f"{light.name}-dark", dark=True))
     ),
-    Look("cluster", _watched, width=1180, height=1802),
-    Look("cluster-phone-dark", _watched, width=390, height=3041, dark=True, touch=True),
+    Look("cluster", _watched, width=1180, height=1873),
+    Look("cluster-phone-dark", _watched, width=390, height=3146, dark=True, touch=True),
 )

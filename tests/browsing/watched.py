@@ -6,7 +6,7 @@ from typing import Final
 from tpiedge.api.service import ClusterEvent, NodeStatus, RequestLine, StepTimeline
 from tpiedge.master.counters import Counted
 from tpiedge.testing.service import FakeService
-from tpiedge.wire.control import Stats, StepSpans
+from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 __all__ = ["watch"]
 
@@ -39,8 +39,23 @@ def watch(service: FakeService) -> None:
         ),
     )
     service.lines = (
-        RequestLine("chatcmpl-5b1ef0a9c3d24e77", "answering", 41.0, 212, 96, 512, 9.8, "", 0.0, True),
-        RequestLine("chatcmpl-77f3260b9d15ca08", "queued", 3.0, 1830, 0, 256, 0.0, "", 0.0, True),
+        RequestLine(
+            "chatcmpl-5b1ef0a9c3d24e77",
+            "answering",
+            41.0,
+            212,
+            96,
+            512,
+            9.8,
+            "",
+            0.0,
+            True,
+            None,
+            "192.0.2.20",
+        ),
+        RequestLine(
+            "chatcmpl-77f3260b9d15ca08", "queued", 3.0, 1830, 0, 256, 0.0, "", 0.0, True, None, "192.0.2.31"
+        ),
     )
     service.told = (
         ClusterEvent(_AT + 9, "recovered", "", ""),
@@ -48,6 +63,7 @@ def watch(service: FakeService) -> None:
         ClusterEvent(_AT + 2, "lost", "dave", "silent for 1.6 s"),
         ClusterEvent(_AT, "joined", "carol", ""),
     )
+    service.links = (WorkerLink(1, 2, 0.0009),)
     service.recorded = StepTimeline(0, _AT, spans)
 
 

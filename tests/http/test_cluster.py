@@ -1,6 +1,8 @@
 """`GET /admin/cluster` and the end of a request by an administrator, over a real socket."""
 
+import hashlib
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import httpx
@@ -9,7 +11,7 @@ import pytest
 
 from tests.http.conftest import SECRET, answers
 from tpiedge.api import admin
-from tpiedge.api.service import ClusterEvent, NodeStatus
+from tpiedge.api.service import ClusterEvent, NodeStatus, RequestLine
 
 NODE = NodeStatus(
     "master", 0, "ready", (0, 2), (0, 4), 2, 1 << 30, 3e9, 50 << 20, 0.1, planned_bytes=400 << 20
@@ -96,6 +98,48 @@ def test_before_it_began_to_send_the_reader_gets_a_status_that_no_client_tries_a
         client.completions.create(model="babbler", prompt="x", max_tokens=9)
     assert len(service.dismissed) == 1
     answers(service, "as ever")
+
+
+@contextmanager
+def running(server, key):
+    """A request with that key, whose first token has come."""
+    asked = {"model": "babbler", "prompt": "x", "max_tokens": 9, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", headers=bearer(key), json=asked) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        yield
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+def senders(server):
+    return [one["sender"] for one in look(server).json()["requests"]]
+
+
+def test_a_request_is_named_by_its_key_and_the_key_is_never_shown(serve, service, tmp_path):
+    service.script = lambda generation: generation.say(5)
+    file = tmp_path / "keys"
+    file.write_text("phone: sk-phone\nsk-nameless\n")
+    file.chmod(0o600)
+    server = serve(key_file=file)
+    with running(server, "sk-phone"), running(server, "sk-nameless"):
+        assert senders(server) == [{"kind": "key", "name": "phone"}, {"kind": "key", "name": ""}]
+        shown = look(server).text
+        for key in ("sk-phone", "sk-nameless"):
+            assert key not in shown
+            assert hashlib.sha256(key.encode()).hexdigest() not in shown
+        file.write_text("tablet: sk-tablet\nsk-nameless\n")
+        assert httpx.get(f"{server.url}/v1/models", headers=bearer("sk-phone")).status_code == 401
+        assert senders(server) == [{"kind": "former key", "name": ""}, {"kind": "key", "name": ""}]
+
+
+def test_without_keys_a_request_is_named_by_its_address(server, service):
+    service.script = lambda generation: generation.say(5)
+    service.lines = (RequestLine("r-1", "paused", None, 3, 1, 9, 0.0, "it is read anew", 1.0, False),)
+    with running(server, "any"):
+        assert senders(server) == [None, {"kind": "address", "name": "127.0.0.1"}]
 
 
 def test_predictions(server, service):

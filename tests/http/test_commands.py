@@ -233,6 +233,17 @@ def test_draining_that_takes_long_is_given_up_in_words(command, service):
         command(nodes, "drain", "attic", "--timeout", "0")
 
 
+def test_a_worker_that_is_left_out_is_tried_again(command, service):
+    service._nodes = tuple(
+        replace(node, state="left out") if node.name == "w-4567" else node for node in NODES
+    )
+    assert command(nodes, "clear", "attic") == "w-4567 (attic) is left out no longer\n"
+    assert [node.state for node in service.status().nodes if node.name == "w-4567"] == ["spare"]
+    assert json.loads(command(nodes, "clear", "attic", "--json")) == {"name": "w-4567"}
+    with pytest.raises(UserError, match="nobody"):
+        command(nodes, "clear", "nobody")
+
+
 def test_draining_whose_plan_takes_too_long_is_void(command, service, monkeypatch):
     ordered = Future()
     monkeypatch.setattr(admin, "_PLAN_S", 0.05)

@@ -107,6 +107,7 @@ def test_administration_needs_its_secret_without_keys_too(serve):
             ("revoke", {"name": "nobody"}, 404),
             ("drain", {"name": "nobody"}, 404),
             ("undrain", {"name": "nobody"}, 404),
+            ("clear", {"name": "nobody"}, 404),
         ):
             refused = http.post(f"/admin/nodes/{path}", headers=bearer(SECRET), json=body)
             assert refused.status_code == status

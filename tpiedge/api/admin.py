@@ -16,6 +16,7 @@ from starlette.routing import Route
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
+from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.service import Busy, Forecast, Service, Unavailable
 
@@ -30,10 +31,12 @@ _PLAN_S = 30.0
 
 
 class Admin:
-    """The routes under /admin. `intake` is theirs alone: whatever clients do, they have threads."""
+    """The routes under /admin. `intake` is theirs alone: whatever clients do, they have threads. `guard` knows who the
+    clients are."""
 
-    def __init__(self, service: Service, intake: Intake) -> None:
+    def __init__(self, service: Service, intake: Intake, guard: Guard) -> None:
         self._service = service
+        self._guard = guard
         self._intake = intake
         self._picture = ClusterPicture()
         self._predicting = False
@@ -50,6 +53,7 @@ class Admin:
             Route("/admin/nodes/revoke", self._revoke, methods=["POST"]),
             Route("/admin/nodes/drain", self._drain, methods=["POST"]),
             Route("/admin/nodes/undrain", self._undrain, methods=["POST"]),
+            Route("/admin/nodes/clear", self._clear, methods=["POST"]),
         ]
 
     async def _cluster(self, request: Request) -> Response:
@@ -66,6 +70,7 @@ class Admin:
             waiting,
             shown,
             time.monotonic(),
+            self._guard.sender,
         )
         body = json.dumps(picture).encode()
         headers = {"etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"', "cache-control": "no-cache"}
@@ -140,6 +145,10 @@ class Admin:
     async def _undrain(self, request: Request) -> Response:
         name = await self._word(request, "name")
         return JSONResponse({"name": await self._run(lambda: self._service.undrain(name))})
+
+    async def _clear(self, request: Request) -> Response:
+        name = await self._word(request, "name")
+        return JSONResponse({"name": await self._run(lambda: self._service.clear(name))})
 
     async def _word(self, request: Request, key: str) -> str:
         """The one field of the body."""

@@ -77,7 +77,7 @@ class Api:
             ),
             *ollama_routes(service, self._intake, self._vain),
             *Texts(service, self._intake, self._vain).routes(),
-            *Admin(service, self._admin_intake).routes(),
+            *Admin(service, self._admin_intake, guard).routes(),
             *openapi_routes(),
             *Page().routes(),
         ]

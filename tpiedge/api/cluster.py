@@ -12,10 +12,11 @@ least in all-reduces is taken to wait for nobody: as much of every machine's res
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
+from tpiedge.api.guard import Sender
 from tpiedge.api.service import (
     ClusterEvent,
     ClusterStatus,
@@ -95,9 +96,10 @@ class ClusterPicture:
         waiting: Sequence[PendingJoin],
         timeline: ShownStep | None,
         now: float,
+        sender: Callable[[str], Sender | None],
     ) -> _JsonObject:
         """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters,
-        `timeline` as `shown`."""
+        `timeline` as `shown`. `sender` says who a line's client is."""
         before, look = self._remember(status, now)
         steps = _steps(status.nodes, self._waiting.after(timeline))
         return {
@@ -115,7 +117,7 @@ class ClusterPicture:
             "machines": [_machine(node, status, steps.get(node.rank)) for node in status.nodes],
             "timeline": None if timeline is None else timeline.json,
             "waiting": [asdict(one) for one in waiting],
-            "requests": [_request(one) for one in requests],
+            "requests": [_request(one, sender(one.client)) for one in requests],
             "events": [asdict(one) for one in events],
             "totals": _totals(status, before, look),
         }
@@ -170,9 +172,23 @@ def _machine(node: NodeStatus, status: ClusterStatus, step: _JsonObject | None) 
         }
         if node.link_bytes_per_s
         else None,
+        "links": _links(node, status),
         "sent_bytes_per_s": _rate(node, "bytes_sent"),
         "step": step,
     }
+
+
+def _links(node: NodeStatus, status: ClusterStatus) -> list[_JsonObject]:
+    """To other workers, by their ranks."""
+    called = {one.rank: {"name": one.name, "host": one.host} for one in status.nodes}
+    found = {
+        link.low + link.high - node.rank: link.round_trip_s
+        for link in status.links
+        if node.rank in (link.low, link.high)
+    }
+    return [
+        called[rank] | {"round_trip_s": trip_s} for rank, trip_s in sorted(found.items()) if rank in called
+    ]
 
 
 def _state(node: NodeStatus, ready: bool) -> MachineState:
@@ -249,11 +265,15 @@ def _counted_parts(node: NodeStatus) -> tuple[float, float, float] | None:
     return max(0.0, compute_s) / steps, max(0.0, disk_s) / steps, max(0.0, reduce_s) / steps
 
 
-def _request(line: RequestLine) -> _JsonObject:
-    """Times in whole seconds: a picture in which nothing happens stays the same for as long."""
+def _request(line: RequestLine, sender: Sender | None) -> _JsonObject:
+    """Times in whole seconds: a picture in which nothing happens stays the same for as long. The client itself may be
+    the digest of a key, which could be guessed from that."""
     age_s = None if line.age_s is None else math.floor(line.age_s)
     reading = line.reading
-    return asdict(line) | {
+    shown = asdict(line)
+    del shown["client"]
+    return shown | {
+        "sender": None if sender is None else asdict(sender),
         "age_s": age_s,
         "reading": None
         if reading is None

@@ -12,6 +12,8 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.keys import ApiKeys
@@ -19,11 +21,20 @@ from tpiedge.api.origins import Headers, Origins
 from tpiedge.api.page import is_page
 from tpiedge.errors import UserError
 
-__all__ = ["OPEN_PATHS", "Guard", "check_bind", "is_admin", "is_loopback", "key_of"]
+__all__ = ["OPEN_PATHS", "Guard", "Sender", "check_bind", "is_admin", "is_loopback", "key_of"]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _ADMIN = "/admin"
 _FOREIGN = ("cross-site", "same-site")
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a request, for an administrator's eyes: the `name` of the API key that it came with, empty where that
+    has none or counts no longer; or the address that it came from, where no key is needed."""
+
+    kind: Literal["key", "former key", "address"]
+    name: str
 
 
 def is_admin(path: str) -> bool:
@@ -104,6 +115,15 @@ class Guard:
         if self._keys.needed:
             return hashlib.sha256(key_of(headers)).hexdigest()
         return host.removeprefix("::ffff:")
+
+    def sender(self, client: str) -> Sender | None:
+        """Whom `client` means, as the method of that name calls them; None for an empty one."""
+        if not client:
+            return None
+        if not self._keys.needed:
+            return Sender("address", client)
+        name = self._keys.name_of(bytes.fromhex(client))
+        return Sender("former key", "") if name is None else Sender("key", name)
 
     def _check_not_a_page(self, headers: Headers) -> None:
         """Refuses what a web page of somebody else may have sent. Raises ApiError 403."""

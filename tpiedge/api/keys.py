@@ -59,6 +59,11 @@ class ApiKeys:
         found = [hmac.compare_digest(digest, one.digest) for one in (*self._given, *self._filed)]
         return any(found)
 
+    def name_of(self, digest: bytes) -> str | None:
+        """The name of the key that has this SHA-256 and counted when one was looked for last: empty for one without a
+        name, None where there is none, or no longer."""
+        return next((one.name for one in (*self._given, *self._filed) if one.digest == digest), None)
+
     def _read_again(self) -> None:
         if self._file is None or (signature := _signature(self._file)) == self._seen:
             return

@@ -161,6 +161,7 @@ PATHS: Final[dict[str, JsonSchema]] = {
     "/admin/nodes/revoke": _worker_order("Shut a worker out", "name", _WORKER, _REVOKED),
     "/admin/nodes/drain": _worker_order("Take a worker out of the plan", "name", _WORKER, _NAMED),
     "/admin/nodes/undrain": _worker_order("Take a drained worker back in", "name", _WORKER, _NAMED),
+    "/admin/nodes/clear": _worker_order("Try a worker that is left out again now", "name", _WORKER, _NAMED),
 }
 """Paths as OpenAPI writes them, and what each answers by method."""
 

@@ -221,3 +221,7 @@ class Service(Protocol):
     def undrain(self, name: str) -> str:
         """Let plans have that worker again, if they may not; returns its name. Raises as `revoke`."""
         ...
+
+    def clear(self, name: str) -> str:
+        """End the time for which that worker is left out, if it is; returns its name. Raises as `revoke`."""
+        ...

@@ -35,7 +35,7 @@ __all__ = [
 OTHER_FORM: Final = "the master answers in another form: is it of another version?"
 
 MACHINE_HEADER: Final = ("machine", "rank", "state", "heads", "FFN", "memory", "step", "disk", "link")
-REQUEST_HEADER: Final = ("request", "state", "age", "prompt", "tokens", "tokens/s")
+REQUEST_HEADER: Final = ("request", "from", "state", "age", "prompt", "tokens", "tokens/s")
 
 _MEMORY: Final = ("pinned", "window", "kv", "kv_room", "program", "free")
 STEP_PARTS: Final = ("compute", "wait", "network", "disk")
@@ -107,6 +107,7 @@ def request_row(request: PictureJson) -> tuple[str, ...]:
     """Its cells under REQUEST_HEADER."""
     return (
         sanitised(request["id"]),
+        _sender(request["sender"]),
         sanitised(request["state"]),
         "-" if request["age_s"] is None else format_seconds(request["age_s"]),
         _prompt(request),
@@ -181,6 +182,7 @@ _EVENTS: Final = {
     "lost": "was lost",
     "drained": "was drained",
     "undrained": "may have a part again",
+    "cleared": "is tried again",
     "revoked": "was shut out",
     "planned": "a new plan begins",
     "serving": "the plan serves",
@@ -210,6 +212,15 @@ def _state(machine: PictureJson) -> str:
 def _memory(memory: PictureJson) -> str:
     budget, planned = memory["budget_bytes"], memory["planned_bytes"]
     return f"{format_bytes(planned)} of {format_bytes(budget)}" if budget else format_bytes(planned)
+
+
+def _sender(sender: PictureJson | None) -> str:
+    """The name of an API key, or an address."""
+    if sender is None:
+        return "-"
+    if sender["kind"] == "former key":
+        return "a key that is gone"
+    return sanitised(sender["name"]) or "a key without a name"
 
 
 def _prompt(request: PictureJson) -> str:

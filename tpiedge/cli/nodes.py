@@ -57,7 +57,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="For program
 @state_option
 @click.pass_context
 def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | None) -> None:
-    """Show who has which share of the model, and why; let workers in, drain them, shut them out."""
+    """Show who has which share of the model, and why; let workers in, drain them, try them again, shut them out."""
     if context.invoked_subcommand is None:
         _show(everybody, as_json, state)
     elif context.get_parameter_source("everybody") is ParameterSource.COMMANDLINE:
@@ -135,6 +135,21 @@ def drain(
         click.echo(json.dumps({"name": peer, "host": node["host"], "state": node["state"]}))
     else:
         click.echo(f"{title(node)} has no part any more: it may be switched off")
+
+
+@nodes.command()
+@click.argument("name")
+@_json_option
+@state_option
+@click.pass_context
+def clear(context: click.Context, name: str, as_json: bool, state: Path | None) -> None:
+    """Try the worker NAME again now, which is left out for a while after failures or breaches.
+
+    If it fails again, it is left out for longer.
+    """
+    answer = _order(context, as_json, state, "clear", {"name": name})
+    if answer is not None:
+        click.echo(f"{named(str(answer.get('name')), name)} is left out no longer")
 
 
 def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: float) -> Mapping[str, Any]:

@@ -156,6 +156,11 @@ class MasterService:
         self._master.undrain_worker(found)
         return found
 
+    def clear(self, name: str) -> str:
+        found = self._entrance.called(name, self._hosts())
+        self._master.clear_worker(found)
+        return found
+
     def _hosts(self) -> dict[str, str]:
         """What the computers of those that are here are called, by peer name."""
         here = (node for node in self._master.status.nodes if node.host and node.state != "lost")

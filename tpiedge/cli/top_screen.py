@@ -39,11 +39,12 @@ _MACHINE: Final = ("machine", "state", "share", "memory", "step", "link", "disk"
 _NAME: Final = 16
 _FAINT: Final = "bright_black"
 _COLOURS: Final = {
-    "pinned": "green",
-    "window": "cyan",
-    "kv": "yellow",
+    # Memory has shades of a hue that no part of a step's time has.
+    "pinned": "color(24)",
+    "window": "color(67)",
+    "kv": "color(110)",
     "kv_room": "bright_black",
-    "program": "blue",
+    "program": "color(137)",
     "compute": "green",
     "wait": "yellow",
     "network": "blue",

@@ -27,6 +27,7 @@ EventKind: TypeAlias = Literal[
     "lost",
     "drained",
     "undrained",
+    "cleared",
     "revoked",
     "planned",
     "serving",
@@ -35,8 +36,9 @@ EventKind: TypeAlias = Literal[
     "plan failed",
     "no plan",
 ]
-"""A machine came, was stopped there, was lost, was taken out by its user or back in, may not come any more; a plan
-begins, serves, serves after a loss, was lost so that answers pause, came to nothing, or none can be made."""
+"""A machine came, was stopped there, was lost, was taken out by its user or back in, is to be tried again at once, may
+not come any more; a plan begins, serves, serves after a loss, was lost so that answers pause, came to nothing, or none
+can be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,10 @@ class Chronicle:
         """A plan came to nothing before its nodes started."""
         self._add("plan failed", detail=str(error))
 
+    def cleared(self, machine: Machine) -> None:
+        """Its user wants it tried again, though it was left out for longer."""
+        self._add("cleared", _called(machine))
+
     def no_plan(self, reason: str) -> None:
         """None can be made; may be said again and again."""
         if reason != self._reason:
@@ -132,5 +138,9 @@ class Chronicle:
         self.events = (event, *self.events[: EVENTS - 1])
 
 
+def _called(machine: Machine) -> str:
+    return machine.offer.host or machine.name
+
+
 def _seen(machine: Machine) -> _Seen:
-    return _Seen(machine.offer.host or machine.name, machine.since, machine.present, machine.drained)
+    return _Seen(_called(machine), machine.since, machine.present, machine.drained)

@@ -202,6 +202,11 @@ class Master:
         self._drains.undo(name)
         self._hub.wake()
 
+    def clear_worker(self, name: str) -> None:
+        """Has the worker tried again at once, if it is left out of plans for a while, or the next attempt waits."""
+        self._calls.put(lambda: self._reconciler.clear(name))
+        self._hub.wake()
+
     def drain(self) -> None:
         """Accepts no more requests; accepted ones are still served."""
         self._requests.close(NotServing("the master is shutting down"))

@@ -89,6 +89,7 @@ class PendingAnswer:
             running=running,
             attended=self.attended,
             reading=self.progress.reading(self.journal.positions),
+            client=self.client,
         )
 
     def read(self, done_tokens: int, now: float) -> None:

@@ -19,13 +19,15 @@ Laws:
 10. Whoever is left out, for whatever reason, stays so while others begin without it, until something serves.
 11. A worker that serves, and could not prepare another part, is bound to the one that it has for as long as one that
    could not do its part would be left out: what serves goes on.
-12. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
+12. An administrator may have the time of all that keeps a worker out end at once; the next time is as long as if it had
+    ended by itself.
+13. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tpiedge.master.remembered import Remembered
@@ -110,6 +112,12 @@ class Quarantine:
             length_s = min(2 * last.length_s, self._longest_s)
         self._penalties.note(name, _Penalty(length_s, now + length_s))
         return now + length_s
+
+    def end(self, name: str, now: float) -> None:
+        """The last penalty of `name` lasts no longer."""
+        last = self._penalties.get(name)
+        if last is not None and now < last.until:
+            self._penalties.note(name, replace(last, until=now))
 
     def forget(self, name: str) -> None:
         """The worker was revoked."""
@@ -258,6 +266,20 @@ class Reputation:
         if known is None or known.until < exclusion.until:
             self._left_out[name] = exclusion
 
+    @property
+    def _exclusions(self) -> tuple[dict[str, Exclusion], ...]:
+        return self._left_out, self._flapping, self._doubted, self._unfit, self._bound
+
+    def clear(self, name: str, now: float) -> bool:
+        """An administrator wants the worker tried again: the next `readmit` finds the time of its exclusions over.
+        Returns whether there were any."""
+        for memory in (self._quarantine, self._rests, self._failures):
+            memory.end(name, now)
+        own = [exclusions for exclusions in self._exclusions if name in exclusions]
+        for exclusions in own:
+            exclusions[name] = replace(exclusions[name], until=min(now, exclusions[name].until))
+        return bool(own)
+
     def readmit(self, now: float, beginning: Collection[Collection[str]] = ()) -> bool:
         """Ends the exclusions whose time is over; returns whether there were any.
 
@@ -265,7 +287,7 @@ class Reputation:
         stays out: its return would end that before anything has served.
         """
         found = False
-        for exclusions in (self._left_out, self._flapping, self._doubted, self._unfit, self._bound):
+        for exclusions in self._exclusions:
             over = [name for name, exclusion in exclusions.items() if exclusion.until <= now]
             for name in over:
                 if all(name in workers for workers in beginning):

@@ -129,6 +129,14 @@ class Reconciler:
         self._served = True
         return self._pauses.started_again()
 
+    def clear(self, name: str) -> None:
+        """An administrator wants the worker tried again: nothing waits for its time to pass any longer."""
+        now, machine = self._clock.now(), self._roster.get(name)
+        if self._reputation.clear(name, now) and machine is not None:
+            self._chronicle.cleared(machine)
+        for attempts in (self._retries, self._changes):
+            attempts.hurry(now)
+
     def not_serving(self) -> NotServing:
         """The error of a request that cannot be served. For any thread."""
         return NotServing(f"the cluster serves nothing now: {self._reason}")

@@ -17,7 +17,8 @@ RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
 class RequestLine:
     """One accepted request, `age_s` ago (None: by an earlier master). `tokens` of at most `max_tokens` are there,
     `tokens_per_s` since the first one, with its pauses; 0: not known. `why` it pauses, for `paused_s` so far;
-    `attended`: whether somebody waits for it; `reading`: how far its prompt is read, while that is told."""
+    `attended`: whether somebody waits for it; `reading`: how far its prompt is read, while that is told; `client`:
+    whose it is, as its submitter called them, empty where nobody knows that."""
 
     id: str
     state: RequestState
@@ -30,6 +31,7 @@ class RequestLine:
     paused_s: float
     attended: bool
     reading: Reading | None = None
+    client: str = ""
 
 
 def request_line(
@@ -41,6 +43,7 @@ def request_line(
     running: bool,
     attended: bool,
     reading: Reading | None,
+    client: str,
 ) -> RequestLine:
     """`now` is on the clock of `times`; `why`: what was told last of a pause; `running`: whether rank 0 has it;
     `reading`: as it said last."""
@@ -58,6 +61,7 @@ def request_line(
         now - journal.paused if journal.paused is not None else 0.0,
         attended,
         reading if running and journal.reading else None,
+        client,
     )
 
 

@@ -88,11 +88,16 @@ class Selection:
         return None
 
     def left_out(self) -> Mapping[str, Exclusion]:
-        """The workers that are excluded from plans, each with the reason."""
+        """The workers that are excluded from plans, each with the reason; where no session is there, also those with
+        which the next one waits."""
         present = {machine.name for machine in self._roster.present}
         avoided = self._reputation.avoided()
         resting = {name: avoided[name] for name in self._resting if name in avoided and name in present}
         excluded = {**resting, **self._reputation.left_out}
+        if not self._sessions.active:
+            waiting = present.intersection(self._reputation.waiting(self._clock.now()))
+            due = {name: replace(avoided[name], until=self._reputation.due(name)) for name in waiting}
+            excluded = {**due, **excluded}
         without = self.drained()
         return {name: why for name, why in excluded.items() if name not in without}
 

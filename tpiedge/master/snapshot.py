@@ -60,6 +60,7 @@ def snapshot(
         collective=routing.collective if routing else "",
         bulk_collective=routing.bulk_collective if routing else "",
         collective_why=routing.why if routing else "",
+        links=routing.links if routing else (),
         split_shows=serving.split_shows if ready and serving is not None else "",
         history=history,
     )

@@ -6,7 +6,7 @@ from typing import Literal
 from tpiedge.master.counters import Counted
 from tpiedge.master.history import PlanHistory
 from tpiedge.master.request_times import RequestHistograms
-from tpiedge.wire.control import Stats
+from tpiedge.wire.control import Stats, WorkerLink
 from tpiedge.wire.fields import SpareKind
 
 __all__ = ["ClusterStatus", "NodeStatus", "Totals", "collective_names"]
@@ -86,7 +86,8 @@ class ClusterStatus:
 
     While several nodes serve, `collective` names the collective for the all-reduces of a token, `bulk_collective` the
     one for those of a whole chunk, and `collective_why` is a sentence that says why these. `split_shows`: why the last
-    bits of answers may depend on who computes them; "" where they do not, or nobody serves. `failed` names a thread of
+    bits of answers may depend on who computes them; "" where they do not, or nobody serves. `links` are those between
+    workers, as their nodes measured them. `failed` names a thread of
     the master whose failure ends it. `histograms` are empty unless they were asked for (Master.observe).
     """
 
@@ -101,6 +102,7 @@ class ClusterStatus:
     bulk_collective: str = ""
     collective_why: str = ""
     split_shows: str = ""
+    links: tuple[WorkerLink, ...] = ()
     failed: str = ""
     history: PlanHistory = field(default_factory=PlanHistory)
     histograms: RequestHistograms = field(default_factory=RequestHistograms)

@@ -76,6 +76,7 @@ class LinkSurvey:
     def _lead(self) -> NetworkFacts:
         self._await_all()
         links: dict[tuple[int, int], PairFacts] = {}
+        round_trips_s: dict[tuple[int, int], float] = {}
         hosts: list[str] = [_machine()]
         cores: dict[str | int, int] = {hosts[0]: _cores()}
         for turn in range(1, self._size):
@@ -85,10 +86,11 @@ class LinkSurvey:
             hosts.append(report.host)
             cores.setdefault(report.host, max(1, report.cores))
             for link in report.links:
+                round_trips_s[link.rank, turn] = link.round_trip_s
                 links[link.rank, turn] = PairFacts.measured(link.round_trip_s, link.bytes_per_s)
         for rank in range(1, self._size):
             self._send(Survey(self._epoch, 0), rank, self._clock.now() + _TURN_S)
-        return NetworkFacts(links, tuple(hosts), cores)
+        return NetworkFacts(links, tuple(hosts), cores, round_trips_s=round_trips_s)
 
     def _await_all(self) -> None:
         """Wait until every node answers, so that a node that starts late does not count as one behind a slow link."""

@@ -42,7 +42,7 @@ from tpiedge.model.spec import config_of_pack
 from tpiedge.node.control_link import ControlLink
 from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
 from tpiedge.node.liveness import ClusterLiveness
-from tpiedge.node.routing import route
+from tpiedge.node.routing import route, worker_links
 from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack
@@ -291,7 +291,8 @@ class Node:
         size = len(assign.nodes)
         self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)
         small, bulk = self._route.small, self._route.bulk
-        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], native)
+        links = worker_links(plane.facts)
+        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], native, links)
 
     def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
         self._loaded = done_bytes, total_bytes

@@ -2,10 +2,12 @@
 
 from tpiedge.collectives.route import Route
 from tpiedge.planner.network import NetworkFacts, choose
+from tpiedge.wire.control import WorkerLink
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
+from tpiedge.wire.limits import MAX_ARRAY
 from tpiedge.wire.tensors import wire_bytes
 
-__all__ = ["route"]
+__all__ = ["route", "worker_links"]
 
 
 def route(
@@ -37,6 +39,13 @@ def route(
     ):
         small_bytes *= 2
     return Route(small.collective, bulk.collective, small_bytes, wire), small.why
+
+
+def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
+    """Those between workers, as they were measured: the slowest first, MAX_ARRAY at most."""
+    found = facts.round_trips_s.items() if facts is not None else ()
+    links = [WorkerLink(low, high, trip_s) for (low, high), trip_s in found if low > 0]
+    return tuple(sorted(links, key=lambda link: (-link.round_trip_s, link.low, link.high))[:MAX_ARRAY])
 
 
 def _one_way(name: CollectiveChoice, wire: WirePrecision) -> Route:

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.modul
 import { Sparkline } from "./bars.js";
 import { useChanges } from "./changes.js";
 import { Dialog } from "./dialog.js";
-import { Machine, Said, titleOf } from "./machine.js";
+import { Machine, Said, STEP_PARTS, titleOf } from "./machine.js";
 import { texts } from "./texts.js";
 import { Timeline } from "./timeline.js";
 import { cluster } from "./watch.js";
@@ -45,14 +45,16 @@ function Picture({ picture }) {
     say(null);
     try {
       const found = await cluster.order(path, options);
-      if (predicted) say({ about, text: predicted(found), of: planOf(cluster.picture) });
+      if (predicted) say({ about, text: predicted(found, stepOf(cluster.picture)), of: planOf(cluster.picture) });
     } catch (error) {
       say({ about, failed: error.message });
     }
   };
   const predict = ({ name }, query, predicted) => order(name, `whatif?${query}`, { method: "GET" }, predicted);
-  const less = (machine) =>
-    predict(machine, `without=${encodeURIComponent(machine.name)}`, (found) => words.less(titleOf(machine), found));
+  const less = (machine) => {
+    const predicted = (...found) => words.less(titleOf(machine), ...found);
+    return predict(machine, `without=${encodeURIComponent(machine.name)}`, predicted);
+  };
   const confirmed = () => {
     ask(null);
     const { kind, id, machine } = asked;
@@ -72,7 +74,8 @@ function Picture({ picture }) {
         ${picture.machines.map((machine) => html`<${Machine} key=${machine.name} machine=${machine}
           ask=${(kind, which) => ask({ kind, machine: which })}
           predict=${less} said=${saidOf(machine.name)}
-          undrain=${({ name }) => order(name, "nodes/undrain", { body: { name } })} />`)}
+          undrain=${({ name }) => order(name, "nodes/undrain", { body: { name } })}
+          clear=${({ name }) => order(name, "nodes/clear", { body: { name } })} />`)}
       </div>
       ${picture.machines.length > 1 && html`<div class="one-more">
         <button type="button" class="quiet" onClick=${() => predict(ONE_MORE, "more=1", words.more)}>
@@ -84,6 +87,12 @@ function Picture({ picture }) {
     ${said && !placed.includes(said.about) && saidOf(said.about)}
     <${Events} events=${picture.events} />
     ${asked && html`<${Confirmation} asked=${asked} confirm=${confirmed} cancel=${() => ask(null)} />`}`;
+}
+
+// The seconds that a step takes, as measured; 0 where none is taken.
+function stepOf({ machines }) {
+  const step = machines.find(({ rank }) => rank === 0)?.step;
+  return step ? STEP_PARTS.reduce((sum, name) => sum + step[`${name}_s`], 0) : 0;
 }
 
 // What a prediction is of: it is another one as soon as a machine or the plan is.
@@ -177,9 +186,12 @@ function Requests({ requests, cancel }) {
 }
 
 function RequestRow({ one, cancel }) {
+  const sender = words.sender(one.sender);
   return html`<tr>
     <th scope="row"><code>${one.id}</code></th>
+    <td class="sender" title=${sender}>${sender}</td>
     <td>${words.requestStates[one.state] ?? one.state}
+      ${one.sender && html`<span class="sent-by muted">${words.senderOf(sender)}</span>`}
       ${one.why && html`<p class="why">${words.pauses(one)}</p>`}</td>
     <td>${one.age_s === null ? words.unknown : words.age(one.age_s)}</td>
     <td>${one.reading

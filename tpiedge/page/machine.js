@@ -6,13 +6,16 @@ import { texts } from "./texts.js";
 
 const words = texts.cluster;
 
+// Of a step's time: `compute_s` and so on.
+export const STEP_PARTS = ["compute", "wait", "network", "disk"];
+
 export function titleOf(machine) {
   return machine.host || machine.name;
 }
 
-// `ask` gets "drain" or "revoke" and the machine, for the user to confirm; `undrain` and `predict` the machine.
-// `said`: what came of the last of them.
-export function Machine({ machine, ask, undrain, predict, said }) {
+// `ask` gets "drain" or "revoke" and the machine, for the user to confirm; `undrain`, `clear` and `predict` the
+// machine. `said`: what came of the last of them.
+export function Machine({ machine, ask, undrain, clear, predict, said }) {
   const title = titleOf(machine);
   const serves = machine.rank !== null;
   const own = machine.host === "";
@@ -30,6 +33,7 @@ export function Machine({ machine, ask, undrain, predict, said }) {
       <${Step} step=${machine.step} />`}
     <${Facts} machine=${machine} />
     ${!own && html`<div class="machine-tools">
+      ${machine.state === "left out" && html`<${Tool} name=${words.clear} of=${title} use=${() => clear(machine)} />`}
       ${["drained", "draining"].includes(machine.state)
         ? html`<${Tool} name=${words.undrain} of=${title} use=${() => undrain(machine)} />`
         : machine.state !== "lost" &&
@@ -89,9 +93,8 @@ function Memory({ memory }) {
 
 function Step({ step }) {
   if (!step) return html`<p class="muted step-none">${words.stepNone}</p>`;
-  const names = ["compute", "wait", "network", "disk"];
-  const total = names.reduce((sum, name) => sum + step[`${name}_s`], 0);
-  const parts = names.map((name) => ({
+  const total = STEP_PARTS.reduce((sum, name) => sum + step[`${name}_s`], 0);
+  const parts = STEP_PARTS.map((name) => ({
     name: words.step[name],
     size: step[`${name}_s`],
     series: name,
@@ -101,9 +104,10 @@ function Step({ step }) {
 }
 
 function Facts({ machine }) {
-  const { disk, link } = machine;
+  const { disk, link, links } = machine;
   const facts = [
     link && [words.link, words.linkOf(link)],
+    links.length > 0 && [words.links, words.linksOf(links)],
     disk.held_bytes > 0 && [words.disk, words.diskOf(disk)],
     machine.speed_bytes_per_s > 0 && [words.speed, words.speedOf(machine)],
   ].filter(Boolean);

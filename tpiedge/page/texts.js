@@ -17,13 +17,27 @@ const when = (at_s) => {
   const time = at.toLocaleTimeString("en-GB");
   return at.toDateString() === new Date().toDateString() ? time : `${dates.format(at)}, ${time}`;
 };
-const comparedWith = (now_s) => (now_s === null ? "" : `, now ${brief(now_s)}`);
+const longer = (ratio) => {
+  if (ratio >= 2) return `${ratio.toFixed(1)} times as long`;
+  const percent = Math.round(100 * (ratio - 1));
+  return percent === 0 ? "as long as now" : `${Math.abs(percent)} % ${percent > 0 ? "longer" : "shorter"}`;
+};
+// The planner knows no more than its model of the machines: what it predicts counts beside what it predicts of the plan
+// of now, and is scaled by what is measured of that.
+const predicted = ({ now_s, then_s }, measured_s) => {
+  if (!now_s) return `about ${brief(then_s)}, as predicted`;
+  const ratio = then_s / now_s;
+  const said = `about ${longer(ratio)}, as predicted`;
+  if (measured_s <= 0) return said;
+  return `${said}: about ${brief(ratio * measured_s)}, where ${brief(measured_s)} are measured now`;
+};
 const eventWords = {
   joined: (machine) => `${machine} joined`,
   left: (machine) => `${machine} left`,
   lost: (machine) => `${machine} was lost`,
   drained: (machine) => `${machine} was drained`,
   undrained: (machine) => `${machine} may have a part again`,
+  cleared: (machine) => `${machine} is tried again`,
   revoked: (machine) => `${machine} was shut out`,
   planned: () => "a new plan begins",
   serving: () => "the plan serves",
@@ -223,6 +237,9 @@ export const texts = {
     machine: "Machine",
     link: "Link to the master",
     linkOf: ({ round_trip_s, bytes_per_s }) => `${brief(round_trip_s)}, ${bytes(bytes_per_s)}/s`,
+    links: "Links to other workers",
+    linksOf: (links) =>
+      links.map(({ name, host, round_trip_s }) => `${host || name} ${brief(round_trip_s)}`).join(", "),
     disk: "On its disk",
     diskOf: ({ held_bytes, spare_ranges, read_bytes_per_s }) =>
       bytes(held_bytes) +
@@ -234,17 +251,20 @@ export const texts = {
       `${bytes(speed_bytes_per_s)}/s of weights, ${threads} ${threads === 1 ? "thread" : "threads"}`,
     drain: "Drain",
     undrain: "Use again",
+    clear: "Try again now",
     whatIfLess: "Without it?",
     whatIfMore: "What if one more like the last one came?",
-    less: (name, { now_s, then_s, takes_part, why }) => {
+    less: (name, forecast, measured_s) => {
+      const { then_s, takes_part, why } = forecast;
       if (then_s === null) return `Without ${name} nothing could be served: ${why}`;
       if (!takes_part) return `The best plan for these machines has no part for ${name} anyway.`;
-      return `Without ${name} a token would take about ${brief(then_s)}${comparedWith(now_s)}.`;
+      return `Without ${name} a step would take ${predicted(forecast, measured_s)}.`;
     },
-    more: ({ now_s, then_s, takes_part, why }) => {
+    more: (forecast, measured_s) => {
+      const { then_s, takes_part, why } = forecast;
       if (then_s === null) return `Nothing could be served still: ${why}`;
       if (!takes_part) return "It would be a spare: answers would not be faster with it.";
-      return `With it a token would take about ${brief(then_s)}${comparedWith(now_s)}.`;
+      return `With it a step would take ${predicted(forecast, measured_s)}.`;
     },
     revoke: "Shut out",
     wordsTitle: "What these words mean",
@@ -269,8 +289,14 @@ export const texts = {
 
     requests: "Requests",
     noRequests: "No request runs or waits.",
-    columns: ["Request", "State", "Age", "Prompt", "Answer", "Tokens/s"],
+    columns: ["Request", "From", "State", "Age", "Prompt", "Answer", "Tokens/s"],
     actions: "Actions",
+    sender: (sender) => {
+      if (sender === null) return "–";
+      if (sender.kind === "former key") return "a key that is gone";
+      return sender.name || "a key without a name";
+    },
+    senderOf: (sender) => `from ${sender}`,
     requestStates: { queued: "waits", reading: "reads the prompt", answering: "answers", paused: "pauses" },
     pauses: ({ why, paused_s }) => `for ${whole.format(paused_s)} s: ${why}`,
     age: (s) => (s < 60 ? `${s} s` : `${Math.floor(s / 60)} min ${s % 60} s`),

@@ -9,6 +9,8 @@ const PARTS = ["compute", "wait", "network", "disk"];
 // Of the drawing; it is stretched to the width of the page.
 const WIDTH = 1000;
 const TICKS = 5;
+// A tick beyond this part of the axis has no room for its label, on a phone.
+const LAST_LABEL = 0.86;
 
 export function Timeline({ timeline }) {
   const { machines, took_s } = timeline;
@@ -24,7 +26,8 @@ export function Timeline({ timeline }) {
         </svg>`)}
       <span></span>
       <div class="timeline-axis">
-        ${ticks.map((ms) => html`<span key=${ms} style=${{ left: `${ms / took_s / 10}%` }}>${words.ms(ms)}</span>`)}
+        ${ticks.map((ms) => html`<span key=${ms} style=${{ left: `${ms / took_s / 10}%` }}>
+          ${ms <= LAST_LABEL * 1000 * took_s && words.ms(ms)}</span>`)}
       </div>
     </div>
     <ul class="bar-parts" aria-hidden="true">

@@ -120,13 +120,15 @@ class NetworkFacts:
     `links`: by pair of ranks, in one order for both directions or in both orders; a pair that is missing cannot reach
     each other. Rank 0 and every other rank can. `hosts`: on which machine each rank runs. Those on one machine share
     its `cores` (1 where nothing is said) and the port by which it reaches other machines; a link within a machine is
-    limited only if it has a rate, as the links of emulated devices have.
+    limited only if it has a rate, as the links of emulated devices have. `round_trips_s`: what echoes took between the
+    lower and the higher rank of a pair, where they were measured; nothing is predicted from these.
     """
 
     links: Mapping[tuple[int, int], PairFacts]
     hosts: tuple[Host, ...]
     cores: Mapping[Host, int] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
+    round_trips_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for rank in range(1, self.size):

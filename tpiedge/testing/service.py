@@ -29,7 +29,7 @@ from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Embedding, Finished, Token
+from tpiedge.wire.control import Embedding, Finished, Token, WorkerLink
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["WIDTH", "FakeGeneration", "FakeService", "finished", "token"]
@@ -174,6 +174,8 @@ class FakeService:
         self.lines: tuple[RequestLine, ...] = ()
         self.told: tuple[ClusterEvent, ...] = ()
         self.dismissed: list[str] = []
+        #: Those between workers.
+        self.links: tuple[WorkerLink, ...] = ()
         #: What `timeline` gives.
         self.recorded: StepTimeline | None = None
         #: Whether somebody wanted one.
@@ -199,7 +201,9 @@ class FakeService:
         queued = [line for line in self.lines if line.state == "queued"]
         running = len(self._running) + len(self.lines) - len(queued)
         waiting = self._postponed.total() + len(queued)
-        found = ClusterStatus(ready, self.unavailable, self._nodes, waiting, running, failed=self.failed)
+        found = ClusterStatus(
+            ready, self.unavailable, self._nodes, waiting, running, failed=self.failed, links=self.links
+        )
         if self.settles:
             self._set_state("drained", *(node.name for node in self._nodes if node.state == "draining"))
         return found
@@ -217,7 +221,7 @@ class FakeService:
         return self.lines + tuple(
             RequestLine(
                 one.request.id, "answering", 2.0, len(one.request.prompt_ids), one.said,
-                one.request.max_tokens, 1.5, "", 0.0, one.attended, self.reading,
+                one.request.max_tokens, 1.5, "", 0.0, one.attended, self.reading, one.client,
             )
             for one in running
         )  # fmt: skip
@@ -297,6 +301,11 @@ class FakeService:
         return ordered
 
     def undrain(self, name: str) -> str:
+        found = self._called(name)
+        self._set_state("spare", found)
+        return found
+
+    def clear(self, name: str) -> str:
         found = self._called(name)
         self._set_state("spare", found)
         return found

@@ -63,6 +63,7 @@ __all__ = [
     "Stats",
     "StepSpans",
     "Token",
+    "WorkerLink",
 ]
 
 FinishReason = Literal["stop", "length", "cancel"]
@@ -161,9 +162,19 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLink:
+    """The link between the nodes of two workers, as they measured it."""
+
+    low: Rank
+    high: Rank
+    round_trip_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """Node to master: it can take steps, `native` with the native kernels. Rank 0 also says by which collective the
-    all-reduces of one token will go, and those of a whole chunk, and why where the user might wonder."""
+    all-reduces of one token will go, and those of a whole chunk, and why where the user might wonder; and where there
+    was a choice, the links between workers, the slowest where they are very many."""
 
     epoch: U32
     rank: Rank
@@ -173,6 +184,7 @@ class Ready:
     bulk_collective: Name = ""
     why: Text = ""
     native: bool = True
+    links: Annotated[tuple[WorkerLink, ...], MaxItems(MAX_ARRAY)] = ()
 
 
 @dataclass(frozen=True, slots=True)

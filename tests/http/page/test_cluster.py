@@ -2,14 +2,15 @@
 
 import re
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from tests.http.conftest import SECRET
 from tests.http.test_cluster import ATTIC, NODE
-from tpiedge.api.service import ClusterEvent, Reading, StepTimeline
-from tpiedge.wire.control import StepSpans
+from tpiedge.api.service import ClusterEvent, Forecast, Reading, StepTimeline
+from tpiedge.master.counters import Counted
+from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 CODE = "K7Q2"
 CELLAR = replace(
@@ -64,7 +65,15 @@ def test_the_machines(view):
     view.wait_for_text(".machine", "Memory: 419 MB of 1.1 GB")
     view.wait_for_text(".facts-of", "1.00 ms, 30.0 MB/s")
     view.wait_for_text(".events li", "cellar was lost: silent for 1.6 s")
+    assert "Links to other workers" not in view.text(".machines")
     assert view.flaws() == []
+
+
+def test_links_between_workers(view, service):
+    service._nodes = (NODE, ATTIC, replace(CELLAR, rank=2, state="ready"))
+    service.links = (WorkerLink(1, 2, 0.0042),)
+    view.wait_for_text(f"{card('w-1')} .facts-of", "Links to other workers\ncellar 4.20 ms")
+    view.wait_for_text(f"{card('w-2')} .facts-of", "Links to other workers\nattic 4.20 ms")
 
 
 def test_when_something_happened(view, service):
@@ -127,14 +136,55 @@ def test_a_machine_is_drained_and_used_again_and_shut_out(view, service):
     view.wait(lambda: service.revoked == ["w-1"])
 
 
+def test_a_machine_that_is_left_out_is_tried_again(view, service):
+    assert not view.run("return document.body.innerText.includes('Try again now')")
+    service._nodes = (
+        NODE,
+        ATTIC,
+        replace(CELLAR, state="left out", why="it was lost 3 times", left_out_s=21.0),
+    )
+    view.click("Try again now cellar")
+    view.wait(lambda: view.texts(".machine .pill") == ["serves", "serves", "spare"])
+
+
+def test_who_sent_a_request(view, service):
+    generation = ask(view, service)
+    view.wait_for_text(".requests .sender", "127.0.0.1")
+    assert not view.see(".requests .sent-by")
+    view.shape(390, 844, touch=True)
+    assert (view.see(".requests .sender"), view.text(".requests .sent-by")) == (False, "from 127.0.0.1")
+    assert view.run("return document.querySelector('.requests button').getBoundingClientRect().right") <= 390
+    generation.finish()
+
+
 def test_what_the_planner_predicts(view, service):
     view.click("Without it? attic")
-    view.wait_for_text(".forecast", "Without attic a token would take about 13 ms, now 10 ms.")
+    view.wait_for_text(".forecast", "Without attic a step would take about 25 % longer, as predicted.")
     view.click("What if one more like the last one came?")
-    view.wait_for_text(".one-more", "With it a token would take about 13 ms, now 10 ms.")
+    view.wait_for_text(".one-more", "With it a step would take about 25 % longer, as predicted.")
     service.needed = "0 of 1 worker here"
     view.click("Without it? attic")
     view.wait_for_text(".forecast", "Without attic nothing could be served: 0 of 1 worker here")
+
+
+@pytest.mark.parametrize(
+    ("then_s", "said"),
+    [
+        (0.0125, "about 25 % longer, as predicted: about 25 ms, where 20 ms are measured now."),
+        (0.008, "about 20 % shorter, as predicted: about 16 ms, where 20 ms are measured now."),
+        (0.01001, "about as long as now, as predicted: about 20 ms, where 20 ms are measured now."),
+        (0.025, "about 2.5 times as long, as predicted: about 50 ms, where 20 ms are measured now."),
+    ],
+)
+def test_what_is_predicted_is_scaled_by_what_is_measured(view, service, then_s, said):
+    """The planner's 10 ms take 20 ms in fact."""
+    stats = Stats(*(0 for _ in fields(Stats)))
+    counted = Counted(replace(stats, steps=10, compute_s=0.15, reduce_wait_s=0.05), stats, 1.0)
+    service._nodes = (replace(NODE, counted=counted), ATTIC, CELLAR)
+    service.what_if = lambda _without: Forecast(0.01, then_s, 2, True, "")
+    view.wait_for_text(".machine", "Time of a step: 20 ms")
+    view.click("Without it? attic")
+    view.wait_for_text(".forecast", f"Without attic a step would take {said}")
 
 
 def test_what_cannot_be_is_said(view, service):
@@ -155,7 +205,7 @@ def card(name):
 
 def test_a_prediction_goes_when_the_machines_are_others(view, service):
     view.click("Without it? attic")
-    view.wait_for_text(".forecast", "Without attic a token would take")
+    view.wait_for_text(".forecast", "Without attic a step would take")
     service._nodes = (NODE, ATTIC, replace(CELLAR, state="drained"))
     view.wait_for_text(f"{card('w-2')} .pill", "drained")
     assert not view.see(".forecast")
@@ -218,6 +268,13 @@ def test_a_step_on_all_machines(view, service):
     assert view.texts(".timeline tbody th") == ["master", "attic"]
     assert view.texts(".timeline tbody tr:first-child td") == ["13 ms", "0.00 ms", "6.00 ms", "0.00 ms"]
     assert view.flaws() == []
+
+
+def test_the_last_tick_of_the_axis_has_a_label_only_where_there_is_room(view, service):
+    step = tuple(StepSpans(0, rank, 7, 1, ((0, 20_300),), (), ()) for rank in range(2))
+    service.recorded = StepTimeline(0, 1.7e9, step)
+    view.wait(lambda: view.see(".timeline svg path"))
+    assert view.texts(".timeline-axis span") == ["0 ms", "5 ms", "10 ms", "15 ms", ""]
 
 
 def test_how_far_a_prompt_is_read(view, service):

@@ -64,6 +64,8 @@ def test_what_three_machines_do_while_an_answer_runs(view: Browser, cluster: Ser
     with cluster.streaming(PROMPT, LONG), cluster.crawling():
         view.wait(lambda: sum("Time of a step" in text for text in view.texts(".machine")) == 3)
         view.wait_for_text(".requests td", "answers")
+        assert view.texts(".requests .sender") == ["127.0.0.1"]
+        assert [("Links to other workers" in text) for text in view.texts(".machine")].count(True) == 2
         (request,) = view.texts(".requests tbody th")
         view.click(f"End {request}")
         view.click("End it", "dialog")

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.api.cluster import ClusterPicture
+from tpiedge.api.guard import Sender
 from tpiedge.api.service import ClusterStatus, ModelInfo, NodeStatus, Reading, RequestLine, StepTimeline
 from tpiedge.master.counters import Counted
 from tpiedge.master.status import Totals
-from tpiedge.wire.control import Stats, StepSpans
+from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 MIB = 1 << 20
 MODEL = ModelInfo("demo", 512, 0)
@@ -50,6 +51,10 @@ def counted(node: NodeStatus, spent_s: float, steps: int, **more: float) -> Node
     return replace(node, counted=Counted(after(STATS, steps, **more), STATS, spent_s))
 
 
+def sender(client: str) -> Sender | None:
+    return Sender("address", client) if client else None
+
+
 def picture(
     *looks: tuple[float, ClusterStatus],
     requests: tuple[RequestLine, ...] = (),
@@ -57,8 +62,26 @@ def picture(
 ) -> dict:
     one = ClusterPicture()
     for now, seen in looks:
-        found = one.of(seen, MODEL, requests, (), (), one.shown(timeline, seen.nodes, seen.epoch), now)
+        shown = one.shown(timeline, seen.nodes, seen.epoch)
+        found = one.of(seen, MODEL, requests, (), (), shown, now, sender)
     return found
+
+
+def test_links_between_workers_stand_at_both() -> None:
+    nodes = (
+        NODE,
+        OTHER,
+        replace(OTHER, name="w-2", rank=2, host="bob"),
+        replace(OTHER, name="w-3", rank=None),
+    )
+    links = (WorkerLink(1, 2, 0.002), WorkerLink(2, 9, 0.1))
+    found = picture((0.0, replace(status(*nodes), links=links)))["machines"]
+    assert [one["links"] for one in found] == [
+        [],
+        [{"name": "w-2", "host": "bob", "round_trip_s": 0.002}],
+        [{"name": "w-1", "host": "ann", "round_trip_s": 0.002}],
+        [],
+    ]
 
 
 def test_memory_adds_up_to_the_budget() -> None:
@@ -160,7 +183,7 @@ def test_states(said: str, ready: bool, rank: int | None, shown: str) -> None:
 def test_what_stands_still_stays_the_same() -> None:
     line = RequestLine("r-1", "paused", 3.25, 4, 5, 9, 1.23456, "why", 2.75, True)
     one = ClusterPicture()
-    found = [one.of(status(NODE), MODEL, (line,), (), (), None, now) for now in (0.0, 1.0, 2.0)]
+    found = [one.of(status(NODE), MODEL, (line,), (), (), None, now, sender) for now in (0.0, 1.0, 2.0)]
     assert found[1] == found[2]
     assert found[2]["requests"][0] == {
         "id": "r-1",
@@ -173,6 +196,7 @@ def test_what_stands_still_stays_the_same() -> None:
         "why": "why",
         "paused_s": 2,
         "attended": True,
+        "sender": None,
         "reading": None,
     }
 
@@ -264,10 +288,13 @@ def test_what_waiting_is_comes_from_the_steps_of_the_last_seconds_of_this_epoch(
         seen = replace(BUSY, epoch=epoch)
         shown = one.shown(timeline(*spans, epoch=epoch, at=at), seen.nodes, epoch)
         waits.append(
-            [machine["step"]["wait_s"] for machine in one.of(seen, MODEL, (), (), (), shown, at)["machines"]]
+            [
+                machine["step"]["wait_s"]
+                for machine in one.of(seen, MODEL, (), (), (), shown, at, sender)["machines"]
+            ]
         )
     assert waits == [[0.0003] * 2, [0.0003] * 2, [0.00015] * 2, [0.0] * 2, [0.0003] * 2]
-    nothing = one.of(BUSY, MODEL, (), (), (), None, 19.0)["machines"]
+    nothing = one.of(BUSY, MODEL, (), (), (), None, 19.0, sender)["machines"]
     assert [machine["step"]["network_s"] for machine in nothing] == [0.0005] * 2
 
 

@@ -60,6 +60,7 @@ SPARE = MACHINE | {
 }
 REQUEST = {
     "id": "cmpl-1",
+    "sender": {"kind": "key", "name": "phone"},
     "state": "paused",
     "age_s": 75,
     "prompt_tokens": 12,
@@ -144,8 +145,8 @@ def test_what_parts_there_are() -> None:
 
 
 def test_requests_events_and_what_is_asked_of_the_user() -> None:
-    assert request_row(REQUEST) == ("cmpl-1", "paused", "1 min 15 s", "12", "3 of 90", "0.5")
-    assert request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[2::3] == ("-", "-")
+    assert request_row(REQUEST) == ("cmpl-1", "phone", "paused", "1 min 15 s", "12", "3 of 90", "0.5")
+    assert request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[3::3] == ("-", "-")
     assert notes(PICTURE) == [
         "w-34 (cellar [2J): too slow",
         "cmpl-1 pauses for 2.0 s: attic was lost",
@@ -157,10 +158,23 @@ def test_requests_events_and_what_is_asked_of_the_user() -> None:
     assert event_line(plain, NOON.date()) == "12:00:07 the plan serves"
 
 
+@pytest.mark.parametrize(
+    ("sender", "said"),
+    [
+        ({"kind": "key", "name": ""}, "a key without a name"),
+        ({"kind": "former key", "name": ""}, "a key that is gone"),
+        ({"kind": "address", "name": "192.0.2.7"}, "192.0.2.7"),
+        (None, "-"),
+    ],
+)
+def test_who_sent_a_request(sender: dict[str, str] | None, said: str) -> None:
+    assert request_row(REQUEST | {"sender": sender})[1] == said
+
+
 def test_how_far_a_prompt_is_read() -> None:
     reading = {"done_tokens": 300, "of_tokens": 900, "tokens_per_s": 0.0, "left_s": None}
-    assert request_row(REQUEST | {"reading": reading})[3] == "300 of 900"
-    assert request_row(REQUEST | {"reading": reading | {"left_s": 4}})[3] == "300 of 900, 4.0 s left"
+    assert request_row(REQUEST | {"reading": reading})[4] == "300 of 900"
+    assert request_row(REQUEST | {"reading": reading | {"left_s": 4}})[4] == "300 of 900, 4.0 s left"
 
 
 def test_a_cell_of_a_step_shows_what_took_most_of_it() -> None:

@@ -36,6 +36,26 @@ def test_a_worker_that_cannot_prepare_is_left_out_for_half_a_minute(story: Story
     assert story.members() == ("master", "w-1")
 
 
+def test_one_that_is_left_out_is_tried_again_at_once_when_its_user_wants_that(story: Story) -> None:
+    agent = story.join("w-1")
+    agent.prepares = False
+    for longer in (1, 2):
+        story.settle()
+        agent.failed()
+        story.settle()
+        assert (story.members(), story.worker().state) == (("master",), "left out")
+        assert (longer - 1) * EXCLUDED_S < story.worker().left_out_s <= longer * EXCLUDED_S
+        agent.prepares = longer == 2
+        story.master.clear_worker("w-1")
+        story.master.clear_worker("nobody")
+    story.settle()
+    assert story.members() == ("master", "w-1")
+    assert [event.machine for event in story.master.events if event.kind == "cleared"] == 2 * ["pi"]
+    story.master.clear_worker("w-1")
+    story.settle()
+    assert [event.kind for event in story.master.events].count("cleared") == 2
+
+
 def test_a_failed_preparation_does_not_disturb_what_is_served(story: Story) -> None:
     story.settle()
     answering = story.submit()
@@ -287,6 +307,24 @@ def test_nodes_of_different_workers_that_die_one_after_the_other_make_nobody_wai
         assert not story.master._reconciler.hopeless
     assert story.ready
     assert not story.master._reconciler._retries.hopeless
+
+
+def test_a_worker_that_waits_for_its_next_attempt_is_tried_at_once_when_its_user_wants_that(
+    story: Story,
+) -> None:
+    story.min_workers = 1
+    two_machines(story)
+    for _ in range(5):
+        away(story, kill(story, "w-1"))
+
+    def killed_and_cleared() -> None:
+        kill(story, "w-1")()
+        story.wait(1.0)
+        assert (story.worker().state, round(story.worker().left_out_s)) == ("left out", 9)
+        assert "w-1" not in story.members()
+        story.master.clear_worker("w-1")
+
+    assert away(story, killed_and_cleared) < 2.0
 
 
 def test_a_worker_without_which_nothing_serves_is_tried_ever_later_when_its_node_dies_again_and_again(

@@ -1,5 +1,7 @@
 """How long workers are left out, as stories of breaches and times."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tpiedge.master.quarantine import (
@@ -255,3 +257,45 @@ def test_a_second_cause_does_not_shorten_the_time_of_the_first() -> None:
     reputation.exclude("w-1", "the disk is full", FIRST_S - 1.0)
     reputation.penalise("w-1", "it lied", FIRST_S - 0.5)
     assert reputation.left_out["w-1"].until == FIRST_S - 1.0 + EXCLUDED_S
+
+
+def flapping(reputation: Reputation, now: float) -> None:
+    for ago_s in reversed(range(0, 10 * FLAPS, 10)):
+        reputation.lost("w-1", "silent", now - ago_s)
+
+
+#: What leaves a worker out.
+EXCLUDES: dict[str, Callable[[Reputation, float], object]] = {
+    "breach": lambda reputation, now: reputation.penalise("w-1", "it lied", now),
+    "breaks the planner": lambda reputation, now: reputation.exclude("w-1", "0 GB/s", now),
+    "cannot do its part": lambda reputation, now: reputation.unfit("w-1", "the disk is full", now),
+    "bound to its part": lambda reputation, now: reputation.bind("w-1", "the disk is full", now),
+    "doubted": lambda reputation, now: reputation.doubt("w-1", "it died", now),
+    "flapping": flapping,
+}
+
+
+@pytest.mark.parametrize("exclude", EXCLUDES.values(), ids=EXCLUDES)
+def test_whoever_is_left_out_is_tried_again_when_an_administrator_wants_that(
+    exclude: Callable[[Reputation, float], object],
+) -> None:
+    reputation = Reputation()
+    assert not reputation.clear("w-1", 0.0)
+    exclude(reputation, 100.0)
+    reputation.penalise("w-2", "it lied", 100.0)
+    assert reputation.clear("w-1", 101.0)
+    beginning = [("w-2",)]
+    assert not reputation.readmit(101.0, beginning), "others begin without it"
+    assert reputation.readmit(101.0)
+    assert "w-1" not in {**reputation.left_out, **reputation.avoided(), **reputation.bound}
+    assert "w-2" in reputation.left_out
+    assert not reputation.clear("w-1", 102.0)
+
+
+def test_who_was_tried_again_early_and_fails_is_out_for_longer() -> None:
+    reputation = Reputation()
+    for longer in (1, 2, 4):
+        reputation.penalise("w-1", "it lied", 100.0)
+        assert reputation.left_out["w-1"].until == 100.0 + longer * FIRST_S
+        reputation.clear("w-1", 100.0)
+        reputation.readmit(100.0)

@@ -32,6 +32,18 @@ def test_an_attempt_that_is_put_off_is_no_failure_and_waits_for_nobody_who_has_c
     assert attempts.may_try(6.0, newest=0.0)
 
 
+def test_an_attempt_is_made_at_once_when_a_user_wants_that_and_the_next_waits_as_ever() -> None:
+    attempts = Retries()
+    for _ in range(3):
+        attempts.failed(100.0)
+    attempts.hurry(100.5)
+    assert attempts.may_try(100.5, newest=0.0)
+    attempts.hurry(200.0)
+    assert attempts.may_try(100.5, newest=0.0)
+    attempts.failed(101.0)
+    assert attempts.due == 101.0 + BACKOFF_S[3]
+
+
 def test_a_start_is_no_success() -> None:
     attempts = Retries()
     attempts.failed(0.0)

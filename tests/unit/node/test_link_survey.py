@@ -94,6 +94,8 @@ def test_rank_0_learns_of_every_link(size: int) -> None:
     assert all(link.bytes_per_s is None or link.bytes_per_s > 1e6 for link in facts.links.values())
     assert len(set(facts.hosts)) == len(facts.cores) == 1
     assert len(facts.hosts[0]) <= 256
+    assert facts.round_trips_s.keys() == facts.links.keys()
+    assert all(0 < trip_s < 1 for trip_s in facts.round_trips_s.values())
 
 
 def reporting(*links: MeasuredLink, sender: int = 2, host: str = "h", cores: int = 1) -> Play:

@@ -1,5 +1,6 @@
 """From what the links are like to the collectives that are used, and the words for it."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -7,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.collectives.route import Route
-from tpiedge.node.routing import route
+from tpiedge.node.routing import route, worker_links
 from tpiedge.planner.network import NetworkFacts, PairFacts
+from tpiedge.wire.control import WorkerLink
 from tpiedge.wire.fields import CollectiveChoice, CollectiveName, WirePrecision
+from tpiedge.wire.limits import MAX_ARRAY
 
 ROW, CHUNK = 8192, 1 << 20
 MBIT300 = 300e6 / 8
@@ -93,3 +96,14 @@ def test_whatever_nodes_report_there_is_a_way(
     if whole and wanted != "auto":
         assert (chosen.small, chosen.bulk, why) == (wanted, wanted, "")
     assert why.isprintable()
+
+
+def test_of_the_links_between_workers_the_slowest_are_told_first_and_not_too_many() -> None:
+    trips = {pair: sum(pair) / 1000 for pair in combinations(range(20), 2)}
+    found = worker_links(replace(facts(20), round_trips_s=trips))
+    assert found[:2] == (WorkerLink(18, 19, 0.037), WorkerLink(17, 19, 0.036))
+    assert len(found) == MAX_ARRAY
+    assert worker_links(replace(facts(3), round_trips_s={(0, 1): 1.0, (1, 2): 2.0})) == (
+        WorkerLink(1, 2, 2.0),
+    )
+    assert worker_links(facts(3)) == worker_links(None) == ()
