@@ -3,9 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
@@ -13,27 +12,25 @@ from starlette.requests import Request
 
 from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.answering import Send, send_json
-from tpiedge.api.asked import AnsweredAtOnce, Choice, FormatName
+from tpiedge.api.asked import AnsweredAtOnce, FormatName
 from tpiedge.api.body import Receive
 from tpiedge.api.bounded_json import parse_object
 from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
 from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.further_choices import submit_choices
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answer import KeptAnswer, Parting
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import key_mark
-from tpiedge.api.service import Busy, Generation, Service
-from tpiedge.api.stream_bridge import AnswerFeed, FurtherChoices, StreamBridge
+from tpiedge.api.service import Service
+from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.vain_fields import VainFields
-from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["Completions", "Resumptions"]
 
 _EVENT_DIGITS = 18
-_AT_ONCE = 16
-"""So many choices of one request are asked for at a time."""
 
 _Opened: TypeAlias = tuple[Callable[[], AnswerFeed], Callable[[Parting], None]]
 """What opens the answer, and what leaves it."""
@@ -87,13 +84,13 @@ class Completions:
         asked = form.read(values, self._service, name)
         self._vain.say(asked.ignored)
         created, model = int(time.time()), self._service.model().name
-        only = asked.choices[0] if len(asked.choices) == 1 else None
-        kept = self._kept if only is not None and only.echo is None else None
-        if only is not None and kept is not None:
-            reader = kept.accept(only.request, asked.reply, created, model, key, client)
+        if self._kept is not None:
+            reader = self._kept.accept(asked, name, created, model, key, client)
             opened: _Opened = reader.open, reader.leave
         else:
-            opened = self._submitted(name, [choice.request for choice in asked.choices], client, loop)
+            requests = [choice.request for choice in asked.choices]
+            bridge = StreamBridge(name, *submit_choices(requests, self._service, client), loop)
+            opened = (lambda: bridge), (lambda _: bridge.cancel())
         return Work(
             name,
             asked.choices,
@@ -101,48 +98,10 @@ class Completions:
             created,
             model,
             *opened,
-            resumable=kept is not None,
+            resumable=self._kept is not None,
             ignored=asked.ignored,
             mark=key_mark(key),
         )
-
-    def _submitted(
-        self,
-        name: str,
-        requests: Sequence[GenerationRequest],
-        client: str,
-        loop: asyncio.AbstractEventLoop,
-    ) -> _Opened:
-        """The first choices are asked for, the others have their turn later.
-
-        Raises as Service.submit where not even one is taken."""
-        submit = partial(self._service.submit, client=client)
-        generations: list[Generation] = []
-        try:
-            _submit_first(requests, submit, generations)
-            left = requests[len(generations) :]
-            further = FurtherChoices(left, submit, partial(self._service.postpone, client=client))
-        except Exception:
-            for generation in generations:
-                generation.cancel()
-            raise
-        bridge = StreamBridge(name, generations, further, loop)
-        return lambda: bridge, lambda _: bridge.cancel()
-
-
-def _submit_first(
-    requests: Sequence[GenerationRequest],
-    submit: Callable[[GenerationRequest], Generation],
-    generations: list[Generation],
-) -> None:
-    """As many as have places, at least one."""
-    for request in requests[:_AT_ONCE]:
-        try:
-            generations.append(submit(request))
-        except Busy:
-            if not generations:
-                raise
-            return
 
 
 class Resumptions:
@@ -176,8 +135,8 @@ class Resumptions:
         stream = accepted.reply.stream and after is not None
         reader = found.read(collects=not stream)
         work = Work(
-            accepted.request.id,
-            (Choice(accepted.request),),
+            accepted.name,
+            accepted.choices,
             replace(accepted.reply, stream=stream),
             accepted.created,
             accepted.model,
