@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.http.conftest import DEMO, SECRET
+from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.app import Api
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.guard import Guard
@@ -41,6 +42,15 @@ STOPPED = replace(CHAT, stops=(" three", "never"))
 CALLING = replace(CHAT, calls="hermes", tools=("f", "g"), texts=(("a",), ()))
 TWO_TEXTS = "one \N{GRINNING FACE}\N{SNOWMAN} two nev three four"
 TWO_CALLS = 'x<tool_call>{"name": "f", "arguments": {"a": "\N{SNOWMAN}"}}</tool_call><tool_call>{"name":"g"}'
+
+TWO_THOUGHTS = f"<think>two\n</think>{TWO_CALLS}"
+#: What the last event of a stream has.
+LAST = {
+    "chat": "[DONE]",
+    "completion": "[DONE]",
+    "message": "message_stop",
+    "response": "response.completed",
+}
 
 
 @pytest.fixture
@@ -101,7 +111,8 @@ class Left:
     def __call__(self, reply, ids, told, *, rest=True, key=b"", number=1):
         """Of the tokens `ids` so many are told; with `rest` the cluster says the others, and that it ends. Returns the
         path of the answer."""
-        name = f"chatcmpl-{number}" if reply.format == "chat" else f"cmpl-{number}"
+        form = ANSWER_FORMS[reply.format]
+        name = f"{form.prefix}-{number}"
         sampling = Sampling(logprobs=reply.logprobs or 0)
         request = GenerationRequest(name, (1, 2), 100, sampling, (2,), keep_prefix=True)
         accepted = accepted_as(request, reply, key)
@@ -117,7 +128,7 @@ class Left:
                 generation.finish("stop")
 
         self._service.script = script
-        return f"/v1/chat/completions/{name}" if reply.format == "chat" else f"/v1/completions/{name}"
+        return f"{form.path}/{name}"
 
 
 @pytest.fixture
@@ -127,8 +138,17 @@ def leave(folder, service):
 
 @pytest.mark.parametrize(
     ("reply", "text", "step"),
-    [(CHAT, TWO_TEXTS, 1), (TEXT, TWO_TEXTS, 1), (STOPPED, TWO_TEXTS, 1), (CALLING, TWO_CALLS, 5)],
-    ids=["chat", "logprobs", "stops", "calls"],
+    [
+        (CHAT, TWO_TEXTS, 1),
+        (TEXT, TWO_TEXTS, 1),
+        (STOPPED, TWO_TEXTS, 1),
+        (CALLING, TWO_CALLS, 5),
+        (replace(STOPPED, format="message"), TWO_TEXTS, 3),
+        (replace(CALLING, format="message", thinking="marked"), TWO_THOUGHTS, 7),
+        (replace(STOPPED, format="response"), TWO_TEXTS, 3),
+        (replace(CALLING, format="response", thinking="marked"), TWO_THOUGHTS, 7),
+    ],
+    ids=["chat", "logprobs", "stops", "calls", "message", "blocks", "response", "items"],
 )
 def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturbed_stream(
     service, folder, leave, reply, text, step
@@ -148,7 +168,7 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
 
     undisturbed = stream(0, 0)
     assert [number for number, _ in undisturbed] == list(range(1, len(undisturbed) + 1))
-    assert undisturbed[-1][1] == "[DONE]"
+    assert LAST[reply.format] in undisturbed[-1][1]
     for told in range(0, len(ids) + 1, step):
         for after in range(0, len(undisturbed), step):
             assert stream(told, after) == undisturbed[after:], (told, after)

@@ -7,7 +7,6 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from tpiedge.api.answer_forms import ANSWER_FORMS
@@ -105,8 +104,8 @@ class Completions:
 
 
 class Resumptions:
-    """GET .../{id}, an ASGI endpoint: the rest of a stream for who says after which event, else the whole answer.
-    DELETE .../{id}: nobody wants it any more.
+    """GET .../{id}, an ASGI endpoint: the rest of a stream for who says after which event, by a header or as OpenAI's
+    client of responses does, else the whole answer. DELETE .../{id}: nobody wants it any more.
 
     Whoever may not have an answer is told what is told of one that does not exist.
     """
@@ -129,7 +128,7 @@ class Resumptions:
             kind = f"{ANSWER_FORMS[self._form].kind}.deleted"
             await send_json(send, 200, {"id": name, "object": kind, "deleted": True})
             return
-        after = _last_event(Headers(scope=scope).get("last-event-id"))
+        after = _last_event(Request(scope))
         found = self._found(name, key)
         accepted = found.accepted
         stream = accepted.reply.stream and after is not None
@@ -155,10 +154,18 @@ class Resumptions:
         return found
 
 
-def _last_event(text: str | None) -> int | None:
-    """The number in the header Last-Event-ID. Raises ApiError 400."""
-    if text is None:
+def _last_event(request: Request) -> int | None:
+    """The number of the last event that came, from 1 on, 0 before the first; None where the whole is wanted. Raises
+    ApiError 400."""
+    if (last := request.headers.get("last-event-id")) is not None:
+        return _number(last, "the header Last-Event-ID")
+    if request.query_params.get("stream") != "true":
         return None
+    after = request.query_params.get("starting_after")
+    return 0 if after is None else _number(after, "the parameter 'starting_after'") + 1
+
+
+def _number(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _EVENT_DIGITS):
-        raise refused("the header Last-Event-ID is not the id of an event: send the last one that came")
+        raise refused(f"{name} is not the id of an event: send the last one that came")
     return int(text)
