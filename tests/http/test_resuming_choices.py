@@ -1,6 +1,7 @@
 """Answers of several choices, and with their prompts, that survive their connections and their server."""
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 
@@ -208,6 +209,25 @@ def test_a_full_queue_lets_further_choices_wait(keep, service, folder):
     with connect(keep()) as http:
         found = http.post("/v1/completions", json=BODY | {"n": 10}).json()
     assert [choice["index"] for choice in found["choices"]] == list(range(20))
+    wait_until(lambda: not left(folder))
+
+
+def test_further_choices_wait_while_nothing_is_served(keep, service, folder, monkeypatch):
+    """As where the master ends: the next one goes on with them."""
+    monkeypatch.setattr("tpiedge.api.heard_choices._AGAIN_S", 0.02)
+    with (
+        connect(keep()) as http,
+        http.stream("POST", "/v1/completions", json=BODY | {"n": 9}) as answer,
+    ):
+        begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
+        service.unavailable = "the master is shutting down"
+        for generation in begun:
+            generation.finish()
+        (record,) = left(folder)
+        wait_until(lambda: record.read_bytes().count(b"ended") == 16)
+        service.script = lambda generation: generation.finish()
+        service.unavailable = ""
+        assert len(json.loads(answer.read())["choices"]) == 18
     wait_until(lambda: not left(folder))
 
 

@@ -76,11 +76,8 @@ class KeptAnswers:
             answer = KeptAnswer(record.accepted, one.file, tokenizer, self._now, said, self._grace_s, age_s)
             self._add(answer)
             resumed.append((answer, *self._resume(answer, said)))
-        for (
-            answer,
-            generations,
-            further,
-        ) in resumed:  # which asks for further choices, after all that were begun
+        # Not before: a choice that had not begun is asked for after all that had.
+        for answer, generations, further in resumed:
             answer.follow(generations, further)
         return len(found)
 
