@@ -15,17 +15,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpiedge.api.asked import Reply
+from tpiedge.api.asked import Asked, Choice, Reply
+from tpiedge.api.further_choices import FurtherChoices
 from tpiedge.api.kept_answer import KeptAnswer, Parting
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.service import AnswerEvent
-from tpiedge.api.stream_bridge import AnswerFeed, FurtherChoices, StreamBridge
+from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
 _REPLY = Reply(format="chat", stream=True, include_usage=False, logprobs=None, stops=(), token_ids=False)
-_ACCEPTED = AcceptedRequest(GenerationRequest("bench", (1,), 1), _REPLY, 0, "bench", "bench")
+_ASKED = Asked((Choice(GenerationRequest("bench", (1,), 1)),), _REPLY, ())
+_ACCEPTED = AcceptedRequest.of(_ASKED, "bench", 0, "bench", "bench", b"")
 _LATE_S = 30.0
 #: As of fast decoding: without a pause the threads would hand over many tokens at a time.
 _GAP_S = 0.0005
@@ -78,7 +80,7 @@ def _write_us(folder: RecordFolder, tokens: int) -> float:
     token = Token(0, "bench", 0, 12_345, ())
     started = time.process_time()
     for _ in range(tokens):
-        file.add(token)
+        file.add(0, token)
     took = time.process_time() - started
     file.delete()
     return took / tokens * 1e6
@@ -92,15 +94,15 @@ def _token_us(folder: RecordFolder | None, tokens: int) -> float:
 
 async def _read(folder: RecordFolder | None, tokens: int) -> None:
     generation = _Tokens(tokens)
+    none = FurtherChoices((), lambda _: generation, lambda _: None)
     if folder is None:
-        none = FurtherChoices((), lambda _: generation, lambda _: None)
         bridge = StreamBridge("bench", [generation], none, asyncio.get_running_loop())
         await _hear(bridge)
         bridge.cancel()
         return
     answer = KeptAnswer(_ACCEPTED, folder.begin(_ACCEPTED), None, time.monotonic)
     reader = answer.read(collects=False)
-    answer.follow(generation)
+    answer.follow({0: generation}, none)
     await _hear(reader.open())
     reader.leave(Parting.SERVED)
 

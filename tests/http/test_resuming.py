@@ -12,15 +12,16 @@ import httpx
 import pytest
 
 from tests.http.conftest import DEMO, SECRET
+from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.app import Api
-from tpiedge.api.asked import Reply
+from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.guard import Guard
 from tpiedge.api.kept_answer import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, KeptAnswer, Parting
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
-from tpiedge.api.records import AcceptedRequest, key_mark
+from tpiedge.api.records import AcceptedRequest
 from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.master.journal import GUILTY
 from tpiedge.model.tokenizer import Tokenizer
@@ -41,6 +42,15 @@ STOPPED = replace(CHAT, stops=(" three", "never"))
 CALLING = replace(CHAT, calls="hermes", tools=("f", "g"), texts=(("a",), ()))
 TWO_TEXTS = "one \N{GRINNING FACE}\N{SNOWMAN} two nev three four"
 TWO_CALLS = 'x<tool_call>{"name": "f", "arguments": {"a": "\N{SNOWMAN}"}}</tool_call><tool_call>{"name":"g"}'
+
+TWO_THOUGHTS = f"<think>two\n</think>{TWO_CALLS}"
+#: What the last event of a stream has.
+LAST = {
+    "chat": "[DONE]",
+    "completion": "[DONE]",
+    "message": "message_stop",
+    "response": "response.completed",
+}
 
 
 @pytest.fixture
@@ -86,6 +96,11 @@ def wait_until(condition):
     pytest.fail("not within the limit")
 
 
+def accepted_as(request, reply, key=b"", created=CREATED):
+    """A request of one choice."""
+    return AcceptedRequest.of(Asked((Choice(request),), reply, ()), request.id, created, "babbler", PACK, key)
+
+
 class Left:
     """Answers that a server before has left."""
 
@@ -96,14 +111,15 @@ class Left:
     def __call__(self, reply, ids, told, *, rest=True, key=b"", number=1):
         """Of the tokens `ids` so many are told; with `rest` the cluster says the others, and that it ends. Returns the
         path of the answer."""
-        name = f"chatcmpl-{number}" if reply.format == "chat" else f"cmpl-{number}"
+        form = ANSWER_FORMS[reply.format]
+        name = f"{form.prefix}-{number}"
         sampling = Sampling(logprobs=reply.logprobs or 0)
         request = GenerationRequest(name, (1, 2), 100, sampling, (2,), keep_prefix=True)
-        accepted = AcceptedRequest(request, reply, CREATED, "babbler", PACK, key_mark(key))
+        accepted = accepted_as(request, reply, key)
         file = RecordFolder(self._folder, PACK).begin(accepted)
         for index, one in enumerate(ids[:told]):
             scores = tuple((one + i, -0.5 - i) for i in range(sampling.logprobs))
-            file.add(token(name, index, one, scores))
+            file.add(0, token(name, index, one, scores))
         file.keep()
 
         def script(generation):
@@ -112,7 +128,7 @@ class Left:
                 generation.finish("stop")
 
         self._service.script = script
-        return f"/v1/chat/completions/{name}" if reply.format == "chat" else f"/v1/completions/{name}"
+        return f"{form.path}/{name}"
 
 
 @pytest.fixture
@@ -122,8 +138,17 @@ def leave(folder, service):
 
 @pytest.mark.parametrize(
     ("reply", "text", "step"),
-    [(CHAT, TWO_TEXTS, 1), (TEXT, TWO_TEXTS, 1), (STOPPED, TWO_TEXTS, 1), (CALLING, TWO_CALLS, 5)],
-    ids=["chat", "logprobs", "stops", "calls"],
+    [
+        (CHAT, TWO_TEXTS, 1),
+        (TEXT, TWO_TEXTS, 1),
+        (STOPPED, TWO_TEXTS, 1),
+        (CALLING, TWO_CALLS, 5),
+        (replace(STOPPED, format="message"), TWO_TEXTS, 3),
+        (replace(CALLING, format="message", thinking="marked"), TWO_THOUGHTS, 7),
+        (replace(STOPPED, format="response"), TWO_TEXTS, 3),
+        (replace(CALLING, format="response", thinking="marked"), TWO_THOUGHTS, 7),
+    ],
+    ids=["chat", "logprobs", "stops", "calls", "message", "blocks", "response", "items"],
 )
 def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturbed_stream(
     service, folder, leave, reply, text, step
@@ -143,7 +168,7 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
 
     undisturbed = stream(0, 0)
     assert [number for number, _ in undisturbed] == list(range(1, len(undisturbed) + 1))
-    assert undisturbed[-1][1] == "[DONE]"
+    assert LAST[reply.format] in undisturbed[-1][1]
     for told in range(0, len(ids) + 1, step):
         for after in range(0, len(undisturbed), step):
             assert stream(told, after) == undisturbed[after:], (told, after)
@@ -318,7 +343,7 @@ def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
     for number in range(4):
         clock.advance(1.0)
         request = GenerationRequest(f"cmpl-{number}", (1,), 9)
-        readers.append(kept.accept(request, CHAT, 0, "m", b"", ""))
+        readers.append(kept.accept(Asked((Choice(request),), CHAT, ()), request.id, 0, "m", b"", ""))
     generations = [service.generations.get_nowait() for _ in readers]
     readers[0] = kept.find("cmpl-0", "chat", b"").read(collects=True)
     for number in (2, 0, 1):
@@ -340,7 +365,8 @@ def test_the_left_answers_of_one_client_push_out_its_own(folder, service, monkey
     for number, client in enumerate(["ann", "bob", "bob", "bob", "bob", "bob", "cid", "dan"]):
         clock.advance(1.0)
         request = GenerationRequest(f"cmpl-{number}", (1,), 9)
-        kept.accept(request, CHAT, 0, "m", b"", client).leave(Parting.LOST)
+        asked = Asked((Choice(request),), CHAT, ())
+        kept.accept(asked, request.id, 0, "m", b"", client).leave(Parting.LOST)
         if client != "bob" or number == 5:
             kept.sweep()
     assert [number for number in range(8) if kept.find(f"cmpl-{number}", "chat", b"")] == [0, 5, 6, 7]
@@ -493,12 +519,12 @@ def test_a_stream_that_nobody_comes_for_is_cancelled(keep, service, folder, leav
 def test_for_how_long_an_answer_waits(folder, service, reply, over):
     """Not while it is read; a whole one of the server before, and who came for that, from its end on."""
     clock = ManualClock()
-    accepted = AcceptedRequest(GenerationRequest("r", (1,), 9), replace(reply, stops=("x",)), 0, "m", PACK)
+    accepted = accepted_as(GenerationRequest("r", (1,), 9), replace(reply, stops=("x",)), created=0)
     records = RecordFolder(folder, PACK)
     (stop,) = service.tokenizer.encode("x", add_special=False)[-1:]
-    told = [Token(0, "r", 0, stop, ())] if over else []
+    told = [(0, Token(0, "r", 0, stop, ()))] if over else []
     answer = KeptAnswer(accepted, records.begin(accepted), service.tokenizer, clock.now, told, grace_s=5.0)
-    assert answer.whole == over
+    assert answer.lacking == ([] if over else [0])
 
     def waits(limit_s):
         clock.advance(limit_s)

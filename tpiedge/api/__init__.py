@@ -14,9 +14,10 @@ clients.
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
 the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, and one of the `formats` makes
 `frames` of it and of what is `spoken` in it: `openai_format`, `responses_format`, `anthropic_format`, `ollama_format`
-or `embedding_format`. `errors` are OpenAI's, which others see in their own `error_shapes`. Where answers are to survive
-the server, `kept_answers`, each a `kept_answer`, outlive their connections, and a `record_folder` has their `records`.
-`service` is what a cluster must offer.
+or `embedding_format`. `errors` are OpenAI's, which others see in their own `error_shapes`. `further_choices`
+have their turn later. Where answers are to survive the server, `kept_answers`, each a `kept_answer` with its
+`heard_choices`, outlive their connections, and a `record_folder` has their `records`. `service` is what a cluster must
+offer.
 
 `openapi` with `openapi_fields`, `openapi_others` and `openapi_parts` describes the routes for clients. `page` is what a
 browser shows, and has nothing to do with the others.

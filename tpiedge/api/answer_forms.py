@@ -25,7 +25,7 @@ __all__ = ["ANSWER_FORMS", "AnswerForm"]
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """One of them. `path`: of its route, where it has one of its own; `prefix`: what the answers' names begin with;
-    `read`: what makes an Asked of a request for the answer of that name; `kind`: as OpenAI calls it, where clients
+    `read`: what makes an Asked of a request for the answer of that name; `kind`: as its API calls it, where clients
     may come again for it, or have it deleted."""
 
     path: str
@@ -40,8 +40,8 @@ ANSWER_FORMS: Final[Mapping[FormatName, AnswerForm]] = {
     "chat": AnswerForm("/v1/chat/completions", "chatcmpl", read_chat, OpenAIFormat, "chat.completion"),
     "embeddings": AnswerForm("/v1/embeddings", "embd", read_embeddings, EmbeddingFormat),
     "embeddings-base64": AnswerForm("", "embd", read_embeddings, EmbeddingFormat),
-    "message": AnswerForm("/v1/messages", "msg", read_messages_request, AnthropicFormat),
-    "response": AnswerForm("/v1/responses", "resp", read_response, ResponsesFormat),
+    "message": AnswerForm("/v1/messages", "msg", read_messages_request, AnthropicFormat, "message"),
+    "response": AnswerForm("/v1/responses", "resp", read_response, ResponsesFormat, "response"),
     "ollama-chat": AnswerForm("/api/chat", "chat", read_ollama_chat, OllamaFormat),
     "ollama-generate": AnswerForm("/api/generate", "generate", read_generate, OllamaFormat),
     "ollama-embed": AnswerForm("/api/embed", "embed", read_embed, OllamaEmbedFormat),

@@ -142,7 +142,7 @@ class Api:
         )
 
     def _answers(self, form: AnswerForm, name: FormatName) -> list[Route]:
-        """Nobody comes again for those of other APIs."""
+        """Nobody comes again for those without a kind."""
         if not form.kind:
             return [Route(form.path, self._completions(name, None), methods=["POST"])]
         resumptions = Resumptions(self._deliveries, self._running, self._kept, name)

@@ -15,7 +15,7 @@ from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
 from tpiedge.model.call_forms import CallForm
 from tpiedge.model.call_reader import ReadTool
 from tpiedge.model.speech import SpeechForm, Thinking
-from tpiedge.wire.fields import MaxItems, MaxLength, Range
+from tpiedge.wire.fields import U32, MaxItems, MaxLength, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
@@ -125,7 +125,7 @@ class Choice:
     prompt, where the answer is to begin with it."""
 
     request: GenerationRequest
-    prompt: int = 0
+    prompt: U32 = 0
     echo: EchoedPrompt | None = None
 
 

@@ -3,37 +3,33 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.answering import Send, send_json
-from tpiedge.api.asked import AnsweredAtOnce, Choice, FormatName
+from tpiedge.api.asked import AnsweredAtOnce, FormatName
 from tpiedge.api.body import Receive
 from tpiedge.api.bounded_json import parse_object
 from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
 from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.further_choices import submit_choices
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answer import KeptAnswer, Parting
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import key_mark
-from tpiedge.api.service import Busy, Generation, Service
-from tpiedge.api.stream_bridge import AnswerFeed, FurtherChoices, StreamBridge
+from tpiedge.api.service import Service
+from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.vain_fields import VainFields
-from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["Completions", "Resumptions"]
 
 _EVENT_DIGITS = 18
-_AT_ONCE = 16
-"""So many choices of one request are asked for at a time."""
 
 _Opened: TypeAlias = tuple[Callable[[], AnswerFeed], Callable[[Parting], None]]
 """What opens the answer, and what leaves it."""
@@ -88,13 +84,13 @@ class Completions:
         asked = form.read(values, self._service, name)
         self._vain.say(asked.ignored)
         created, model = int(time.time()), self._service.model().name
-        only = asked.choices[0] if len(asked.choices) == 1 else None
-        kept = self._kept if only is not None and only.echo is None else None
-        if only is not None and kept is not None:
-            reader = kept.accept(only.request, asked.reply, created, model, key, client)
+        if self._kept is not None:
+            reader = self._kept.accept(asked, name, created, model, key, client)
             opened: _Opened = reader.open, reader.leave
         else:
-            opened = self._submitted(name, [choice.request for choice in asked.choices], client, loop)
+            requests = [choice.request for choice in asked.choices]
+            bridge = StreamBridge(name, *submit_choices(requests, self._service, client), loop)
+            opened = (lambda: bridge), (lambda _: bridge.cancel())
         return Work(
             name,
             asked.choices,
@@ -102,53 +98,15 @@ class Completions:
             created,
             model,
             *opened,
-            resumable=kept is not None,
+            resumable=self._kept is not None,
             ignored=asked.ignored,
             mark=key_mark(key),
         )
 
-    def _submitted(
-        self,
-        name: str,
-        requests: Sequence[GenerationRequest],
-        client: str,
-        loop: asyncio.AbstractEventLoop,
-    ) -> _Opened:
-        """The first choices are asked for, the others have their turn later.
-
-        Raises as Service.submit where not even one is taken."""
-        submit = partial(self._service.submit, client=client)
-        generations: list[Generation] = []
-        try:
-            _submit_first(requests, submit, generations)
-            left = requests[len(generations) :]
-            further = FurtherChoices(left, submit, partial(self._service.postpone, client=client))
-        except Exception:
-            for generation in generations:
-                generation.cancel()
-            raise
-        bridge = StreamBridge(name, generations, further, loop)
-        return lambda: bridge, lambda _: bridge.cancel()
-
-
-def _submit_first(
-    requests: Sequence[GenerationRequest],
-    submit: Callable[[GenerationRequest], Generation],
-    generations: list[Generation],
-) -> None:
-    """As many as have places, at least one."""
-    for request in requests[:_AT_ONCE]:
-        try:
-            generations.append(submit(request))
-        except Busy:
-            if not generations:
-                raise
-            return
-
 
 class Resumptions:
-    """GET .../{id}, an ASGI endpoint: the rest of a stream for who says after which event, else the whole answer.
-    DELETE .../{id}: nobody wants it any more.
+    """GET .../{id}, an ASGI endpoint: the rest of a stream for who says after which event, by a header or as OpenAI's
+    client of responses does, else the whole answer. DELETE .../{id}: nobody wants it any more.
 
     Whoever may not have an answer is told what is told of one that does not exist.
     """
@@ -171,14 +129,14 @@ class Resumptions:
             kind = f"{ANSWER_FORMS[self._form].kind}.deleted"
             await send_json(send, 200, {"id": name, "object": kind, "deleted": True})
             return
-        after = _last_event(Headers(scope=scope).get("last-event-id"))
+        after = _last_event(Request(scope))
         found = self._found(name, key)
         accepted = found.accepted
         stream = accepted.reply.stream and after is not None
         reader = found.read(collects=not stream)
         work = Work(
-            accepted.request.id,
-            (Choice(accepted.request),),
+            accepted.name,
+            accepted.choices,
             replace(accepted.reply, stream=stream),
             accepted.created,
             accepted.model,
@@ -197,10 +155,18 @@ class Resumptions:
         return found
 
 
-def _last_event(text: str | None) -> int | None:
-    """The number in the header Last-Event-ID. Raises ApiError 400."""
-    if text is None:
+def _last_event(request: Request) -> int | None:
+    """The number of the last event that came, from 1 on, 0 before the first; None where the whole is wanted. Raises
+    ApiError 400."""
+    if (last := request.headers.get("last-event-id")) is not None:
+        return _number(last, "the header Last-Event-ID")
+    if request.query_params.get("stream") != "true":
         return None
+    after = request.query_params.get("starting_after")
+    return 0 if after is None else _number(after, "the parameter 'starting_after'") + 1
+
+
+def _number(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _EVENT_DIGITS):
-        raise refused("the header Last-Event-ID is not the id of an event: send the last one that came")
+        raise refused(f"{name} is not the id of an event: send the last one that came")
     return int(text)

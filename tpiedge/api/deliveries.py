@@ -177,7 +177,7 @@ class Deliveries:
 
 
 def _echo(choice: Choice) -> PromptEcho | None:
-    return None if choice.echo is None else PromptEcho(choice.echo)
+    return None if choice.echo is None else PromptEcho(choice.echo, choice.request.prompt_ids)
 
 
 async def _sent(scope: MutableMapping[str, Any], limit_s: float) -> None:

@@ -11,22 +11,25 @@ Laws:
    whole for COLLECTED_WITHIN_S after its end, and for that UNFINISHED_S at most. The latter counts from the request on,
    however many masters there were since.
 5. What nobody reads gives way to what somebody waits for (`Generation.attend`).
-6. A stop string ends the work also where nobody reads.
-7. A record lasts until its answer was delivered, failed, was cancelled, or its client was told of an error, and beyond
+6. A stop string ends the work on a choice also where nobody reads.
+7. What fails one choice fails all.
+8. A record lasts until its answer was delivered, failed, was cancelled, or its client was told of an error, and beyond
    the master's end.
 """
 
 import asyncio
 import enum
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from tpiedge.api.answering import ServerEnds
 from tpiedge.api.errors import ApiError
+from tpiedge.api.further_choices import FurtherChoices
+from tpiedge.api.heard_choices import HeardChoices
 from tpiedge.api.record_folder import RecordFile
-from tpiedge.api.records import AcceptedRequest
+from tpiedge.api.records import AcceptedRequest, RecordedEvent
 from tpiedge.api.service import AnswerEvent, Generation
 from tpiedge.api.stream_bridge import ChoiceEvent, EventQueue
 from tpiedge.errors import Cancelled, InternalError, MasterFailed
@@ -34,7 +37,7 @@ from tpiedge.master.journal import Paused, TakenUp
 from tpiedge.master.reading_progress import Reading
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.control import Finished, PromptScores, Token
 
 __all__ = ["COLLECTED_WITHIN_S", "LEFT_S", "UNFINISHED_S", "AnswerReader", "KeptAnswer", "Parting"]
 
@@ -82,7 +85,7 @@ class KeptAnswer:
         file: RecordFile,
         tokenizer: Tokenizer | None,
         now: Callable[[], float],
-        said: Sequence[Token] = (),
+        said: Sequence[RecordedEvent] = (),
         grace_s: float = 0.0,
         age_s: float = 0.0,
         client: str = "",
@@ -94,15 +97,17 @@ class KeptAnswer:
         self.client = client
         self._file = file
         self._now = now
-        self._stops = (
-            TextWriter(tokenizer, accepted.reply.stops, marks=accepted.reply.speech.marks)
-            if accepted.reply.stops
-            else None
-        )
-        self._said: list[AnswerEvent] = list(said)
+        self._stops = _stop_writers(accepted, tokenizer)
+        self._said: list[ChoiceEvent] = list(said)
+        #: Held while the record is written: so it has the order in which readers hear of the choices.
+        self._order = threading.Lock()
         self._lock = threading.Lock()
-        self._stopped = any(self._stops_at(event) for event in said)
-        self._over = self._stopped
+        self._lacking = set(range(accepted.each * len(accepted.prompts)))
+        for choice, event in said:
+            if self._ends_with(choice, event):
+                self._lacking.discard(choice)
+        self._taken_up = False
+        self._over = not self._lacking
         self._error: BaseException | None = None
         self._reader: AnswerReader | None = None
         self._patience = _Patience(grace_s) if accepted.reply.stream else _COLLECTED
@@ -110,25 +115,27 @@ class KeptAnswer:
         #: Of a whole answer, until it has a reader.
         self._accepted_at = None if accepted.reply.stream else self._unread_since - age_s
         self._left_at: float | None = None
-        self._generation: Generation | None = None
-        self._thread: threading.Thread | None = None
+        self._heard: HeardChoices | None = None
         #: Whether it was delivered, or nobody wants it any more.
         self.ended = False
 
     @property
-    def whole(self) -> bool:
-        """Whether a stop string has ended it: nothing is missing."""
-        return self._stopped
+    def lacking(self) -> list[int]:
+        """The choices that have not ended, in their order."""
+        with self._lock:
+            return sorted(self._lacking)
 
-    def follow(self, generation: Generation) -> None:
-        """Keeps what `generation` says. To be called once, unless it is whole already."""
-        self._generation = generation
-        name = f"kept {self.accepted.request.id}"
-        self._thread = threading.Thread(target=self._run, args=(generation,), name=name, daemon=True)
+    def follow(self, generations: Mapping[int, Generation], further: FurtherChoices) -> None:
+        """Keeps what these say of choices that are `lacking`, and `further` of the others. To be called once. Raises
+        RuntimeError where the system has no thread left."""
+        numbers = [choice for choice in self.lacking if choice not in generations]
+        heard = HeardChoices(self.accepted.name, generations, further, numbers, self._say, self._fail)
+        with self._lock:
+            self._heard = heard
+            self._attend(self._reader is not None)
         try:
-            self._thread.start()
-        except RuntimeError:  # the system has no thread left
-            self._thread = None
+            heard.start()
+        except RuntimeError:
             self.end()
             raise
 
@@ -182,15 +189,15 @@ class KeptAnswer:
 
     def join(self, limit_s: float) -> None:
         """Waits for its thread, at most that long."""
-        if self._thread is not None:
-            self._thread.join(limit_s)
+        if self._heard is not None:
+            self._heard.join(limit_s)
 
     # --- for its reader
 
-    def complete(self) -> None:
-        """The reader has all of it, by a stop string."""
-        if self._generation is not None:
-            self._generation.complete()
+    def complete(self, choice: int) -> None:
+        """The reader has all of that choice, by a stop string."""
+        if self._heard is not None:
+            self._heard.complete(choice)
 
     def attach(self, reader: "AnswerReader", events: EventQueue) -> None:
         """Tells the reader what was said so far, but for pauses that are over, and then what follows."""
@@ -199,9 +206,10 @@ class KeptAnswer:
             if self._reader is not reader:
                 reader.tell(_superseded())
                 return
-            for number, event in enumerate(self._said, 1):
-                if not isinstance(event, Paused) or number == len(self._said):
-                    reader.tell(event)
+            last = {choice: number for number, (choice, _) in enumerate(self._said)}
+            for number, (choice, event) in enumerate(self._said):
+                if not isinstance(event, Paused) or number == last[choice]:
+                    reader.tell((choice, event))
             if self._over:
                 reader.tell(self._last_word())
 
@@ -214,59 +222,89 @@ class KeptAnswer:
                 self._patience = _COLLECTED if collects else _LEFT
                 self._attend(False)
 
-    # --- its thread
+    # --- its threads
 
-    def _run(self, generation: Generation) -> None:
-        error: BaseException | None = None
-        try:
-            for event in generation.events():
-                if isinstance(event, TakenUp):
+    def _say(self, choice: int, event: AnswerEvent) -> bool:
+        """What comes of a choice; returns whether that has ended."""
+        with self._order:
+            if isinstance(event, TakenUp):
+                if not self._taken_up:  # once by this master, however many choices there are
                     self._file.take_up()
-                elif not self._stopped:
-                    self._say(event)
-        except BaseException as raised:  # handed to the reader
-            error = raised
-        if isinstance(error, MasterFailed):
-            error = ServerEnds()
-        elif error is not None and not self._stopped:
-            self._file.delete()
-        with self._lock:
-            self._over, self._error = True, error
-            if self._reader is None and self._patience.unfinished_s is not None:
-                self._unread_since = self._now()
-            elif self._reader is not None:
-                self._reader.tell(self._last_word())
+                self._taken_up = True
+                return False
+            with self._lock:
+                if self._over or choice not in self._lacking:
+                    return True
+            # A choice that is cancelled has no end: another master goes on with it.
+            if isinstance(event, Token | PromptScores) or (
+                isinstance(event, Finished) and event.reason != "cancel"
+            ):
+                self._file.add(choice, event)
+            ends = self._ends_with(choice, event)
+            with self._lock:
+                if not isinstance(event, Reading):  # of which the next reader hears anew
+                    self._said.append((choice, event))
+                if ends:
+                    self._lacking.discard(choice)
+                    if not self._lacking:
+                        self._end_work()
+                if self._reader is not None:
+                    self._reader.tell((choice, event))
+        if ends and isinstance(event, Token):
+            self.complete(choice)
+        return ends
 
-    def _say(self, event: AnswerEvent) -> None:
-        if isinstance(event, Token):
-            self._file.add(event)
-        stopped = self._stops_at(event)
+    def _fail(self, error: BaseException) -> None:
+        """What ended the answer; all choices end with it."""
         with self._lock:
-            if not isinstance(event, Reading):  # of which the next reader hears anew
-                self._said.append(event)
-            self._stopped = stopped
+            if self._over:
+                return
+            if isinstance(error, MasterFailed):
+                error = ServerEnds()
+            else:
+                self._file.delete()
+            self._error = error
+            self._end_work()
             if self._reader is not None:
-                self._reader.tell(event)
-        if stopped:
-            self.complete()
+                self._reader.tell(self._last_word())
+        self._cancel()
+
+    def _end_work(self) -> None:
+        """Nothing more comes."""
+        self._over = True
+        if self._reader is None and self._patience.unfinished_s is not None:
+            self._unread_since = self._now()
 
     def _last_word(self) -> BaseException:
         """What a reader hears who still waits."""
         return self._error or InternalError("the answer ended without its end: report it")
 
-    def _stops_at(self, event: AnswerEvent) -> bool:
-        """Whether a stop string is complete with it."""
-        return self._stops is not None and isinstance(event, Token) and self._stops.push(event.token)[1]
+    def _ends_with(self, choice: int, event: AnswerEvent) -> bool:
+        """Whether the choice has its end with it; each event of it is to be asked about once."""
+        if isinstance(event, Finished):
+            return True
+        return bool(self._stops) and isinstance(event, Token) and self._stops[choice].push(event.token)[1]
 
     def _attend(self, attended: bool) -> None:
-        if self._generation is not None:
-            self._generation.attend(attended)
+        if self._heard is not None:
+            self._heard.attend(attended)
 
     def _cancel(self) -> None:
-        # Its reader may have all of it before its thread has noticed the end.
-        finished = bool(self._said) and isinstance(self._said[-1], Finished)
-        if self._generation is not None and not (self._over or self._stopped or finished):
-            self._generation.cancel()
+        if self._heard is not None:
+            self._heard.stop(self.lacking)
+
+
+def _stop_writers(accepted: AcceptedRequest, tokenizer: Tokenizer | None) -> Sequence[TextWriter]:
+    """What finds the stop strings of each choice, if there are any; as Transcript does."""
+    reply = accepted.reply
+    if not reply.stops:
+        return ()
+    return [
+        TextWriter(
+            tokenizer, reply.stops, choice.request.prompt_ids if choice.echo else (), reply.speech.marks
+        )
+        for choice in accepted.choices
+    ]
 
 
 class AnswerReader:
@@ -298,8 +336,8 @@ class AnswerReader:
         self._gone = True
         self._answer.detach(self, collects=self._collects)
 
-    def complete(self, _choice: int) -> None:
-        self._answer.complete()
+    def complete(self, choice: int) -> None:
+        self._answer.complete(choice)
 
     def join(self, _limit_s: float) -> bool:
         return self._gone
@@ -312,10 +350,10 @@ class AnswerReader:
 
     # --- for its answer, from any thread
 
-    def tell(self, item: AnswerEvent | BaseException) -> None:
+    def tell(self, item: ChoiceEvent | BaseException) -> None:
         """What comes next. Before `open` it needs not be told: everything is told then."""
         if self.events is not None:
-            self.events.post(item if isinstance(item, BaseException) else (0, item))
+            self.events.post(item)
 
     def supersede(self, why: Exception) -> None:
         """It has the place no more, and is told why."""

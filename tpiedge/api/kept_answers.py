@@ -10,16 +10,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
-from tpiedge.api.asked import FormatName, Reply
+from tpiedge.api.asked import Asked, FormatName
+from tpiedge.api.further_choices import AT_ONCE, FurtherChoices, submit_choices
 from tpiedge.api.kept_answer import AnswerReader, KeptAnswer
 from tpiedge.api.record_folder import RecordFolder
-from tpiedge.api.records import AcceptedRequest, key_mark, marks
-from tpiedge.api.service import Service
+from tpiedge.api.records import AcceptedRequest, RecordedEvent, marks
+from tpiedge.api.service import Generation, Service
 from tpiedge.units import counted, format_seconds
-from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.control import AnswerPart, Finished
 
 __all__ = ["MOST_LEFT", "MOST_RECOVERED", "KeptAnswers"]
 
@@ -66,27 +68,31 @@ class KeptAnswers:
             _log.warning(
                 "deleted %s: nobody came for them, and more are recorded", counted(len(many), "answer")
             )
+        resumed: list[tuple[KeptAnswer, Mapping[int, Generation], FurtherChoices]] = []
         for one in found:
             record = one.record
             tokenizer, said = self._service.tokenizer, record.said
             age_s = max(0.0, self._today() - record.accepted.created)
             answer = KeptAnswer(record.accepted, one.file, tokenizer, self._now, said, self._grace_s, age_s)
             self._add(answer)
-            if not answer.whole:
-                answer.follow(self._service.resume(record.accepted.request, said))
+            resumed.append((answer, *self._resume(answer, said)))
+        # Not before: a choice that had not begun is asked for after all that had.
+        for answer, generations, further in resumed:
+            answer.follow(generations, further)
         return len(found)
 
     def accept(
-        self, request: GenerationRequest, reply: Reply, created: int, model: str, key: bytes, client: str
+        self, asked: Asked, name: str, created: int, model: str, key: bytes, client: str
     ) -> AnswerReader:
         """Submits the request of a `client` with that API key (empty where it needs none), who is the answer's
         reader; the rest as in AcceptedRequest. Raises as Service.submit."""
-        generation = self._service.submit(request, client)
-        accepted = AcceptedRequest(request, reply, created, model, self._folder.pack, key_mark(key))
+        requests = [choice.request for choice in asked.choices]
+        generations, further = submit_choices(requests, self._service, client)
+        accepted = AcceptedRequest.of(asked, name, created, model, self._folder.pack, key)
         file, tokenizer = self._folder.begin(accepted), self._service.tokenizer
         answer = KeptAnswer(accepted, file, tokenizer, self._now, client=client)
         reader = answer.read(collects=False)
-        answer.follow(generation)
+        answer.follow(dict(enumerate(generations)), further)
         self._add(answer)
         return reader
 
@@ -102,7 +108,7 @@ class KeptAnswers:
         """Forgets what has ended, and cancels what nobody came for. To be called now and then; does not block."""
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
-                name = answer.accepted.request.id
+                name = answer.accepted.name
                 _log.warning(
                     "nobody came for the answer %s within %s: it was deleted", name, format_seconds(waited_s)
                 )
@@ -125,9 +131,27 @@ class KeptAnswers:
             answer.join(max(0.0, deadline - time.monotonic()))
         self._folder.close(max(0.0, deadline - time.monotonic()))
 
+    def _resume(
+        self, answer: KeptAnswer, said: Sequence[RecordedEvent]
+    ) -> tuple[Mapping[int, Generation], FurtherChoices]:
+        """Those choices that lack their end and had begun, or may begin at once, and the others."""
+        parts: dict[int, list[AnswerPart]] = {}
+        for choice, event in said:
+            if not isinstance(event, Finished):
+                parts.setdefault(choice, []).append(event)
+        choices, lacking = answer.accepted.choices, answer.lacking
+        begun = [choice for number, choice in enumerate(lacking) if number < AT_ONCE or choice in parts]
+        generations = {
+            choice: self._service.resume(choices[choice].request, parts.get(choice, ())) for choice in begun
+        }
+        left = [choices[choice].request for choice in lacking if choice not in generations]
+        # They are of the request that an earlier master accepted, however many wait: these are not counted.
+        submit = partial(self._service.submit, client=answer.client)
+        return generations, FurtherChoices(left, submit, lambda _: None)
+
     def _add(self, answer: KeptAnswer) -> None:
         with self._lock:
-            self._answers[answer.accepted.request.id] = answer
+            self._answers[answer.accepted.name] = answer
 
     def _all(self) -> list[KeptAnswer]:
         with self._lock:

@@ -24,6 +24,7 @@ from tpiedge.api.openapi_parts import (
     answer,
     body,
     in_json,
+    kept,
     operation,
     path_text,
     ref,
@@ -31,28 +32,6 @@ from tpiedge.api.openapi_parts import (
 )
 
 __all__ = ["PATHS", "document", "openapi_routes"]
-
-
-def _kept(kind: str, schema: str) -> JsonSchema:
-    """The answers that a client of a master with --journal may come again for."""
-    last_event: JsonSchema = {
-        "name": "Last-Event-ID",
-        "in": "header",
-        "description": "The id of the last event that came: the rest of the stream is sent.",
-        "schema": {"type": "integer", "minimum": 0},
-    }
-    return {
-        **path_text("id", "Of the answer, as it was given with it."),
-        "get": operation(
-            f"The rest of a {kind}, or the whole of it (--journal)",
-            answer("The answer", ref(schema), stream=EVENTS),
-            more={"parameters": [last_event]},
-        ),
-        "delete": operation(
-            f"Nobody wants this {kind} any more",
-            answer("It is ended and forgotten", ref("deleted")),
-        ),
-    }
 
 
 def _worker_order(summary: str, field: str, description: str, done: JsonSchema) -> JsonSchema:
@@ -96,13 +75,13 @@ PATHS: Final[dict[str, JsonSchema]] = {
             ref("completion_request"),
         )
     },
-    "/v1/completions/{id}": _kept("completion", "completion"),
+    "/v1/completions/{id}": kept("completion", "completion"),
     "/v1/chat/completions": {
         "post": operation(
             "Answer a chat", answer("The answer", ref("chat"), stream=EVENTS), ref("chat_request")
         )
     },
-    "/v1/chat/completions/{id}": _kept("chat completion", "chat"),
+    "/v1/chat/completions/{id}": kept("chat completion", "chat"),
     "/v1/embeddings": {
         "post": operation(
             "Vectors of texts", answer("The vectors", ref("embeddings")), ref("embeddings_request")

@@ -20,6 +20,7 @@ from tpiedge.api.openapi_parts import (
     body,
     flag,
     integer,
+    kept,
     operation,
     ref,
     reply,
@@ -189,11 +190,13 @@ OTHER_PATHS: Final[dict[str, JsonSchema]] = {
             ref("responses_request"),
         )
     },
+    "/v1/responses/{id}": kept("response", "response"),
     "/v1/messages": _anthropic(
         "Answer, as Anthropic's API does",
         answer("The answer", ref("anthropic_message"), stream=EVENTS),
         "messages_request",
     ),
+    "/v1/messages/{id}": kept("message", "anthropic_message", "anthropic_error"),
     "/v1/messages/count_tokens": _anthropic(
         "The tokens of such a request", answer("They", reply({"input_tokens": COUNT})), "count_request"
     ),

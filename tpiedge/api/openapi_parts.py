@@ -20,6 +20,7 @@ __all__ = [
     "flag",
     "in_json",
     "integer",
+    "kept",
     "number",
     "operation",
     "path_text",
@@ -118,4 +119,40 @@ def path_text(name: str, description: str) -> JsonSchema:
                 "schema": {"type": "string", "minLength": 1},
             }
         ]
+    }
+
+
+def kept(kind: str, schema: str, failure: str = "error") -> JsonSchema:
+    """The answers that a client of a master with --journal may come again for; `failure` as of `operation`."""
+    last_event: JsonSchema = {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "description": "The id of the last event that came: the rest of the stream is sent.",
+        "schema": COUNT,
+    }
+    stream: JsonSchema = {
+        "name": "stream",
+        "in": "query",
+        "description": "The answer comes as the stream that was asked for; without the header from its beginning on.",
+        "schema": {"enum": ["true", "false"]},
+    }
+    starting_after: JsonSchema = {
+        "name": "starting_after",
+        "in": "query",
+        "description": "In place of the header, with 'stream': the last event that came, of which the first is 0.",
+        "schema": COUNT,
+    }
+    return {
+        **path_text("id", "Of the answer, as it was given with it."),
+        "get": operation(
+            f"The rest of a {kind}, or the whole of it (--journal)",
+            answer("The answer", ref(schema), stream=EVENTS),
+            more={"parameters": [last_event, stream, starting_after]},
+            failure=failure,
+        ),
+        "delete": operation(
+            f"Nobody wants this {kind} any more",
+            answer("It is ended and forgotten", ref("deleted")),
+            failure=failure,
+        ),
     }

@@ -29,17 +29,17 @@ from tpiedge.api.records import (
     DamagedRecord,
     UnknownRecordVersion,
     accepted_lines,
+    event_line,
     read_head,
     read_record,
     taken_up_line,
-    token_line,
 )
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import private_folder
 from tpiedge.master.journal import GUILTY
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import counted
-from tpiedge.wire.control import Token
+from tpiedge.wire.control import Finished, PromptScores, Token
 
 __all__ = ["KEPT_DAYS", "MOST_OTHERS", "FoundAnswer", "RecordFile", "RecordFolder", "records_in"]
 
@@ -74,9 +74,9 @@ class RecordFile:
         self._lock = threading.Lock()  # held while the disk is waited for
         self._doomed = False
 
-    def add(self, token: Token) -> None:
-        """Adds what is about to be passed on."""
-        self.write(token_line(token))
+    def add(self, choice: int, event: Token | PromptScores | Finished) -> None:
+        """Adds what is about to be passed on of a choice."""
+        self.write(event_line(choice, event))
 
     def take_up(self) -> None:
         """Adds that another master asks for the rest."""
@@ -211,7 +211,7 @@ class RecordFolder:
         """A record with the request. Where the disk has no room for one there is none, and a warning says so."""
         line = accepted_lines(accepted)
         with self._lock:
-            path = self._folder / f"{self._next:0{_DIGITS}d}-{accepted.request.id}{_SUFFIX}"
+            path = self._folder / f"{self._next:0{_DIGITS}d}-{accepted.name}{_SUFFIX}"
             self._next += 1
         try:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, _OWNER_ONLY)

@@ -3,11 +3,12 @@
 Laws:
 
 1. The first line, of HEAD_BYTES at most, says which version wrote the record and for which weights: who cannot go on
-   with it reads no more. The second line is the request, each further one the next token of its answer, or that
-   another master took it up. A line has a checksum before it and its end after it: one that was cut off is no line,
-   and any other damage is found.
+   with it reads no more. The second line is the request, each further one what came next of its answer (a token, scores
+   of the prompt, a choice's end), or that another master took it up. A line has a checksum before it and its end after
+   it: one that was cut off is no line, and any other damage is found.
 2. Whatever a kill leaves of a record reads as the record at some earlier instant, or as none at all.
 3. What is read has been checked field by field, as messages are.
+4. The lines of all choices stand in the order in which their clients hear of them.
 """
 
 import hashlib
@@ -18,11 +19,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self, TypeAlias
 
-from tpiedge.api.asked import Reply
-from tpiedge.wire.control import Token
-from tpiedge.wire.fields import U64, MaxLength, Name, Text
+from tpiedge.api.asked import MAX_CHOICES, Asked, Choice, Reply, named_choices
+from tpiedge.api.prompt_echo import EchoedPrompt
+from tpiedge.wire.control import Finished, PromptScores, Token
+from tpiedge.wire.fields import U64, MaxItems, MaxLength, Name, Range, Text
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 from tpiedge.wire.schema import schema_of
 
@@ -32,26 +34,33 @@ __all__ = [
     "AcceptedRequest",
     "AnswerRecord",
     "DamagedRecord",
+    "RecordedEvent",
     "UnknownRecordVersion",
     "accepted_lines",
+    "event_line",
     "key_mark",
     "marks",
     "read_head",
     "read_record",
     "taken_up_line",
-    "token_line",
 ]
 
-RECORD_VERSION: Final = 3
+RECORD_VERSION: Final = 4
 HEAD_BYTES: Final = 4096
 """The first line is shorter, however its weights are called."""
 
 _TAKEN_UP: Final = "taken up"
+_SCORES: Final = "scores"
+_ENDED: Final = "ended"
 _END: Final = b"\n"
 _LINES_BEFORE_TOKENS: Final = 2
 _CHECKSUM: Final = 9  # eight digits and a blank
 _SALT_BYTES: Final = 16
 _DIGEST_BYTES: Final = 32
+
+
+RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
+"""What is recorded of an answer, with the number of the choice that it is of."""
 
 
 class DamagedRecord(Exception):
@@ -66,16 +75,30 @@ class UnknownRecordVersion(Exception):
 class AcceptedRequest:
     """A request as it was accepted, and how its answer is to be given.
 
-    `created`: in seconds since 1970; `model`: what its client is told; `pack`: the id of the weights; `key`: the
-    `key_mark` of its client's API key, empty where none was needed.
+    `name`: the answer's; `prompts`: the first choice of each prompt; `each`: how many choices a prompt has; `created`:
+    in seconds since 1970; `model`: what its client is told; `pack`: the id of the weights; `key`: the `key_mark` of its
+    client's API key, empty where none was needed.
     """
 
-    request: GenerationRequest
+    name: Name
+    prompts: Annotated[tuple[Choice, ...], MaxItems(MAX_CHOICES)]
+    each: Annotated[int, Range(1, MAX_CHOICES)]
     reply: Reply
     created: U64
     model: Text
     pack: Name
     key: Annotated[str, MaxLength(2 * (_SALT_BYTES + _DIGEST_BYTES))] = ""
+
+    @classmethod
+    def of(cls, asked: Asked, name: str, created: int, model: str, pack: str, key: bytes) -> Self:
+        """Of a client with that API key."""
+        each = len(asked.choices) // (asked.choices[-1].prompt + 1)
+        return cls(name, asked.choices[::each], each, asked.reply, created, model, pack, key_mark(key))
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """All of them, in their order."""
+        return named_choices(self.prompts, self.each, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +107,7 @@ class AnswerRecord:
     by how many masters since something was said last."""
 
     accepted: AcceptedRequest
-    said: tuple[Token, ...]
+    said: tuple[RecordedEvent, ...]
     size: int
     taken_up: int = 0
 
@@ -108,9 +131,17 @@ def accepted_lines(accepted: AcceptedRequest) -> bytes:
     return _line({"version": RECORD_VERSION, "pack": values.pop("pack")}) + _line(values)
 
 
-def token_line(token: Token) -> bytes:
-    """The next line of a record: the token's number or, with its scores, a list of both."""
-    return _line([token.token, token.logprobs]) if token.logprobs else _checked(b"%d" % token.token)
+def event_line(choice: int, event: Token | PromptScores | Finished) -> bytes:
+    """The next line of a record: a list that begins with the choice or, of a token of the first one without scores, the
+    token's number."""
+    match event:
+        case Token(token=token, logprobs=logprobs):
+            return _checked(b"%d" % token) if not (choice or logprobs) else _line([choice, token, logprobs])
+        case PromptScores(first=first, scores=scores, likeliest=likeliest):
+            return _line([choice, _SCORES, first, scores, likeliest])
+        case Finished():
+            told = (event.reason, event.prompt_tokens, event.tokens, event.cached_tokens, event.steps)
+            return _line([choice, _ENDED, *told])
 
 
 def read_head(data: bytes) -> str | None:
@@ -137,7 +168,8 @@ def read_record(data: bytes) -> AnswerRecord | None:
         return None
     with _line_of_damage(2):
         accepted = _accepted(_value(lines[1]), pack)
-    said: list[Token] = []
+    reader = _EventReader(accepted)
+    said: list[RecordedEvent] = []
     taken_up = 0
     for number, line in enumerate(lines[_LINES_BEFORE_TOKENS:], _LINES_BEFORE_TOKENS + 1):
         with _line_of_damage(number):
@@ -145,7 +177,7 @@ def read_record(data: bytes) -> AnswerRecord | None:
             if value == _TAKEN_UP:
                 taken_up += 1
                 continue
-            said.append(_token(value, accepted.request.id, len(said)))
+            said.append(reader.read(value))
         taken_up = 0
     return AnswerRecord(accepted, tuple(said), size, taken_up)
 
@@ -189,22 +221,53 @@ def _pack(head: Any) -> str:
 
 def _accepted(value: Any, pack: str) -> AcceptedRequest:
     values = dict(value)
-    asked = dict(values.pop("request"))
-    asked["sampling"] = Sampling(**asked["sampling"])
-    if asked.get("grammar") is not None:
-        asked["grammar"] = Grammar(**asked["grammar"])
-    request = GenerationRequest(**asked)
-    accepted = AcceptedRequest(request, Reply(**values.pop("reply")), pack=pack, **values)
+    prompts = tuple([_choice(one) for one in values.pop("prompts")])
+    accepted = AcceptedRequest(prompts=prompts, reply=Reply(**values.pop("reply")), pack=pack, **values)
     _check(accepted)
     bytes.fromhex(accepted.key)
+    if not 1 <= len(prompts) * accepted.each <= MAX_CHOICES:
+        raise ValueError(f"it has {len(prompts)} prompts with {accepted.each} choices each")
     return accepted
 
 
-def _token(value: Any, request: str, index: int) -> Token:
-    number, scores = (value, ()) if isinstance(value, int) else value
-    token = Token(0, request, index, number, scores)
-    _check(token)
-    return token
+def _choice(value: Any) -> Choice:
+    asked = dict(value["request"])
+    asked["sampling"] = Sampling(**asked["sampling"])
+    if asked.get("grammar") is not None:
+        asked["grammar"] = Grammar(**asked["grammar"])
+    echo = None if value["echo"] is None else EchoedPrompt(**value["echo"])
+    return Choice(GenerationRequest(**asked), value["prompt"], echo)
+
+
+class _EventReader:
+    """Of the lines of one answer, in their order."""
+
+    def __init__(self, accepted: AcceptedRequest) -> None:
+        self._names = [choice.request.id for choice in accepted.choices]
+        self._tokens = [0 for _ in self._names]
+
+    def read(self, value: Any) -> RecordedEvent:
+        """Raises ValueError, TypeError."""
+        choice: Any
+        kind: Any
+        rest: Any
+        choice, kind, *rest = (0, value, ()) if isinstance(value, int) else value
+        if type(choice) is not int or not 0 <= choice < len(self._names):
+            raise ValueError("there is no such choice")
+        name = self._names[choice]
+        event: Token | PromptScores | Finished
+        if kind == _SCORES:
+            event = PromptScores(0, name, *rest)
+            if not event.scores or len(event.likeliest) % len(event.scores):
+                raise ValueError("positions do not have as many scores each")
+        elif kind == _ENDED:
+            reason, prompt_tokens, tokens, cached_tokens, steps = rest
+            event = Finished(0, name, reason, prompt_tokens, tokens, cached_tokens, steps)
+        else:
+            event = Token(0, name, self._tokens[choice], kind, *rest)
+            self._tokens[choice] += 1
+        _check(event)
+        return choice, event
 
 
 def _check(value: object) -> None:

@@ -19,7 +19,7 @@ from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import AnswerPart, Finished, Token
+from tpiedge.wire.control import AnswerPart, Finished
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = [
@@ -181,7 +181,7 @@ class Service(Protocol):
         negative. Raises Busy where they would be too many."""
         ...
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> Generation:
+    def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> Generation:
         """Queue a request that was accepted before this cluster's start, and of whose answer `said` came: its rest is
         wanted, though nobody waits for it yet. To be called before anything is submitted. Raises Unavailable."""
         ...

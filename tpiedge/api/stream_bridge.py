@@ -8,25 +8,24 @@ Laws:
 1. An iterator ends soon after `cancel` or `complete`; its thread hears a further choice then, or ends.
 2. No more than `_AHEAD` events of a choice wait for the client: a slow reader holds the thread back, not memory.
 3. Everything that can end an answer (an error, a deadline, a client that leaves) comes through the same queue.
-4. A client's choices take turns: a further one is asked for when one has ended, and again and again where the queue is
-   full, so that no request takes every place. Until then it is counted with the requests that wait.
+4. A client's choices take turns (`further_choices.py`): a further one is asked for when one has ended, and again and
+   again where the queue is full.
 """
 
 import asyncio
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
+from tpiedge.api.further_choices import FurtherChoices
 from tpiedge.api.service import AnswerEvent, Busy, Generation
 from tpiedge.errors import InternalError, TpiedgeError
 from tpiedge.wire.control import Finished
-from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["AnswerFeed", "ChoiceEvent", "EventQueue", "FurtherChoices", "StreamBridge"]
+__all__ = ["AnswerFeed", "ChoiceEvent", "EventQueue", "StreamBridge"]
 
 _AHEAD = 256
 
@@ -84,41 +83,6 @@ class EventQueue:
         """From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
-
-
-class FurtherChoices:
-    """Requests that the cluster is asked for one after the other, and knows to be postponed until then. For one thread
-    at a time."""
-
-    def __init__(
-        self,
-        requests: Sequence[GenerationRequest],
-        submit: Callable[[GenerationRequest], Generation],
-        postpone: Callable[[int], None],
-    ) -> None:
-        """`submit`, `postpone`: as of Service, whose Busy the latter raises here."""
-        self._requests = deque(requests)
-        self._submit = submit
-        self._postpone = postpone
-        if requests:
-            postpone(len(requests))
-
-    @property
-    def count(self) -> int:
-        return len(self._requests)
-
-    def submit(self) -> Generation:
-        """The next one, which stays one of them where this raises as Service.submit."""
-        generation = self._submit(self._requests[0])
-        self._requests.popleft()
-        self._postpone(-1)
-        return generation
-
-    def close(self) -> None:
-        """Those that are left are not asked for. Idempotent."""
-        if self._requests:
-            self._postpone(-len(self._requests))
-            self._requests.clear()
 
 
 class StreamBridge:

@@ -45,7 +45,7 @@ class Transcript:
         self._now = now
         self.first_s: float | None = None
         """When the first token came."""
-        self._writer = TextWriter(tokenizer, stops, echo.prompt.ids if echo else (), marks)
+        self._writer = TextWriter(tokenizer, stops, echo.ids if echo else (), marks)
         self._tokenizer = tokenizer
         self._echo = echo
         self._begun = len(echo.prompt.text) if echo else 0

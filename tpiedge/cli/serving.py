@@ -23,7 +23,7 @@ from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.supervision import Supervisor
-from tpiedge.wire.control import Token
+from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MasterService"]
@@ -118,7 +118,7 @@ class MasterService:
         except QueueFull as error:
             raise Busy(str(error)) from None
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> PendingAnswer:
+    def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
         return self._master.resume(request, said)
 
     def pending(self) -> tuple[PendingJoin, ...]:

@@ -120,7 +120,7 @@ class Journal:
             return "stop"
         return "length" if self.answer_ids and len(self.answer_ids) >= request.max_tokens else None
 
-    def restore(self, said: Iterable[Token], now: float) -> None:
+    def restore(self, said: Iterable[AnswerPart], now: float) -> None:
         """Takes what an earlier master passed on, in its order. The answer pauses."""
         for message in said:
             self.take(message)

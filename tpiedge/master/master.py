@@ -39,7 +39,7 @@ from tpiedge.master.status import ClusterStatus
 from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.hub import Hub
-from tpiedge.wire.control import Token
+from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["RECOVERY_GRACE_S", "Master", "NotServing"]
@@ -138,7 +138,7 @@ class Master:
         QueueFull."""
         self._requests.postpone(count, client)
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> PendingAnswer:
+    def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
         """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for
         machines as if they had been lost. To be called before `start`, in the order of the requests."""
         return self._requests.resume(request, said, self._reconciler.served_before())

@@ -181,7 +181,7 @@ class RequestQueue:
                     "try again later"
                 )
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token], why: str) -> PendingAnswer:
+    def resume(self, request: GenerationRequest, said: Sequence[AnswerPart], why: str) -> PendingAnswer:
         """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
         rest follows, and first of all that it pauses, and `why`, and TakenUp once rank 0 is asked. To be called in the
         order in which they were accepted, and before anything is submitted. Raises the error that `close` was given."""

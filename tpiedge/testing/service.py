@@ -29,7 +29,7 @@ from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Embedding, Finished, Token, WorkerLink
+from tpiedge.wire.control import AnswerPart, Embedding, Finished, Token, WorkerLink
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["WIDTH", "FakeGeneration", "FakeService", "finished", "token"]
@@ -256,8 +256,9 @@ class FakeService:
                 raise Busy("too many are postponed", self.retry_after_s)
             self._postponed[client] += count
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> FakeGeneration:
-        generation = FakeGeneration(request, len(said), attended=False)
+    def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> FakeGeneration:
+        count = sum(isinstance(part, Token) for part in said)
+        generation = FakeGeneration(request, count, attended=False)
         self.script(generation)
         self.generations.put(generation)
         return generation

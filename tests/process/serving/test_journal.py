@@ -7,7 +7,7 @@ import stat
 import subprocess
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,13 +84,15 @@ def wait_until_nothing_is_recorded(cluster: Serving) -> None:
     wait_for(lambda: not records(cluster), START_S)
 
 
-def kill_during_whole_answer(cluster: Serving, http: httpx.Client) -> str:
+def kill_during_whole_answer(
+    cluster: Serving, http: httpx.Client, where: str = "/v1/completions", body: Mapping[str, object] = BODY
+) -> str:
     """Asks for an answer that is not streamed, and kills the master once it is well under way. Returns its path.
 
     What computes it is frozen, so that it lasts until its head is there."""
     rank_zero, named = cluster.rank_zero(), threading.Event()
     with ThreadPoolExecutor(1) as threads:
-        path = threads.submit(whole_that_breaks, http, named)
+        path = threads.submit(whole_that_breaks, http, where, body, named)
         wait_for_record(cluster)
         rank_zero.suspend()
         assert named.wait(START_S)
@@ -99,10 +101,12 @@ def kill_during_whole_answer(cluster: Serving, http: httpx.Client) -> str:
         return path.result()
 
 
-def whole_that_breaks(http: httpx.Client, named: threading.Event) -> str:
+def whole_that_breaks(
+    http: httpx.Client, where: str, body: Mapping[str, object], named: threading.Event
+) -> str:
     """Asks for an answer that is not streamed; returns its path, once the connection has broken."""
-    with http.stream("POST", "/v1/completions", json=BODY) as answer:
-        path = f"/v1/completions/{answer.headers['x-request-id']}"
+    with http.stream("POST", where, json=body) as answer:
+        path = f"{where}/{answer.headers['x-request-id']}"
         named.set()
         with pytest.raises(BROKEN):
             answer.read()

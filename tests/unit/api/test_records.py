@@ -1,74 +1,123 @@
 """What a kill leaves of a record at any byte reads as the record of an instant before; anything else is found."""
 
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.api.asked import Reply
+from tpiedge.api.asked import Asked, Choice, Reply, named_choices
+from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.records import (
     HEAD_BYTES,
     RECORD_VERSION,
     AcceptedRequest,
     DamagedRecord,
+    RecordedEvent,
     UnknownRecordVersion,
     accepted_lines,
+    event_line,
     key_mark,
     marks,
     read_head,
     read_record,
-    token_line,
 )
-from tpiedge.wire.control import Token
+from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
-ACCEPTED = AcceptedRequest(
-    GenerationRequest(
-        "chatcmpl-1",
-        (1, 2, 3),
-        8,
-        Sampling(temperature=0.7, seed=2**64 - 1, logit_bias=((5, -1.5),), logprobs=2),
-        (2, 9),
-        keep_prefix=True,
-        grammar=Grammar("json", '{"type": "object"}'),
-    ),
-    Reply("chat", True, True, 2, ("\n\n", "half a pair \ud83d"), False),
-    1_700_000_000,
-    "babbler",
-    "pack-1",
-    key_mark(b"secret"),
+Said = list[RecordedEvent]
+Answer = tuple[AcceptedRequest, Said]
+NAME = "chatcmpl-1"
+REQUEST = GenerationRequest(
+    "",
+    (1, 2, 3),
+    8,
+    Sampling(temperature=0.7, seed=2**64 - 1, logit_bias=((5, -1.5),), logprobs=2),
+    (2, 9),
+    keep_prefix=True,
+    grammar=Grammar("json", '{"type": "object"}'),
+)
+REPLY = Reply("chat", True, True, 2, ("\n\n", "half a pair \ud83d"), False)
+
+
+def accepted_of(choices: Sequence[Choice], count: int = 1) -> AcceptedRequest:
+    """`count` of each."""
+    asked = Asked(named_choices(choices, count, NAME), REPLY, ())
+    accepted = AcceptedRequest.of(asked, NAME, 1_700_000_000, "babbler", "pack-1", b"secret")
+    assert accepted.choices == asked.choices
+    return accepted
+
+
+ACCEPTED = accepted_of([Choice(REQUEST)])
+SEVERAL = accepted_of(
+    [
+        Choice(REQUEST, 0, EchoedPrompt("a \ud83d", (0, 1, 2))),
+        Choice(replace(REQUEST, prompt_ids=(4,), prompt_scores=True), 1),
+    ],
+    count=3,
 )
 floats = st.floats(allow_nan=False, allow_infinity=False)
-answers = st.lists(
-    st.tuples(
-        st.integers(0, 2**32 - 1),
-        st.lists(st.tuples(st.integers(0, 2**32 - 1), floats), max_size=3).map(tuple),
+numbers = st.integers(0, 2**32 - 1)
+pairs = st.lists(st.tuples(numbers, floats), max_size=3).map(tuple)
+contents = st.one_of(
+    st.builds(Token, st.just(0), st.just(""), st.just(0), numbers, pairs),
+    st.builds(
+        PromptScores,
+        st.just(0),
+        st.just(""),
+        numbers,
+        st.tuples(floats, floats),
+        pairs.map(lambda one: one * 2),
     ),
-    max_size=12,
-).map(lambda drawn: [Token(0, "chatcmpl-1", index, *one) for index, one in enumerate(drawn)])
+    st.builds(Finished, st.just(0), st.just(""), st.sampled_from(("stop", "length")), *4 * [numbers]),
+)
 
 
-def lines_of(said: list[Token]) -> list[bytes]:
-    head, request = accepted_lines(ACCEPTED).splitlines(keepends=True)
-    return [head, request, *map(token_line, said)]
+def said_of(accepted: AcceptedRequest, drawn: list[tuple[int, Token | PromptScores | Finished]]) -> Said:
+    """Those events, of requests with their names, and of tokens with their numbers."""
+    counts: Counter[int] = Counter()
+    found = []
+    for choice, event in drawn:
+        event = replace(event, request=accepted.choices[choice].request.id)
+        if isinstance(event, Token):
+            event = replace(event, index=counts[choice])
+            counts[choice] += 1
+        found.append((choice, event))
+    return found
+
+
+answers = st.one_of(
+    st.tuples(
+        st.just(accepted),
+        st.lists(st.tuples(st.integers(0, len(accepted.choices) - 1), contents), max_size=12),
+    ).map(lambda drawn: (drawn[0], said_of(*drawn)))
+    for accepted in (ACCEPTED, SEVERAL)
+)
+
+
+def lines_of(accepted: AcceptedRequest, said: Said) -> list[bytes]:
+    head, request = accepted_lines(accepted).splitlines(keepends=True)
+    return [head, request, *(event_line(*one) for one in said)]
 
 
 @given(answers)
-def test_what_is_read_is_what_was_written(said: list[Token]) -> None:
-    data = b"".join(lines_of(said))
+def test_what_is_read_is_what_was_written(answer: Answer) -> None:
+    accepted, said = answer
+    data = b"".join(lines_of(*answer))
     record = read_record(data)
     assert record is not None
-    assert record.accepted == ACCEPTED
+    assert record.accepted == accepted
     assert record.said == tuple(said)
     assert record.size == len(data)
     assert read_head(data[:HEAD_BYTES]) == ACCEPTED.pack
 
 
 @given(answers, st.data())
-def test_a_file_that_is_cut_at_any_byte_has_every_whole_line(said: list[Token], data: st.DataObject) -> None:
-    lines = lines_of(said)
+def test_a_file_that_is_cut_at_any_byte_has_every_whole_line(answer: Answer, data: st.DataObject) -> None:
+    said, lines = answer[1], lines_of(*answer)
     whole = b"".join(lines)
     cut = data.draw(st.integers(0, len(whole)))
     record = read_record(whole[:cut])
@@ -83,8 +132,8 @@ def test_a_file_that_is_cut_at_any_byte_has_every_whole_line(said: list[Token], 
 
 
 @given(answers, st.data())
-def test_any_changed_byte_of_a_whole_line_is_damage(said: list[Token], data: st.DataObject) -> None:
-    whole = bytearray(b"".join(lines_of(said)))
+def test_any_changed_byte_of_a_whole_line_is_damage(answer: Answer, data: st.DataObject) -> None:
+    whole = bytearray(b"".join(lines_of(*answer)))
     place = data.draw(st.integers(0, len(whole) - 1))
     end_of_last = place == len(whole) - 1
     whole[place] ^= data.draw(st.integers(1, 255))
@@ -114,7 +163,7 @@ def checked(text: bytes) -> bytes:
 HEAD = checked(b'{"version":%d,"pack":"pack-1"}' % RECORD_VERSION)
 
 
-@pytest.mark.parametrize("line", [b"nothing", b"[]", b"{}", b'{"version":3}', b'{"version":3,"pack":5}'])
+@pytest.mark.parametrize("line", [b"nothing", b"[]", b"{}", b'{"version":4}', b'{"version":4,"pack":5}'])
 def test_a_first_line_that_names_no_weights_is_damage(line: bytes) -> None:
     for read in (read_head, read_record):
         with pytest.raises(DamagedRecord, match="line 1"):
@@ -127,8 +176,8 @@ def test_a_first_line_that_names_no_weights_is_damage(line: bytes) -> None:
         b"nothing",
         b"[]",
         b"{}",
-        b'{"request":{}}',
-        b'{"request":{},"reply":{},"created":0,"model":"","pack":""}',
+        b'{"prompts":[{}]}',
+        b'{"name":"","prompts":[],"each":1,"reply":{},"created":0,"model":""}',
     ],
 )
 def test_a_second_line_that_is_no_request_is_damage(line: bytes) -> None:
@@ -137,18 +186,52 @@ def test_a_second_line_that_is_no_request_is_damage(line: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"-1", b"4294967296", b"1.5", b"true", b'"a"', b"[5]", b'[5,[["a",0.5]]]', b"null", b"{}"]
+    "line",
+    [
+        b"-1",
+        b"4294967296",
+        b"1.5",
+        b"true",
+        b'"a"',
+        b"[0]",
+        b"[1,5,[]]",
+        b"[-1,5,[]]",
+        b"[true,5,[]]",
+        b'[0,5,[["a",0.5]]]',
+        b'[0,"scores",1]',
+        b'[0,"scores",1,[0.5,0.5],[[1,0.5]]]',
+        b'[0,"scores",1,[],[]]',
+        b'[0,"scores",1,["a"],[]]',
+        b'[0,"ended","stop",1,1,1]',
+        b'[0,"ended","well",1,1,1,1]',
+        b'[0,"other",1]',
+        b"null",
+        b"{}",
+    ],
 )
-def test_a_line_that_is_no_token_is_damage(line: bytes) -> None:
+def test_a_line_that_is_no_event_is_damage(line: bytes) -> None:
     with pytest.raises(DamagedRecord, match="line 4"):
         read_record(b"".join([accepted_lines(ACCEPTED), checked(b"5"), checked(line)]))
 
 
 def test_another_version_is_told_from_damage() -> None:
-    assert RECORD_VERSION == 3, "the record below must still be read, or its version be refused"
-    for read in (read_head, read_record):
-        with pytest.raises(UnknownRecordVersion, match="4"):
-            read(checked(b'{"version":4,"more":"whatever"}') + checked(b"{}"))
+    assert RECORD_VERSION == 4, "the records below must still be read, or their versions be refused"
+    for version in (b"3", b"5"):
+        for read in (read_head, read_record):
+            with pytest.raises(UnknownRecordVersion, match=version.decode()):
+                read(checked(b'{"version":%b,"more":"whatever"}' % version) + checked(b"{}"))
+
+
+def test_a_prompt_is_recorded_once_however_many_choices_go_on_with_it() -> None:
+    one, many = (accepted_of([Choice(replace(REQUEST, prompt_ids=(7,) * 500))], count) for count in (1, 128))
+    assert len(accepted_lines(many)) < len(accepted_lines(one)) + 10
+
+
+@pytest.mark.parametrize("field", ["each", "prompts"])
+def test_more_choices_than_a_request_may_have_are_damage(field: str) -> None:
+    value = 128 if field == "each" else 129 * SEVERAL.prompts
+    with pytest.raises(DamagedRecord, match="line 2"):
+        read_record(accepted_lines(replace(SEVERAL, **{field: value})))
 
 
 def test_a_mark_tells_its_key_and_does_not_show_it() -> None:

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from tpiedge.api import stream_bridge
-from tpiedge.api.stream_bridge import FurtherChoices, StreamBridge
+from tpiedge.api.further_choices import FurtherChoices
+from tpiedge.api.stream_bridge import StreamBridge
 from tpiedge.testing.service import FakeGeneration
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest

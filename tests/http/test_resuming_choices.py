@@ -1,0 +1,247 @@
+"""Answers of several choices, and with their prompts, that survive their connections and their server."""
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from tests.http.conftest import SECRET
+from tests.http.test_resuming import (
+    CHAT,
+    CREATED,
+    LIMIT_S,
+    PACK,
+    TEXT,
+    connect,
+    events_in,
+    got,
+    left,
+    wait_until,
+)
+from tpiedge.api.app import Api
+from tpiedge.api.asked import Asked, Choice, named_choices
+from tpiedge.api.guard import Guard
+from tpiedge.api.kept_answers import KeptAnswers
+from tpiedge.api.keys import ApiKeys
+from tpiedge.api.limits import Limits
+from tpiedge.api.prompt_echo import EchoedPrompt
+from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import AcceptedRequest
+from tpiedge.errors import PeerLost
+from tpiedge.master.journal import Paused, Resumed
+from tpiedge.testing.service import FakeService, finished, token
+from tpiedge.wire.control import PromptScores
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+STOPPED = replace(CHAT, stops=(" three",))
+ECHO = replace(TEXT, stops=(" three",))
+BODY = {"model": "babbler", "prompt": ["x", "y"]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "answers"
+
+
+@pytest.fixture
+def keep(serve, folder):
+    return lambda **options: serve(records=RecordFolder(folder, PACK), **options)
+
+
+@pytest.fixture
+def service(tokenizer):
+    return FakeService(tokenizer, places=100, vocab_size=2048)
+
+
+def accepted_of(service, reply, *, echo):
+    """Two prompts with two choices each, or one with three."""
+    sampling = Sampling(logprobs=reply.logprobs or 0, seed=5)
+    texts = ("the fox", "a") if echo else ("the fox",)
+    choices = []
+    for number, text in enumerate(texts):
+        ids = tuple(service.tokenizer.encode(text, add_special=True))
+        echoed = EchoedPrompt.of(text, ids, service.tokenizer) if echo else None
+        request = GenerationRequest("", ids, 100, sampling, (2,), prompt_scores=echo)
+        choices.append(Choice(request, number, echoed))
+    name = "chatcmpl-1" if reply.format == "chat" else "cmpl-1"
+    asked = Asked(named_choices(choices, 2 if echo else 3, name), reply, ())
+    return AcceptedRequest.of(asked, name, CREATED, "babbler", PACK, b"")
+
+
+def events_of(service, accepted):
+    """What comes of all choices, whose turns change with every event: the first ends itself, the second by a stop
+    string, the others by themselves."""
+    each = []
+    for number, choice in enumerate(accepted.choices):
+        request = choice.request
+        text = ("one \N{GRINNING FACE} two", "one two three four", "a \N{SNOWMAN}", "fox")[number]
+        ids = service.tokenizer.encode(text, add_special=False)
+        scores = [
+            PromptScores(0, request.id, first, (-0.5,), ((first, -0.25), (9, -0.75)))
+            for first in range(1, len(request.prompt_ids))
+            if request.prompt_scores
+        ]
+        probabilities = tuple((7 + n, -0.5 - n) for n in range(request.sampling.logprobs))
+        tokens = [token(request.id, index, one, probabilities) for index, one in enumerate(ids)]
+        if number == 1:
+            text, count = "", 0
+            while " three" not in text:
+                count += 1
+                text = service.tokenizer.decode(ids[:count])
+            each.append([*scores, *tokens[:count]])
+        else:
+            each.append([*scores, *tokens, finished(request, len(tokens), "stop", cached=1)])
+    order = []
+    for turn in range(max(map(len, each))):
+        order += [(choice, events[turn]) for choice, events in enumerate(each) if turn < len(events)]
+    return order
+
+
+@pytest.mark.parametrize(("reply", "echo"), [(STOPPED, False), (ECHO, True)], ids=["chat", "echo"])
+def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturbed_stream(
+    service, folder, reply, echo
+):
+    accepted = accepted_of(service, reply, echo=echo)
+    events = events_of(service, accepted)
+    path = f"/v1/{'chat/' if reply.format == 'chat' else ''}completions/{accepted.name}"
+
+    def lines():
+        return sum(one.read_bytes().count(b"\n") for one in left(folder))
+
+    def stream(told, after):
+        file = RecordFolder(folder, PACK).begin(accepted)
+        for choice, event in events[:told]:
+            file.add(choice, event)
+        file.keep()
+        kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
+        assert kept.recover() == 1
+        generations = {}
+        while not service.generations.empty():
+            generation = service.generations.get()
+            generations[generation.request.id] = generation
+        for choice, event in events[told:]:
+            before = lines()
+            generation = generations[accepted.choices[choice].request.id]
+            generation.tell(Paused("a pause that is over"))
+            generation.tell(Resumed(0.0))
+            generation.tell(event)
+            wait_until(lambda before=before: lines() > before)
+        api = Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept)
+        body = asyncio.run(got(api, path, after))
+        api.close(LIMIT_S)
+        assert not left(folder)
+        return [
+            (number, text)
+            for number, text in events_in(body.decode().splitlines())
+            if '"usage": {' not in text
+        ]
+
+    undisturbed = stream(0, 0)
+    assert undisturbed[-1][1] == "[DONE]"
+    assert sum('"finish_reason": "stop"' in text for _, text in undisturbed) == len(accepted.choices)
+    for told in range(len(events) + 1):
+        after = told * 5 % len(undisturbed)
+        assert stream(told, after) == undisturbed[after:], (told, after)
+
+
+def test_choices_that_had_not_begun_have_their_turn_at_the_next_server(keep, service, folder):
+    """What ended before is not asked for again."""
+    where = BODY | {"n": 10}
+    first = keep(limits=Limits(ping_s=0.05))
+    with connect(first) as http, http.stream("POST", "/v1/completions", json=where) as answer:
+        path = f"/v1/completions/{answer.headers['x-request-id']}"
+        begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
+        for generation in begun[:2]:
+            generation.say(5)
+            generation.finish()
+        begun[5].say(6)
+        further = [service.generations.get(timeout=LIMIT_S).request.id for _ in range(2)]
+        (record,) = left(folder)
+        wait_until(lambda: record.read_bytes().count(b"\n") == 7)
+        threading.Thread(target=first.close).start()
+        with pytest.raises(httpx.RemoteProtocolError):
+            answer.read()
+    first.close()
+    assert service.generations.empty()
+    with connect(keep()) as http:
+        resumed = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
+        assert [one.request.id for one in resumed] == [*(one.request.id for one in begun[2:]), *further]
+        assert [one.said for one in resumed] == [0, 0, 0, 1, *[0] * 12]
+        assert not any(one.attended for one in resumed)
+        resumed[0].say(7)
+        resumed[0].finish()
+        last = service.generations.get(timeout=LIMIT_S)
+        assert not last.attended, "nobody reads yet"
+        for generation in resumed[1:]:
+            generation.finish()
+        last.finish()
+        last = service.generations.get(timeout=LIMIT_S)
+        last.finish()
+        found = http.get(path).json()
+    assert [choice["index"] for choice in found["choices"]] == list(range(20))
+    assert found["usage"]["completion_tokens"] == 4
+    wait_until(lambda: not left(folder))
+
+
+def test_what_fails_one_choice_fails_all(keep, service, folder):
+    with (
+        connect(keep()) as http,
+        http.stream("POST", "/v1/completions", json=BODY | {"n": 10}) as answer,
+    ):
+        begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
+        begun[3].say(5)
+        begun[3].finish()
+        begun[7].fail(PeerLost(1, "the work", "killed"))
+        assert "killed" in answer.read().decode()
+    for number, generation in enumerate(begun):
+        if number not in (3, 7):
+            assert generation.cancelled.wait(LIMIT_S)
+    assert not begun[3].cancelled.is_set()
+    wait_until(lambda: not left(folder))
+
+
+def test_a_full_queue_lets_further_choices_wait(keep, service, folder):
+    service._places, service.retry_after_s = 2, 0.02
+    service.script = lambda generation: (generation.say(5), generation.finish())
+    with connect(keep()) as http:
+        found = http.post("/v1/completions", json=BODY | {"n": 10}).json()
+    assert [choice["index"] for choice in found["choices"]] == list(range(20))
+    wait_until(lambda: not left(folder))
+
+
+def test_further_choices_wait_while_nothing_is_served(keep, service, folder, monkeypatch):
+    """As where the master ends: the next one goes on with them."""
+    monkeypatch.setattr("tpiedge.api.heard_choices._AGAIN_S", 0.02)
+    with (
+        connect(keep()) as http,
+        http.stream("POST", "/v1/completions", json=BODY | {"n": 9}) as answer,
+    ):
+        begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
+        service.unavailable = "the master is shutting down"
+        for generation in begun:
+            generation.finish()
+        (record,) = left(folder)
+        wait_until(lambda: record.read_bytes().count(b"ended") == 16)
+        service.script = lambda generation: generation.finish()
+        service.unavailable = ""
+        assert len(json.loads(answer.read())["choices"]) == 18
+    wait_until(lambda: not left(folder))
+
+
+def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, folder):
+    accepted = accepted_of(service, CHAT, echo=False)
+    RecordFolder(folder, PACK).begin(accepted).keep()
+    kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
+    assert kept.recover() == 1
+    generations = [service.generations.get(timeout=LIMIT_S) for _ in accepted.choices]
+    for generation in generations:
+        generation.take_up()
+        generation.say(5)
+    (record,) = left(folder)
+    wait_until(lambda: record.read_bytes().count(b"\n") == 6)
+    assert record.read_bytes().count(b"taken up") == 1
+    kept.close()
+    kept.join(LIMIT_S)
