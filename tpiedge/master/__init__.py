@@ -2,9 +2,9 @@
 
 From messages to served requests: `reception` receives what machines and nodes send, `roster` holds the present machines
 and `quarantine` the excluded ones, `offer_rate` says which offers count, `remembered` bounds what both know, `debounce`
-says when to plan, `placement` asks the planner, in a thread of its own (`planner_thread`), with --shares for those who
-have the `seats`, which a `seat_file` keeps, and has `arranging` order the ranks by what disks lack, `foresight` plans
-for losses that may come, `planning` leaves out who makes it fail, and `assignments` is its answer, `selection` which
+says when to plan, `placement` asks the planner, in a thread of its own (`planner_thread`) and for the `own_memory` of
+now, with --shares for those who have the `seats`, which a `seat_file` keeps, and has `arranging` order the ranks by
+what disks lack, `foresight` plans for losses that may come, `planning` leaves out who makes it fail, and `assignments` is its answer, `selection` which
 workers they are made of, `reconciler` compares the actual state with the desired one, `session_manager` runs a
 `session` per plan, each with its `epoch` and `membership`, `rank_zero` owns this machine's own node, `pace` says which
 machines are slower than they measured, for `speeds` to note, `switching` and `worth` when a faster plan is worth its

@@ -80,6 +80,10 @@ class FakeRankZero:
         self.cause: str | None = None
         #: Why no process can be started.
         self.refusal: Exception | None = None
+        self.memory_bytes = 1 << 40
+
+    def weigh(self) -> None:
+        return
 
     def warm_ahead(self) -> None:
         self.calls.append("warm")
