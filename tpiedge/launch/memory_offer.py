@@ -10,7 +10,9 @@ Laws:
 4. A node that was planned with more than the machine offers or may use by now shows nothing, and then what may be used
    is offered, however little it is below the offer.
 5. While the limit is higher than at such an end, the machine may offer more before the time is over.
-6. What changes is said in one line, with its cause.
+6. Where nothing can be done with so little, all that may be used is offered in spite of such an end, until the next
+   one.
+7. What changes is said in one line, with its cause.
 """
 
 from typing import Final
@@ -78,6 +80,12 @@ class MemoryOffer:
             f"{format_bytes(self.offered_bytes)} for the next {format_seconds(self._length_s)}; with --memory it never "
             "offers more than that"
         )
+
+    def insist(self, usable: int, now: float) -> str:
+        """Nothing can be done with what is offered."""
+        self._until = min(self._until, now)
+        most = self._most(usable, now)
+        return self._offer(most) if most > self.offered_bytes else ""
 
     def _most(self, usable: int, now: float) -> int:
         if self._cap is None or now >= self._until or usable > self._capped_at * (1 + PART):

@@ -70,6 +70,12 @@ class RankZero:
     def pid(self) -> int | None:
         return self._slot.pid
 
+    def insist(self) -> bool:
+        """There is no plan with so little of this machine; returns whether it gives more now."""
+        before = self.memory_bytes
+        self._gives(self._memory.insist(self._usable_memory(), self._clock.now()))
+        return self.memory_bytes > before
+
     def warm(self, *, measure: bool = False) -> Standby:
         """Starts the process that `start` will use, unless it runs already. Raises as NodeSlot.warm."""
         return self._slot.warm(measure=measure)

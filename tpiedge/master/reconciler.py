@@ -285,6 +285,8 @@ class Reconciler:
             found = self._selection.find()
         except StillPlanning:
             return  # it stays due
+        if isinstance(found, NoPlan) and self._sessions.rank_zero.insist():
+            return  # it stays due, with more memory of the master's own machine
         self._debounce.planned()
         self._planned = self._clock.now()
         self._planless = self._roster.generation if isinstance(found, NoPlan) else None

@@ -22,9 +22,9 @@ OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
 KV_TOKENS = 65536
 ENOUGH = 600 << 20
 LOW = 400 << 20
-#: Of the master's own machine.
-OWN = 900 << 20
-OWN_LOW = 600 << 20
+#: Of these, most is reserved for a KV cache, so that there is a plan with three quarters.
+LARGE = 900 << 20
+LARGE_KV_TOKENS = 4 * KV_TOKENS
 #: What another program takes, which is less than a node and than its agent with the process that stands by.
 OTHER = 30 << 20
 _TAKE = f"import time; taken = b'x' * {OTHER}; print(flush=True); time.sleep(600)"
@@ -142,11 +142,12 @@ def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup)
 
 
 @pytest.fixture
-def own(clusters, group: MemoryGroup) -> Iterator[Serving]:
+def own(clusters, group: MemoryGroup, request: pytest.FixtureRequest) -> Iterator[Serving]:
     """A master, all of whose processes are in the group, and one worker."""
-    options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", KV_TOKENS)
+    memory, kv_tokens = request.param
+    options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", kv_tokens)
     program = ("sh", "-c", ENTER, group.members_file, COMMAND)
-    cluster = clusters(*options, "--memory", f"{OWN >> 20}MiB", bytes_per_s=SLOW, program=program)
+    cluster = clusters(*options, "--memory", f"{memory >> 20}MiB", bytes_per_s=SLOW, program=program)
     cluster.start_master()
     cluster.start_worker("ann", bytes_per_s=SLOW)
     cluster.wait_ready(2)
@@ -156,22 +157,31 @@ def own(clusters, group: MemoryGroup) -> Iterator[Serving]:
     cluster.master.end()
 
 
+@pytest.mark.parametrize("own", [(ENOUGH, KV_TOKENS)], indirect=True, ids=[""])
 @pytest.mark.fault(
     "P2", "less memory of the master's own machine: a smaller part of it, no loss; the answer is exact"
 )
 def test_the_master_s_own_limit_is_lowered_in_an_answer_and_lifted_after_it(own: Serving, group: MemoryGroup):
-    follows_its_limit(own, group, "master", lambda: own.master.log, OWN, OWN_LOW)
+    follows_its_limit(own, group, "master", lambda: own.master.log, ENOUGH, LOW)
 
 
+@pytest.mark.parametrize("own", [(LARGE, LARGE_KV_TOKENS)], indirect=True, ids=[""])
 @pytest.mark.fault(
     "P2", "the master's own node, killed for it: less is planned for it, and the answer goes on, exactly"
 )
 def test_others_take_the_memory_that_the_master_had(own: Serving, group: MemoryGroup):
-    whole, master = own.whole(PROMPT, LONG), own.master.pid
-    own.wait_stood_by()
-    group.limit(group.held_bytes + OTHER)
+    whole, pid, before = own.whole(PROMPT, LONG), own.master.pid, own.node("master")
+    group.limit(LARGE)
     with own.streaming(PROMPT, LONG) as stream:
         with own.crawling(), memory_taken(group, own.rank_zero()):
             pass
+        now = own.wait_until(lambda now: now["ready"] and node_of(now, "master")["pid"] != before["pid"])
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, whole)
+    assert re.search(words_of_loss(0, OUT_OF_MEMORY), own.master.log)
+    assert re.search(
+        r"ran out of memory with .* planned for it: it offers .* for the next 1 min 0 s", own.master.log
+    )
+    node = node_of(now, "master")
+    assert node["planned_bytes"] <= node["memory_bytes"] < before["planned_bytes"]
+    assert psutil.Process(pid).is_running()

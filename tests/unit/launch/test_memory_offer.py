@@ -186,6 +186,13 @@ class Limits(RuleBasedStateMachine):
             assert self.memory.offered_bytes <= self.usable
         self.look()
 
+    @rule()
+    def insist(self) -> None:
+        """There is no plan with so little."""
+        self.until = min(self.until, self.now)
+        self.check_said(lambda: self.memory.insist(self.usable, self.now))
+        assert self.memory.offered_bytes * (1 + PART) >= self.usable
+
     def check_said(self, call: Callable[[], str]) -> str:
         before = self.memory.offered_bytes
         line = call()
