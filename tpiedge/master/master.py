@@ -79,8 +79,8 @@ class Master:
         long requests wait for lost machines to return where the others are too few. `plan_ahead` is for what is
         not needed yet, where that is not `plan` itself: it raises StillPlanning where it would have to wait. `stock`:
         machines fetch what such plans need of them. `arranges`: in what orders ranks may be; None: as in the plans.
-        `seats`: of the parts of --shares; None without them. `follow_memory`
-        has `plan` and `plan_ahead` made for so much memory of this machine from now on, in bytes."""
+        `seats`: of the parts of --shares; None without them. `follow_memory` has `plan` and `plan_ahead` made for so
+        much memory of this machine from now on, in bytes."""
         timing = timing or Timing()
         roster = Roster(timing.timeout_s, known, None if seats is None else seats.seats)
         reputation, outbox = Reputation(), Outbox(hub)
