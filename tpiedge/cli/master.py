@@ -36,8 +36,10 @@ from tpiedge.host.addresses import (
     resolve,
 )
 from tpiedge.host.descriptors import check_descriptors
-from tpiedge.host.device import default_memory_bytes, default_threads
+from tpiedge.host.device import default_threads
+from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.joining.identity import load_or_create_keys
+from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.local.paths import master_state
 from tpiedge.local.prepare import prepare
 from tpiedge.local.usual_context import chosen_kv_tokens
@@ -172,6 +174,8 @@ def master(
 ) -> None:
     """Serve MODEL with this machine and the workers that join it."""
     check_address_space(LEAST_TO_COMPUTE)
+    limits = MemoryLimits(memory)
+    usable = limits.usable_bytes()
     flags = MasterFlags(
         listen=parse_address(listen, CONTROL_PORT, ANYWHERE),
         http=parse_address(http, _HTTP_PORT, _THIS_COMPUTER),
@@ -181,7 +185,8 @@ def master(
         insecure=insecure,
         shares=shares,
         min_workers=min_workers,
-        memory_bytes=default_memory_bytes() if memory is None else memory,
+        memory=MemoryOffer(usable),
+        memory_limits=limits,
         keeping=keeping_of(window, pin, io),
         threads=default_threads() if threads is None else threads,
         context=context,
@@ -207,6 +212,8 @@ def master(
         only_master(folder),
         serving_until_stopped("workers that are left running join the next start") as scribe,
     ):
+        if shortfall := limits.shortfall(usable):
+            scribe.say(shortfall)
         check_ports(flags)
         certificate = tls.certificate(folder)
         keys = load_or_create_keys(folder)

@@ -27,10 +27,12 @@ from tpiedge.host.addresses import (
     resolve,
 )
 from tpiedge.host.certificate import Certificate
+from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.host.ports import holder, port_state
 from tpiedge.host.private_file import private_folder, replace_private
 from tpiedge.joining.entrance import Entrance
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
+from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.launch.readiness import NOT_MEASURED
 from tpiedge.launch.timing import Timing
 from tpiedge.local.launch import Layout, model_facts_of
@@ -39,6 +41,7 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
+from tpiedge.master.own_memory import PlacementOfNow
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.planner_thread import PlannerThread
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
@@ -86,7 +89,8 @@ class MasterFlags:
     insecure: bool
     shares: str | None
     min_workers: int
-    memory_bytes: int
+    memory: MemoryOffer
+    memory_limits: MemoryLimits
     keeping: Keeping
     threads: int
     context: int | None
@@ -146,16 +150,17 @@ def master_parts(
     certificate: Certificate | None,
 ) -> Iterator[tuple[Master, ApiServer, Entrance]]:
     """The running parts, put together; ended in reverse order."""
-    alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
+    alone = Layout(1, None, flags.threads, flags.memory.offered_bytes, flags.keeping)
     context = chosen_context(model, alone, flags.context)
     kv_tokens = chosen_kv_tokens(context, flags.kv_tokens)
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
-        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags, folder), timing)
+        settings = _rank_zero_settings(listen, keys, flags, folder)
+        rank_zero = RankZero(settings, timing, clock, flags.memory, flags.memory_limits.usable_bytes)
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker is let in before the master can answer.
-        placement = _placement(flags, model, rank_zero, kv_tokens, folder)
+        placement = PlacementOfNow(_placement(flags, model, rank_zero, kv_tokens, folder))
         entrance = stack.enter_context(Entrance(listen, keys, folder, clock))
         files = ShipServer(entrance.files_hub, [model.pack], clock)
         files.start()
@@ -179,10 +184,15 @@ def master_parts(
             if model.pack.precision.quantised
             else "",
         )
-        plan = PlannerThread(placement, entrance.hub.wake)
-        seats = None
-        if placement.weights is not None:
-            seats = SeatFile(folder, len(placement.weights) - 1)
+        plan = PlannerThread(placement.now, entrance.hub.wake)
+
+        def follow_memory(memory_bytes: int) -> None:
+            placement.give(memory_bytes)
+            plan.follow(placement.now)
+
+        seats, weights = None, placement.now.weights
+        if weights is not None:
+            seats = SeatFile(folder, len(weights) - 1)
             stack.callback(seats.close)
         running = Master(
             entrance.hub,
@@ -198,6 +208,7 @@ def master_parts(
             stock=flags.stock,
             arranges=placement,
             seats=seats,
+            follow_memory=follow_memory,
         )
         service = MasterService(running, entrance, model, flags.aliases, context, supervisor, placement)
         secret = secrets.token_urlsafe(32)
@@ -240,7 +251,6 @@ def _rank_zero_settings(
         keys.public,
         listen.beside(DATA_OFFSET).zmq,
         flags.threads,
-        flags.memory_bytes,
         locker=folder / LOCKER,
     )
 
@@ -253,7 +263,7 @@ def _placement(
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model)
     demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.public_name, _NAME_CHARACTERS))
-    unmeasured = MachineFacts(OWN_NAME, 0.0, flags.memory_bytes, keeping=flags.keeping)
+    unmeasured = MachineFacts(OWN_NAME, 0.0, rank_zero.memory_bytes, keeping=flags.keeping)
     too_small = master_too_small(demand, unmeasured, weights)
     if too_small is not None:
         raise OutOfMemory(too_small)

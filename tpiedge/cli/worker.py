@@ -30,6 +30,7 @@ from tpiedge.joining.identity import load_or_create_keys, peer_name
 from tpiedge.joining.pairing_link import pair
 from tpiedge.joining.tokens import parse_token
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
+from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.launch.standby import Standby
 from tpiedge.local.paths import LOCKER, cache_folder, worker_state
 from tpiedge.pack.reader import Pack
@@ -38,11 +39,9 @@ from tpiedge.shipping.provision import FilesMaster, Provision
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Pin
 from tpiedge.wire.weights import Keeping
 from tpiedge.worker.agent import Agent, MasterMoved
-from tpiedge.worker.memory_offer import MemoryOffer
 from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.trusted_masters import TrustedMasters
 from tpiedge.worker.way import WayState, look_for_master
@@ -140,11 +139,8 @@ def worker(
         store = ShardStore(cache_folder(cache) / "shards", cache_limit)
         limits = MemoryLimits(memory)
         usable = limits.usable_bytes()
-        if memory is not None and usable < memory:
-            given, most = format_bytes(memory), format_bytes(usable)
-            scribe.say(
-                f"--memory gives {given}, but the limit of this machine or of its control group is {most}"
-            )
+        if shortfall := limits.shortfall(usable):
+            scribe.say(shortfall)
         own = _Self(
             keys=load_or_create_keys(folder),
             host=name or socket.gethostname(),

@@ -12,6 +12,7 @@ import psutil
 from tpiedge.host.address_space import address_room
 from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.device import default_memory_bytes
+from tpiedge.units import format_bytes
 
 __all__ = ["MemoryLimits"]
 
@@ -30,6 +31,13 @@ class MemoryLimits:
         self._root = root
         self._addresses = address_room()
         self._taken = {**Cgroups.own(root).memory_taken(), _MACHINE: memory.total - memory.available}
+
+    def shortfall(self, usable: int) -> str:
+        """The line for the user where less is usable than was asked for; otherwise ""."""
+        if self._asked_bytes is None or usable >= self._asked_bytes:
+            return ""
+        asked, most = format_bytes(self._asked_bytes), format_bytes(usable)
+        return f"--memory gives {asked}, but the limit of this machine or of its control group is {most}"
 
     def usable_bytes(self) -> int:
         """What the user gave, but no more than the smallest limit; or the usual part of what others left below it."""

@@ -53,6 +53,11 @@ class NodeSlot:
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
 
+    @property
+    def planned_bytes(self) -> int:
+        """The most memory that the plan gives the node that was started last; 0 before the first."""
+        return self._planned_bytes
+
     def warm(self, *, measure: bool = False) -> Standby:
         """Starts the process that `start` will use, unless it runs already. Raises ResourceError if that fails."""
         if self._standby is None or not self._standby.alive:

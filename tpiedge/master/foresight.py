@@ -59,6 +59,10 @@ class Foresight:
         if told is not None and told.number == message.number:
             self._stocked[machine] = replace(message, complete=message.complete and bool(told.shares))
 
+    def again(self) -> None:
+        """What plans depend on beside the workers has changed."""
+        self._facts = None
+
     def look(self, machines: Sequence[Machine], serving: Sequence[str]) -> None:
         """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it. To
         give many machines their order takes a part of a second: so no call does it twice.

@@ -73,12 +73,14 @@ class Master:
         stock: bool = True,
         arranges: Arranges | None = None,
         seats: SeatKeeper | None = None,
+        follow_memory: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
         long requests wait for lost machines to return where the others are too few. `plan_ahead` is for what is
         not needed yet, where that is not `plan` itself: it raises StillPlanning where it would have to wait. `stock`:
         machines fetch what such plans need of them. `arranges`: in what orders ranks may be; None: as in the plans.
-        `seats`: of the parts of --shares; None without them."""
+        `seats`: of the parts of --shares; None without them. `follow_memory` has `plan` and `plan_ahead` made for so
+        much memory of this machine from now on, in bytes."""
         timing = timing or Timing()
         roster = Roster(timing.timeout_s, known, None if seats is None else seats.seats)
         reputation, outbox = Reputation(), Outbox(hub)
@@ -114,6 +116,7 @@ class Master:
             outbox.send,
             recovery_grace_s,
             foresight,
+            follow_memory,
         )
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._beat = clock.now()  # when the next heartbeat is due

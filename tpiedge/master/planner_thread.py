@@ -7,6 +7,9 @@ seemed to break the planner was left out meanwhile, is forgotten, and the plan t
 
 The answers to what was asked last are kept. Those made ahead have room of their own, which other questions do not take
 from them: who had them made asks again only once the questions are others.
+
+All of that holds of one placement function. Another one takes its place where the master's own machine gives less or
+more memory.
 """
 
 import threading
@@ -92,6 +95,10 @@ class PlannerThread:
         self._asked, self._foreseen = _Answers(), _Answers()
         self._busy = False
 
+    def follow(self, plan: PlaceNodes) -> None:
+        """Plans are made by that function from now on; answers of the one before are forgotten, also those to come."""
+        self._plan, self._asked, self._foreseen = plan, _Answers(), _Answers()
+
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         question = _question(machines, serving)
         answer = self._known(question)
@@ -139,26 +146,27 @@ class PlannerThread:
         self._busy = True
         thread = threading.Thread(
             target=self._answer,
-            args=(question, machines, serving, answers),
+            args=(self._plan, question, machines, serving, answers),
             name="tpiedge-planner",
             daemon=True,
         )
         try:
             thread.start()
         except RuntimeError:  # the system gives no thread: late is better than never
-            self._answer(question, machines, serving, answers)
+            self._answer(self._plan, question, machines, serving, answers)
         else:
             thread.join(patience_s)
 
     def _answer(
         self,
+        plan: PlaceNodes,
         question: _Question,
         machines: tuple[Machine, ...],
         serving: tuple[str, ...],
         answers: _Answers,
     ) -> None:
         try:
-            answer: _KnownAnswer = self._plan(machines, serving)
+            answer: _KnownAnswer = plan(machines, serving)
         except Exception as error:  # for whoever asks, without what the frames hold
             answer = _FailedPlan(error.with_traceback(None), self._clock.now())
         answers.put(question, answer)

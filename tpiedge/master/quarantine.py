@@ -6,7 +6,7 @@ Laws:
 3. A worker without a breach for FORGIVEN_S after its exclusion ended starts again with FIRST_S.
 4. A worker that sends more than FLOOD messages between two heartbeats breaks the protocol.
 5. A worker that is lost FLAPS times within WINDOW_S is flapping: for REST_S, and after every further loss for twice as
-   long as before, up to LONGEST_REST_S. After WINDOW_S without a loss it starts again with REST_S.
+   long as before, up to LONGEST_REST_S. After WINDOW_S without a loss since such a rest it starts again with REST_S.
 6. What is lost of a worker within SAME_S of its last loss is that loss: its node went with its machine. Two nodes are
    two losses. A stop by the user is none.
 7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already. Where

@@ -81,8 +81,10 @@ class Reconciler:
         tell: Callable[[Spare, str], None],
         recovery_grace_s: float,
         foresight: Foresight,
+        follow_memory: Callable[[int], None],
     ) -> None:
-        """`tell(message, machine)` sends without waiting."""
+        """`tell(message, machine)` sends without waiting. `follow_memory` has `plan` made for so much memory of the
+        master's own machine, in bytes."""
         #: Whether nothing is served nor about to be, and nobody waits for it any more. For any thread, like `status`.
         self.hopeless = False
         self._grace_s = recovery_grace_s
@@ -98,6 +100,8 @@ class Reconciler:
         self._requests = requests
         self._tell = tell
         self._foresight = foresight
+        self._follow_memory = follow_memory
+        self._own_bytes = sessions.rank_zero.memory_bytes  # for which plans are made
         self._selection = Selection(clock, plan, roster, reputation, sessions)
         self._notices = Notices()
         self._retries = Retries()
@@ -151,6 +155,7 @@ class Reconciler:
             self._drop_coming(sessions.coming)
         if self._reputation.readmit(now, self._beginning()):
             self._debounce.again()
+        self._look_at_own_memory()
         self._look_for_slow(now)
         if sessions.serving is not None and sessions.serving.phase is Phase.READY:
             note_speeds(self._roster, sessions.serving, now)
@@ -221,7 +226,7 @@ class Reconciler:
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
         """Whether the coming session takes the place of the serving one."""
         usable = self._selection.steady(serving.machines if serving is not None else ())
-        return self._switching.due(coming, serving, {one.name: one for one in usable}, now)
+        return self._switching.due(coming, serving, {one.name: one for one in usable}, self._own_bytes, now)
 
     def _why_paused(self) -> str:
         """What answers that pause are told now."""
@@ -237,6 +242,15 @@ class Reconciler:
             self._stuck = None
         elif self._stuck is None:
             self._stuck = self._clock.now()
+
+    def _look_at_own_memory(self) -> None:
+        """Where the master's machine gives less or more memory by now, plans are made for that."""
+        own_bytes = self._sessions.rank_zero.memory_bytes
+        if own_bytes != self._own_bytes:
+            self._own_bytes = own_bytes
+            self._follow_memory(own_bytes)
+            self._foresight.again()
+            self._roster.changed_beside()
 
     def _look_for_slow(self, now: float) -> None:
         """While nothing is served, finds the workers that fetch for long, so that the others can serve without them.
@@ -271,6 +285,8 @@ class Reconciler:
             found = self._selection.find()
         except StillPlanning:
             return  # it stays due
+        if isinstance(found, NoPlan) and self._sessions.rank_zero.insist():
+            return  # it stays due, with more memory of the master's own machine
         self._debounce.planned()
         self._planned = self._clock.now()
         self._planless = self._roster.generation if isinstance(found, NoPlan) else None

@@ -186,6 +186,10 @@ class Roster:
             self._machines[name] = replace(machine, slowdown=slowdown, slowed=now, changes=changes)
             self.generation += 1
 
+    def changed_beside(self) -> None:
+        """What plans depend on beside the machines has changed."""
+        self.generation += 1
+
     def take_seats(self, names: Sequence[str]) -> None:
         """A plan was made in which `names[number]` has that part of --shares."""
         self._seat(self._seats.taken(names))

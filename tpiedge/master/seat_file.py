@@ -39,7 +39,8 @@ class SeatFile:
         self._disk.put(self._write)  # where one waits already, that writes the latest, too
 
     def close(self) -> None:
-        """Waits for the disk, for a while. Idempotent."""
+        """Tries once more to write what could not be written, and waits for the disk, for a while. Idempotent."""
+        self._disk.put(self._write)
         if not self._disk.close(_CLOSE_S):
             _log.error("the disk does not take what it should: %s may be old", self._path)
 

@@ -120,7 +120,8 @@ class SessionManager:
         return self.serving.assignments[rank].machine if self.serving is not None else ""
 
     def tick(self) -> None:
-        """A heartbeat: looks for nodes that ended, fell silent or are stuck."""
+        """A heartbeat: looks for nodes that ended, fell silent or are stuck, and how much memory there is."""
+        self._rank_zero.weigh()
         serving = self.serving
         if serving is not None and serving.epoch is not None:
             ended = self._rank_zero.exit_cause()

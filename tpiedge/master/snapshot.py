@@ -77,7 +77,7 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
         else (0, 0),
         ffn=(assignment.share.ffn.start, assignment.share.ffn.stop) if assignment else (0, 0),
         threads=rank_zero.threads,
-        memory_bytes=assignment.memory_bytes if assignment else 0,
+        memory_bytes=rank_zero.memory_bytes,
         speed=assignment.speed if assignment else 0.0,
         weight_bytes=assignment.weight_bytes if assignment else 0,
         last_seen_s=0.0,

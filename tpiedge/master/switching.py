@@ -37,28 +37,41 @@ class Switching:
         return self._due is not None and self._due[0] == coming.number
 
     def due(
-        self, coming: Session, serving: Session | None, usable: Mapping[str, Machine], now: float
+        self,
+        coming: Session,
+        serving: Session | None,
+        usable: Mapping[str, Machine],
+        own_bytes: int,
+        now: float,
     ) -> bool:
-        """Whether the coming session is to take over now. `usable`: by name, the workers that plans may have."""
-        if coming.phase is not Phase.PREPARED or not self._is_worth_it(coming, serving, usable, now):
+        """Whether the coming session is to take over now. `usable`: by name, the workers that plans may have;
+        `own_bytes`: of memory, what the master's machine gives."""
+        if coming.phase is not Phase.PREPARED or not self._is_worth_it(
+            coming, serving, usable, own_bytes, now
+        ):
             self._due = None
             return False
         if self._due is None or self._due[0] != coming.number:
             self._due = coming.number, now
-        if serving is not None and _outgrows(serving, usable):
+        if serving is not None and _outgrows(serving, usable, own_bytes):
             return True
         if not self._requests.reading or now - self._due[1] >= _READING_S:
             return True
         return serving is not None and self._handover.outlook(serving, coming).carriage is not None
 
     def _is_worth_it(
-        self, coming: Session, serving: Session | None, usable: Mapping[str, Machine], now: float
+        self,
+        coming: Session,
+        serving: Session | None,
+        usable: Mapping[str, Machine],
+        own_bytes: int,
+        now: float,
     ) -> bool:
         if serving is None or serving.phase is not Phase.READY or not self._requests.running:
             return True
         if not serving.step_s or not set(serving.machines) <= usable.keys():
             return True  # what serves is not to go on
-        if _outgrows(serving, usable):
+        if _outgrows(serving, usable, own_bytes):
             return True
         # What serves was predicted with what was known then.
         slower = max((usable[one.machine].slowdown / one.slowdown for one in serving.workers), default=1.0)
@@ -67,9 +80,9 @@ class Switching:
         return self._worth.reached(coming.number, now, 1 - coming.step_s / step_s, pause_s)
 
 
-def _outgrows(serving: Session, usable: Mapping[str, Machine]) -> bool:
+def _outgrows(serving: Session, usable: Mapping[str, Machine], own_bytes: int) -> bool:
     """Whether a node of what serves may take more memory by its plan than its machine offers by now."""
-    return any(
+    return serving.assignments[0].planned_bytes > own_bytes or any(
         one.planned_bytes > usable[one.machine].offer.memory_bytes
         for one in serving.workers
         if one.machine in usable

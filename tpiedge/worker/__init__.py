@@ -1,6 +1,6 @@
 """A worker's agent, which outlives the nodes that it starts. No torch.
 
 `agent` keeps the link to the master by its `settings`, `preparation` fetches the weights of a coming epoch, `stocking`
-those of plans that may come, `memory_offer` says how much memory is offered as limits change, `way` looks for a master
-that is silent, `trusted_masters` stores the keys of known masters, `wording` has the lines for the user.
+those of plans that may come, `way` looks for a master that is silent, `trusted_masters` stores the keys of known
+masters, `wording` has the lines for the user.
 """

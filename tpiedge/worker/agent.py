@@ -21,6 +21,7 @@ from tpiedge.host.addresses import listening_address
 from tpiedge.joining.connecting import introduction
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.measurements import Measurements
+from tpiedge.launch.memory_offer import LOOK_S, MemoryOffer
 from tpiedge.launch.slot import SETTLED_S, NodeSlot
 from tpiedge.launch.standby import Standby
 from tpiedge.launch.timing import Timing
@@ -49,7 +50,6 @@ from tpiedge.wire.epochs import (
 from tpiedge.wire.join import Enrolled, Refused
 from tpiedge.wire.limits import MAX_NODES
 from tpiedge.wire.messages import PROTOCOL, Message
-from tpiedge.worker.memory_offer import MemoryOffer
 from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
 from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.stocking import Stocking, Stockroom
@@ -63,9 +63,8 @@ _log = logging.getLogger(__name__)
 _SLICE_S: Final = 0.1
 _REPORT_S: Final = 120.0
 _STOP_S: Final = 1.0
-#: So often it looks where a silent master is, and how much memory it may use.
+#: So often it looks where a silent master is.
 _LOOK_S: Final = 10.0
-_MEMORY_S: Final = 2.0
 
 
 class JoinRefused(PeerError):
@@ -355,7 +354,7 @@ class Agent:
             self._drop_node()
             self._send(NodeEnded(epoch, "", sanitised_line(cause)))
             self._look(now)
-        if now - self._weighed >= _MEMORY_S:
+        if now - self._weighed >= LOOK_S:
             self._weighed = now
             self._weigh(self._memory.look(self._usable_memory(), now))
         if now - self._heard > self._settings.timing.timeout_s and not self._silent:

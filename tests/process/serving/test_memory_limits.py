@@ -1,11 +1,11 @@
-"""A worker's machine gets less memory while it is used, or has less than it offered: the plan gives it less, and it is
-not tried again and again. Linux, root."""
+"""A machine, a worker's or the master's own, gets less memory while it is used, or has less than it offered: the plan
+gives it less, and it is not tried again and again. Linux, root."""
 
 import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -22,6 +22,9 @@ OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
 KV_TOKENS = 65536
 ENOUGH = 600 << 20
 LOW = 400 << 20
+#: Of these, most is reserved for a KV cache, so that there is a plan with three quarters.
+LARGE = 900 << 20
+LARGE_KV_TOKENS = 4 * KV_TOKENS
 #: What another program takes, which is less than a node and than its agent with the process that stands by.
 OTHER = 30 << 20
 _TAKE = f"import time; taken = b'x' * {OTHER}; print(flush=True); time.sleep(600)"
@@ -54,29 +57,37 @@ def whole(cluster: Serving, victim: Worker) -> str:
     return cluster.whole(PROMPT, LONG)
 
 
+def follows_its_limit(
+    cluster: Serving, group: MemoryGroup, name: str, log: Callable[[], str], enough: int, low: int
+) -> None:
+    """The machine of that name, all of whose processes are in the group, gives `enough` bytes. Its limit is lowered in
+    the middle of an answer, and lifted after it."""
+    whole, status = cluster.whole(PROMPT, LONG), cluster.status()
+    before = node_of(status, name)
+    with cluster.streaming(PROMPT, LONG) as stream:
+        with cluster.crawling():
+            group.limit(low)
+            now = cluster.wait_until(lambda now: now["ready"] and now["epoch"] != status["epoch"])
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, whole)
+    node = node_of(now, name)
+    assert node["planned_bytes"] <= node["memory_bytes"] == low
+    assert before["planned_bytes"] > low
+    assert f"it offers {low / 1e6:.1f} MB (before: {enough / 1e6:.1f} MB)" in log()
+    assert "stopped serving" not in cluster.master.log
+    assert group.use().oom_kills == 0
+    group.limit(NO_LIMIT)
+    cluster.wait_until(lambda status: node_of(status, name)["attention"] == before["attention"])
+    assert cluster.whole(PROMPT, LONG) == whole
+
+
 @pytest.mark.fault(
     "P2", "less memory in the middle of an answer: a smaller part, no loss; the answer is exact"
 )
 def test_a_limit_is_lowered_in_an_answer_and_lifted_after_it(
-    cluster: Serving, group: MemoryGroup, victim: Worker, whole: str
+    cluster: Serving, group: MemoryGroup, victim: Worker
 ):
-    status = cluster.status()
-    before = node_of(status, victim.name)["attention"]
-    with cluster.streaming(PROMPT, LONG) as stream:
-        with cluster.crawling():
-            group.limit(LOW)
-            now = cluster.wait_until(lambda now: now["ready"] and now["epoch"] != status["epoch"])
-        stream.join(START_S)
-    assert (stream.error, stream.text) == (None, whole)
-    node = node_of(now, victim.name)
-    assert node["planned_bytes"] <= node["memory_bytes"] == LOW
-    assert node_of(status, victim.name)["planned_bytes"] > LOW
-    assert f"it offers {LOW / 1e6:.1f} MB (before: {ENOUGH / 1e6:.1f} MB)" in victim.log
-    assert "stopped serving" not in cluster.master.log
-    assert group.use().oom_kills == 0
-    group.limit(NO_LIMIT)
-    cluster.wait_until(lambda status: node_of(status, victim.name)["attention"] == before)
-    assert cluster.whole(PROMPT, LONG) == whole
+    follows_its_limit(cluster, group, victim.name, lambda: victim.log, ENOUGH, LOW)
 
 
 @contextlib.contextmanager
@@ -128,3 +139,49 @@ def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup)
         in worker.log
     )
     cluster.workers.pop(worker.name).process.end()
+
+
+@pytest.fixture
+def own(clusters, group: MemoryGroup, request: pytest.FixtureRequest) -> Iterator[Serving]:
+    """A master, all of whose processes are in the group, and one worker."""
+    memory, kv_tokens = request.param
+    options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", kv_tokens)
+    program = ("sh", "-c", ENTER, group.members_file, COMMAND)
+    cluster = clusters(*options, "--memory", f"{memory >> 20}MiB", bytes_per_s=SLOW, program=program)
+    cluster.start_master()
+    cluster.start_worker("ann", bytes_per_s=SLOW)
+    cluster.wait_ready(2)
+    yield cluster
+    for worker in cluster.workers.values():
+        worker.process.end()
+    cluster.master.end()
+
+
+@pytest.mark.parametrize("own", [(ENOUGH, KV_TOKENS)], indirect=True, ids=[""])
+@pytest.mark.fault(
+    "P2", "less memory of the master's own machine: a smaller part of it, no loss; the answer is exact"
+)
+def test_the_master_s_own_limit_is_lowered_in_an_answer_and_lifted_after_it(own: Serving, group: MemoryGroup):
+    follows_its_limit(own, group, "master", lambda: own.master.log, ENOUGH, LOW)
+
+
+@pytest.mark.parametrize("own", [(LARGE, LARGE_KV_TOKENS)], indirect=True, ids=[""])
+@pytest.mark.fault(
+    "P2", "the master's own node, killed for it: less is planned for it, and the answer goes on, exactly"
+)
+def test_others_take_the_memory_that_the_master_had(own: Serving, group: MemoryGroup):
+    whole, pid, before = own.whole(PROMPT, LONG), own.master.pid, own.node("master")
+    group.limit(LARGE)
+    with own.streaming(PROMPT, LONG) as stream:
+        with own.crawling(), memory_taken(group, own.rank_zero()):
+            pass
+        now = own.wait_until(lambda now: now["ready"] and node_of(now, "master")["pid"] != before["pid"])
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, whole)
+    assert re.search(words_of_loss(0, OUT_OF_MEMORY), own.master.log)
+    assert re.search(
+        r"ran out of memory with .* planned for it: it offers .* for the next 1 min 0 s", own.master.log
+    )
+    node = node_of(now, "master")
+    assert node["planned_bytes"] <= node["memory_bytes"] < before["planned_bytes"]
+    assert psutil.Process(pid).is_running()

@@ -13,12 +13,12 @@ from tpiedge.errors import PeerError, TpiedgeError, UserError
 from tpiedge.host.addresses import Address
 from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.joining import connecting
+from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.join import Enrolled
 from tpiedge.wire.messages import PROTOCOL
 from tpiedge.wire.weights import Keeping
-from tpiedge.worker.memory_offer import MemoryOffer
 
 NAMED = Address("kitchen.test", 7070)
 THERE, ELSEWHERE = Address("10.0.0.1", 7070), Address("10.0.0.2", 7070)

@@ -80,6 +80,14 @@ class FakeRankZero:
         self.cause: str | None = None
         #: Why no process can be started.
         self.refusal: Exception | None = None
+        self.memory_bytes = self.usable_bytes = 1 << 40
+
+    def weigh(self) -> None:
+        return
+
+    def insist(self) -> bool:
+        less, self.memory_bytes = self.memory_bytes, max(self.memory_bytes, self.usable_bytes)
+        return self.memory_bytes > less
 
     def warm_ahead(self) -> None:
         self.calls.append("warm")

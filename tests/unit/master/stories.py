@@ -68,6 +68,8 @@ class Story:
         self.foreseen: list[tuple[str, ...]] = []
         self.plan: Callable[[tuple[Machine, ...]], tuple[Assignment, ...] | str] = self._everyone
         self.step_s: Callable[[tuple[Machine, ...]], float] = lambda _machines: 0.0
+        #: For how much memory of the master's own machine plans were to be made.
+        self.own_memory: list[int] = []
         #: Why the plan has no part for a machine.
         self.spare: dict[str, SpareReason] = {}
         self.master = Master(
@@ -80,6 +82,7 @@ class Story:
             queue_limit=queue_limit,
             plan_ahead=self._ahead,
             arranges=arranges,
+            follow_memory=self.own_memory.append,
         )
 
     def _ahead(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:

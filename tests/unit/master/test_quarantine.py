@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpiedge.master.quarantine import (
     EXCLUDED_S,
@@ -299,3 +301,57 @@ def test_who_was_tried_again_early_and_fails_is_out_for_longer() -> None:
         assert reputation.left_out["w-1"].until == 100.0 + longer * FIRST_S
         reputation.clear("w-1", 100.0)
         reputation.readmit(100.0)
+
+
+def waits(*lengths_s: float) -> st.SearchStrategy[float]:
+    """In whole seconds, which add up exactly; those at which a law changes are frequent."""
+    return st.sampled_from(lengths_s) | st.integers(0, 4000).map(float)
+
+
+@given(st.lists(waits(0.0, 1.0, FIRST_S, LONGEST_S, FORGIVEN_S), max_size=30))
+def test_whenever_breaches_come_the_laws_hold(between: list[float]) -> None:
+    quarantine, now, until, length_s = Quarantine(), 0.0, 0.0, 0.0
+    for wait_s in between:
+        now += wait_s
+        found = quarantine.penalise("w-1", now)
+        if now >= until:
+            forgiven = not length_s or now >= until + FORGIVEN_S
+            length_s = FIRST_S if forgiven else min(2 * length_s, LONGEST_S)
+            until = now + length_s
+        assert found == until
+
+
+LOSSES = st.lists(
+    st.tuples(waits(0.0, 1.0, 3.0, REST_S, WINDOW_S, LONGEST_REST_S), st.booleans()), max_size=30
+)
+
+
+@given(LOSSES)
+def test_whenever_a_worker_is_lost_the_laws_hold(losses: list[tuple[float, bool]]) -> None:
+    """Each a while after the one before, of its node or of its machine."""
+    reputation, now = Reputation(), 0.0
+    counted: list[tuple[float, bool]] = []
+    until, length_s = 0.0, 0.0
+    for wait_s, node in losses:
+        now += wait_s
+        reputation.readmit(now)
+        assert ("w-1" in reputation.avoided()) == (now < until)
+        if node:
+            reputation.crashed("w-1", "it died", now)
+        else:
+            reputation.lost("w-1", "cut off", now)
+        counted = [one for one in counted if now - one[0] < WINDOW_S]
+        if not counted or now - counted[-1][0] >= SAME_S or (node and counted[-1][1]):
+            counted.append((now, node))
+            remembered = length_s > 0 and now < until + WINDOW_S
+            if now >= until and (len(counted) >= FLAPS or remembered):
+                length_s = min(2 * length_s, LONGEST_REST_S) if remembered else REST_S
+                until = now + length_s
+        assert ("w-1" in reputation.avoided()) == (now < until)
+        assert "w-1" not in reputation.avoided(serving=["w-1"]), "what serves goes on"
+        if now < until:
+            assert reputation.avoided()["w-1"].until == until
+        assert "w-1" not in reputation.left_out, "it is better than none"
+    reputation.forget("w-1")
+    assert not reputation.avoided()
+    assert not reputation.waiting(now)

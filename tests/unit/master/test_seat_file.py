@@ -1,6 +1,8 @@
 """The table of seats outlasts the master."""
 
 import json
+import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,21 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     file.keep(Seats((ANN,)))
     file.close()
     assert "after a restart workers may have other parts of --shares than now: cannot write" in caplog.text
+
+
+def test_what_could_not_be_written_is_written_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = threading.Event()
+    monkeypatch.setattr(logging.getLogger("tpiedge.master.seat_file"), "error", lambda *_words: said.set())
+    file = SeatFile(tmp_path, 1)
+    in_the_way = tmp_path / SEATS_FILE
+    in_the_way.mkdir()
+    file.keep(Seats((ANN,)))
+    assert said.wait(10.0)
+    in_the_way.rmdir()
+    file.close()
+    assert read(tmp_path, 1) == (ANN,)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, PeerLost, ResourceE
 from tpiedge.launch import slot
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.measurements import Measurements
+from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.launch.readiness import NOT_MEASURED, NodeReport
 from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_line
@@ -42,7 +43,6 @@ from tpiedge.wire.epochs import (
 from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
 from tpiedge.worker.agent import Agent, JoinRefused, MasterMoved
-from tpiedge.worker.memory_offer import MemoryOffer
 from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.way import WayState
 from tpiedge.worker.wording import NARROW

@@ -1,10 +1,14 @@
 """What a machine offers as its limits change and its nodes run out of memory, told as lists."""
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import copy
+from collections.abc import Callable
 
-from tpiedge.worker.memory_offer import AGAIN, FIRST_S, LESS, LONGEST_S, PART, SETTLED_S, MemoryOffer
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tpiedge.launch.memory_offer import AGAIN, FIRST_S, LESS, LONGEST_S, PART, SETTLED_S, MemoryOffer
+from tpiedge.units import format_seconds
 
 GB = 10**9
 
@@ -80,9 +84,9 @@ def test_a_smaller_node_that_runs_out_too_is_followed_by_one_still_smaller() -> 
 
 def test_long_after_the_last_one_it_starts_anew() -> None:
     memory = MemoryOffer(4 * GB)
-    memory.ran_out(GB, 4 * GB, 0.0)
-    memory.ran_out(GB, 4 * GB, 1.0)
-    assert "1 min 0 s" in memory.ran_out(GB, 4 * GB, 1.0 + AGAIN * FIRST_S + LONGEST_S)
+    memory.ran_out(0, 4 * GB, 0.0)
+    memory.ran_out(0, 4 * GB, 1.0)
+    assert "1 min 0 s" in memory.ran_out(0, 4 * GB, 1.0 + AGAIN * FIRST_S + LONGEST_S)
 
 
 def test_a_limit_that_was_lowered_explains_the_end_of_a_node() -> None:
@@ -119,24 +123,97 @@ def test_a_plan_that_does_not_say_what_it_gives_is_taken_for_the_whole_offer() -
     assert memory.offered_bytes == 3 * GB
 
 
-_EVENTS = st.lists(
-    st.tuples(st.floats(0.0, 200.0), st.integers(0, 8 * GB), st.none() | st.integers(0, 8 * GB)), max_size=30
-)
+def test_a_node_of_a_plan_from_before_the_last_end_shows_nothing_new() -> None:
+    """It was ordered while more was offered: the machine is not made smaller twice for one plan."""
+    memory = MemoryOffer(4 * GB)
+    memory.ran_out(4 * GB, 4 * GB, 0.0)
+    assert memory.ran_out(4 * GB, 4 * GB, 1.0) == ""
+    assert memory.offered_bytes == 3 * GB
+    assert "4 min 0 s" in memory.ran_out(3 * GB, 4 * GB, 2.0), "the second time, and not the third"
 
 
-@given(_EVENTS)
-def test_it_never_offers_much_more_than_may_be_used_and_nothing_changes_unsaid(
-    events: list[tuple[float, int, int | None]],
-) -> None:
-    memory, now = MemoryOffer(4 * GB), 0.0
-    for wait_s, usable, planned in events:
-        now += wait_s
-        before = memory.offered_bytes
-        if planned is None:
-            line = memory.look(usable, now)
-        else:
-            line = memory.ran_out(planned, usable, now)
-            assert memory.offered_bytes <= before
-            line += memory.look(usable, now)
-        assert memory.offered_bytes * (1 - PART) <= usable
-        assert bool(line) or memory.offered_bytes == before
+def test_a_limit_that_rises_for_a_moment_does_not_end_the_time_of_less() -> None:
+    memory = MemoryOffer(4 * GB)
+    memory.ran_out(4 * GB, 4 * GB, 0.0)
+    memory.look(8 * GB, 2.0)
+    for now in (4.0, 14.0, 24.0):
+        assert memory.look(4 * GB, now) == ""
+    assert memory.offered_bytes == 3 * GB
+
+
+class Limits(RuleBasedStateMachine):
+    """Limits rise and fall, and nodes run out of memory: those of the plan of now, or of one that was made before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = MemoryOffer(4 * GB)
+        self.now, self.usable = 0.0, 4 * GB
+        #: Since when it may use so much, and of the last end that showed something: the most that may be offered, until
+        #: when, and with which limit.
+        self.since = 0.0
+        self.most, self.until, self.limit = 8 * GB, 0.0, 0
+        self.length_s = 0.0
+
+    @rule(wait_s=st.floats(0.0, 200.0) | st.sampled_from([2.0, SETTLED_S, FIRST_S, LONGEST_S]))
+    def wait(self, wait_s: float) -> None:
+        self.now += wait_s
+        self.look()
+
+    @rule(usable=st.integers(0, 8 * GB) | st.sampled_from([2 * GB, 4 * GB, 8 * GB]))
+    def change(self, usable: int) -> None:
+        self.since, self.usable = self.now, usable
+        self.look()
+
+    @rule()
+    def look(self) -> None:
+        self.check_said(lambda: self.memory.look(self.usable, self.now))
+
+    @rule(planned=st.integers(0, 8 * GB) | st.none())
+    def run_out(self, planned: int | None) -> None:
+        """None: of the plan that was made for what is offered."""
+        before = self.memory.offered_bytes
+        planned = before if planned is None else planned
+        line = self.check_said(lambda: self.memory.ran_out(planned, self.usable, self.now))
+        assert self.memory.offered_bytes <= before, "no such end lets it offer more"
+        if planned <= min(self.usable, before):
+            again = self.length_s and self.now < self.until + LONGEST_S
+            self.length_s = min(AGAIN * self.length_s, LONGEST_S) if again else FIRST_S
+            self.most, self.limit = int(LESS * (planned or before)), self.usable
+            self.until = self.now + self.length_s
+            assert format_seconds(self.length_s) in line, "longer each time, up to a day"
+            assert self.memory.offered_bytes == min(self.most, self.usable)
+        elif line:
+            assert self.memory.offered_bytes <= self.usable
+        self.look()
+
+    @rule()
+    def insist(self) -> None:
+        """There is no plan with so little."""
+        self.until = min(self.until, self.now)
+        self.check_said(lambda: self.memory.insist(self.usable, self.now))
+        assert self.memory.offered_bytes * (1 + PART) >= self.usable
+
+    def check_said(self, call: Callable[[], str]) -> str:
+        before = self.memory.offered_bytes
+        line = call()
+        assert bool(line) >= (self.memory.offered_bytes != before), "a change is said"
+        return line
+
+    @invariant()
+    def laws(self) -> None:
+        offered = self.memory.offered_bytes
+        assert offered * (1 - PART) <= self.usable
+        if self.now < self.until and self.usable <= self.limit:
+            assert offered <= self.most / (1 - PART), "for a while after such an end it offers less"
+
+    @invariant()
+    def what_has_settled_is_offered(self) -> None:
+        """Whatever came before; looked at often enough."""
+        memory = copy.deepcopy(self.memory)
+        now = max(self.now, self.until)
+        for wait_s in (0.0, SETTLED_S + 1):
+            memory.look(self.usable, now + wait_s)
+        assert memory.offered_bytes * (1 + PART) >= self.usable
+
+
+TestLimits = Limits.TestCase

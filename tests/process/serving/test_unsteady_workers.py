@@ -1,0 +1,106 @@
+"""One worker's trouble is its own: while its node dies again and again, or it comes and goes, the others answer."""
+
+import re
+import time
+
+import pytest
+
+from tests.process.serving.conftest import PROMPT
+from tests.process.serving.serving import START_S, Serving, node_of
+from tpiedge.master.quarantine import FLAPS, REST_S
+
+LONG = 300
+#: A worker that is gone again within SAME_S of its last loss is lost once.
+MOST_LOSSES = 4 * FLAPS
+LEFT_OUT = r"it was lost .*\(for another (\d+) s\)"
+
+
+def state_of(status: dict, name: str) -> str:
+    return node_of(status, name)["state"]
+
+
+def left_out_s(cluster: Serving, name: str) -> int:
+    """For how long it will still be left out, at the first look that says so."""
+    status = cluster.wait_until(lambda status: state_of(status, name) == "left out")
+    found = re.search(LEFT_OUT, node_of(status, name)["why"])
+    assert found, node_of(status, name)
+    return int(found[1])
+
+
+def comes_and_goes(cluster: Serving, name: str) -> None:
+    """Its agent is killed and started again."""
+    worker = cluster.workers[name]
+    worker.agent.kill()
+    worker.process.wait()
+    cluster.wait_until(lambda status: state_of(status, name) == "lost")
+    cluster.start_worker(name, token=False)
+    cluster.wait_until(lambda status: state_of(status, name) != "lost")
+
+
+@pytest.mark.fault(
+    "P1",
+    "comes and goes all the time: the others answer in one epoch, exactly; it is taken back once it stays",
+)
+def test_a_worker_that_comes_and_goes(slow_trio: Serving) -> None:
+    cluster = slow_trio
+    cluster.wait_ready(3)
+    whole = cluster.whole(PROMPT, LONG)
+    for _ in range(MOST_LOSSES):
+        comes_and_goes(cluster, "ann")
+        if state_of(cluster.status(), "ann") == "left out":
+            break
+    ends = time.monotonic() + left_out_s(cluster, "ann") - 1
+    cluster.wait_until(lambda status: status["ready"])
+    epoch, times = cluster.status()["epoch"], 0
+    with cluster.streaming(PROMPT, LONG) as stream:
+        with cluster.crawling():
+            while True:
+                comes_and_goes(cluster, "ann")
+                status = cluster.status()
+                if time.monotonic() > ends:
+                    break
+                assert (status["ready"], status["epoch"], state_of(status, "ann")) == (
+                    True,
+                    epoch,
+                    "left out",
+                )
+                times += 1
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, whole)
+    assert times, "its pause was too short for one coming"
+    cluster.wait_until(lambda status: status["ready"] and node_of(status, "ann")["rank"] is not None)
+    assert cluster.whole(PROMPT, LONG) == whole
+
+
+@pytest.mark.fault(
+    "P2",
+    "again and again: the others answer without it, exactly; it is tried again after a pause, then a longer one",
+)
+def test_a_node_dies_again_and_again(slow_trio: Serving) -> None:
+    cluster, bob = slow_trio, slow_trio.workers["bob"]
+    cluster.wait_ready(3)
+    agent, whole = bob.agent, cluster.whole(PROMPT, LONG)
+
+    def dies_in_an_answer() -> None:
+        epoch = cluster.status()["epoch"]
+        with cluster.streaming(PROMPT, LONG) as stream:
+            with cluster.crawling():
+                bob.node.kill()
+                cluster.wait_until(lambda status: status["ready"] and status["epoch"] != epoch)
+            stream.join(START_S)
+        assert (stream.error, stream.text) == (None, whole)
+
+    for _ in range(FLAPS - 1):
+        dies_in_an_answer()
+        cluster.wait_ready(3)
+        assert cluster.whole(PROMPT, LONG) == whole  # so that this epoch has proven itself
+    dies_in_an_answer()
+    assert left_out_s(cluster, "bob") <= REST_S
+    assert cluster.whole(PROMPT, LONG) == whole
+    cluster.wait_ready(3)
+    assert cluster.whole(PROMPT, LONG) == whole
+    dies_in_an_answer()
+    assert left_out_s(cluster, "bob") > REST_S
+    cluster.wait_ready(2)
+    assert cluster.whole(PROMPT, LONG) == whole
+    assert bob.agent == agent
