@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Job:
+class _Piece:
     """Of one client: what is to be done, and who waits for it; `undo` it where nobody does any more."""
 
     client: str
@@ -65,7 +65,7 @@ class FairThreads:
         self._begun: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._running = Portions(count)
         #: Who waits, the one whose turn is next first.
-        self._waiting: dict[str, deque[_Job]] = {}
+        self._waiting: dict[str, deque[_Piece]] = {}
 
     def start(
         self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None
@@ -75,7 +75,7 @@ class FairThreads:
         if not self._threads:
             self._start_all()
         promised: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(_Job(client, work, undo, promised))
+        self._waiting.setdefault(client, deque()).append(_Piece(client, work, undo, promised))
         self._fill()
         return promised
 
@@ -115,7 +115,7 @@ class FairThreads:
             begun()
             del begun  # or what was done would be kept until there is more to do
 
-    def _end(self, job: _Job, result: Any, error: BaseException | None) -> None:
+    def _end(self, job: _Piece, result: Any, error: BaseException | None) -> None:
         self._running.leave(job.client)
         self._fill()
         if not job.promised.cancelled():
@@ -128,7 +128,7 @@ class FairThreads:
 
 
 def _do(
-    job: _Job, loop: asyncio.AbstractEventLoop, end: Callable[[_Job, Any, BaseException | None], None]
+    job: _Piece, loop: asyncio.AbstractEventLoop, end: Callable[[_Piece, Any, BaseException | None], None]
 ) -> None:
     """In a thread."""
     result: Any = None
