@@ -78,7 +78,7 @@ class NodePlacement:
         def placed(rank: int, share: NodeShare, need: NodeNeed) -> Assignment:
             one = found.assignments[rank]
             why, fraction = one.why, layer_bytes(model, share) / whole
-            if _amounts(share) != _amounts(one.share):
+            if self.weights is None:
                 filled, ranks = prediction.with_speeds(facts), range(len(facts))
                 why = why_in(self.demand, facts[rank], filled, ranks, rank, fraction, need)
             return replace(
@@ -193,10 +193,6 @@ def _workers(found: Assignments, machines: tuple[Machine, ...]) -> list[Machine]
     """The machines of a plan but the master's own, by rank."""
     named = {machine.name: machine for machine in machines}
     return [named[one.machine] for one in found.assignments[1:]]
-
-
-def _amounts(share: NodeShare) -> tuple[int, int]:
-    return len(share.attention), len(share.ffn)
 
 
 def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
