@@ -31,7 +31,7 @@ from tpiedge.wire.epochs import Capacity, Offer
 from tpiedge.wire.weights import Keeping
 
 _UNIT = 128 * 8192 * 9 // 16  # q4: a byte of scale for eight of weights
-_MODEL = ModelFacts(
+MODEL = ModelFacts(
     LayerShape(64, 8, 224), 80, (_UNIT,) * 2, (_UNIT,) * 2, (_UNIT,) * 3, (_UNIT,) * 3, 0, GIB, 1 << 16, 64
 )
 
@@ -41,7 +41,7 @@ class _Planner:
 
     def __init__(self) -> None:
         own = MachineFacts(OWN_NAME, 1e10, 256 * GIB)
-        self.placement = NodePlacement(Demand(_MODEL, 4096), own, 4)
+        self.placement = NodePlacement(Demand(MODEL, 4096), own, 4)
         self._known: dict[object, Assignments | NoPlan] = {}
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
@@ -67,7 +67,7 @@ class World:
         """Everybody fetches for the plan of these speeds, and what losses need. Returns the seconds of its step."""
         known = self._machines
         for name, speed in present.items():
-            found = _machine(name, speed)
+            found = machine(name, speed)
             known[name] = replace(found, held=known[name].held) if name in known else found
         step_s = self._fetch(list(present), newcomer)
         for lost in present if self._spare else ():
@@ -85,14 +85,14 @@ class World:
             if why == "all" and one.machine != newcomer:
                 self.lacking["others"] += lacks
             if one.machine:
-                machine = self._machines[one.machine]
-                self._machines[one.machine] = replace(machine, held=machine.held.with_share(one.share))
+                known = self._machines[one.machine]
+                self._machines[one.machine] = replace(known, held=known.held.with_share(one.share))
         if why == "all":
             self._serving = found.assignments
         return found.step_s
 
 
-def _machine(name: str, speed: float) -> Machine:
+def machine(name: str, speed: float) -> Machine:
     capacity = Capacity(4, speed, speed)
     offer = Offer(0, name, name, "", 0, 1, "", "", 4, 256 * GIB, 1 << 50, capacity, 0.0, Keeping())
     return Machine(name, offer, 0.0, 0.0)
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    whole, _ = whole_bytes(_MODEL, 0)
+    whole, _ = whole_bytes(MODEL, 0)
     for spare in (False, True):
         for workers in (2, 3, 4, 7, 15):
             lacking: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}

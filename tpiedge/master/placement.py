@@ -14,7 +14,7 @@ from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import Demand
-from tpiedge.planner.reasons import SpareReason, slower, too_small
+from tpiedge.planner.reasons import SpareReason, slower, too_small, why_in
 from tpiedge.units import counted
 
 __all__ = ["OWN_NAME", "NodePlacement"]
@@ -48,34 +48,51 @@ class NodePlacement:
         return replace(found, spare={**small, **found.spare})
 
     def arrangement(self, found: Assignments, machines: tuple[Machine, ...]) -> Arrangement:
-        """The orders that the machines of a plan may have, given what is on their disks."""
-        named = {machine.name: machine for machine in machines}
-        workers = [named[one.machine] for one in found.assignments[1:]]
+        """What orders and shares the machines of a plan may have, given what is on their disks. With `weights` each
+        keeps its amount."""
+        workers = _workers(found, machines)
         nodes = prediction.node_facts([self.own, *map(self._offered, workers)])
         held = [HeldUnits(), *(worker.held for worker in workers)]
         shares = [one.share for one in found.assignments]
         parts = list(map(Part, nodes, shares, held))
-        return Arrangement(self.demand.model, self.demand.capacity_tokens, parts)
+        return Arrangement(
+            self.demand.model, self.demand.capacity_tokens, parts, movable=self.weights is None
+        )
 
-    def in_order(self, found: Assignments, line: Arrangement, order: Sequence[int]) -> Assignments | None:
-        """The plan with its machines in an order of `line`, its arrangement; None where they do not fit so."""
-        needs = line.needs(order)
+    def placed(
+        self,
+        found: Assignments,
+        machines: tuple[Machine, ...],
+        line: Arrangement,
+        order: Sequence[int],
+        shares: Sequence[NodeShare],
+    ) -> Assignments | None:
+        """The plan with its machines in an order of `line`, its arrangement, and with these shares; None where they do
+        not fit so."""
+        needs = line.needs(order, shares)
         if needs is None:
             return None
-        model = self.demand.model
-        moved = tuple(
-            replace(
-                found.assignments[rank],
+        model, facts = self.demand.model, [self.own, *map(self._offered, _workers(found, machines))]
+        whole = sum(layer_bytes(model, share) for share in shares)
+
+        def placed(rank: int, share: NodeShare, need: NodeNeed) -> Assignment:
+            one = found.assignments[rank]
+            why, fraction = one.why, layer_bytes(model, share) / whole
+            if self.weights is None:
+                filled, ranks = prediction.with_speeds(facts), range(len(facts))
+                why = why_in(self.demand, facts[rank], filled, ranks, rank, fraction, need)
+            return replace(
+                one,
                 share=share,
                 weight_bytes=need.weight_bytes,
                 weights=need.weights,
                 planned_bytes=need.total_bytes,
-                ffn_s=_ffn_seconds(model, share, found.assignments[rank].speed),
+                why=why,
+                ffn_s=_ffn_seconds(model, share, one.speed),
             )
-            for rank, share, need in zip(order, line.shares(order), needs, strict=True)
-        )
-        step_s = found.step_s + line.seconds(order) - line.seconds(line.own)
-        return replace(found, assignments=moved, step_s=step_s)
+
+        step_s = found.step_s + line.seconds(order, shares) - line.seconds(line.own)
+        return replace(found, assignments=tuple(map(placed, order, shares, needs)), step_s=step_s)
 
     def _small(self, machines: tuple[Machine, ...]) -> dict[str, SpareReason]:
         """The machines whose memory holds no share at all."""
@@ -170,6 +187,12 @@ class NodePlacement:
             slowdown=1.0 if machine is None else machine.slowdown,
             ffn_s=_ffn_seconds(self.demand.model, allotment.share, speed),
         )
+
+
+def _workers(found: Assignments, machines: tuple[Machine, ...]) -> list[Machine]:
+    """The machines of a plan but the master's own, by rank."""
+    named = {machine.name: machine for machine in machines}
+    return [named[one.machine] for one in found.assignments[1:]]
 
 
 def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:

@@ -1,13 +1,15 @@
-"""In which order the machines of a plan take their intervals, so that their disks lack the fewest bytes. Pure.
+"""Where in a layer the machines of a plan have their intervals, so that their disks lack the fewest bytes. Pure.
 
-How many units each machine gets is the plan's. Where they lie in a layer follows from the order of ranks, which costs
-next to no time: the order is free but for rank 0, whose machine has the whole pack and takes the first units.
+How many units each machine gets is the plan's. Where they lie follows from the order of ranks, which costs next to no
+time: the order is free but for rank 0, whose machine has the whole pack and takes the first units. Of the best order
+the borders are moved then (`borders`), which costs no time at all.
 
 Laws:
 1. No machine takes longer than _SLACK times as long as the slowest does in the plan's own order, nor more memory or
    disk than it offers: KV heads that are replicated, and a short last tile, make some places dearer.
 2. No order is found that lacks more than the plan's own, or than any that is given to try.
 3. Of orders that lack equally much, the first that was given is found: what is there stays where it is.
+4. With moved borders no step is longer than in the plan's own order or the one found, and no more is lacking.
 
 The search takes one machine out and puts it in where the fewest bytes are lacking, as long as that helps: for a few
 machines it finds the best order, or nearly that.
@@ -21,6 +23,7 @@ from typing import Final, TypeAlias
 
 from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.borders import moved_borders
 from tpiedge.planner.needs import ModelFacts, NodeFacts, NodeNeed
 from tpiedge.planner.streaming import node_need, node_seconds
 
@@ -50,11 +53,15 @@ class Part:
 class Arrangement:
     """The orders of one plan. An order lists the ranks that machines have in the plan's own order, 0 first."""
 
-    def __init__(self, model: ModelFacts, capacity_tokens: int, parts: Sequence[Part]) -> None:
-        """`parts`: by rank in the plan's own order, in which they are feasible."""
+    def __init__(
+        self, model: ModelFacts, capacity_tokens: int, parts: Sequence[Part], *, movable: bool = True
+    ) -> None:
+        """`parts`: by rank in the plan's own order, in which they are feasible. `movable`: whether borders may be
+        moved, so that machines get other amounts."""
         self._model = model
         self._capacity_tokens = capacity_tokens
         self._parts = parts
+        self._movable = movable
         self._sizes = [(len(part.share.attention), len(part.share.ffn)) for part in parts]
         held = [part.held.within(model.shape.heads, model.shape.ffn_tiles) for part in parts]
         self._held = [(one.attention, one.kv_heads(model.shape.group_size), one.ffn) for one in held]
@@ -75,23 +82,49 @@ class Arrangement:
             for rank, (head, tile) in zip(order, self._starts(order), strict=False)
         ]
 
-    def needs(self, order: Sequence[int]) -> list[NodeNeed] | None:
-        """What the machines need in that order; None where it breaks law 1."""
-        found = [self._need(rank, share) for rank, share in zip(order, self.shares(order), strict=True)]
+    def moved(self, order: Sequence[int]) -> list[NodeShare]:
+        """The machines' shares in that order with the borders at which the fewest bytes are lacking (law 4)."""
+        if not self._movable:
+            return self.shares(order)
+        limit_s = max(self.seconds(self.own), self.seconds(order))
+        everything = HeldUnits((1 << self._model.shape.heads) - 1, (1 << self._model.shape.ffn_tiles) - 1)
+        held = [self._parts[rank].held if rank else everything for rank in order]
+
+        def fits(place: int, share: NodeShare) -> bool:
+            return self._seconds(order[place], share) <= limit_s
+
+        return moved_borders(self._model, self.shares(order), held, fits)
+
+    def needs(self, order: Sequence[int], shares: Sequence[NodeShare] | None = None) -> list[NodeNeed] | None:
+        """What the machines need in that order, with its shares or the given ones; None where that breaks law 1."""
+        given = self.shares(order) if shares is None else shares
+        found = [self._need(rank, share) for rank, share in zip(order, given, strict=True)]
         needs = [need for need in found if need is not None]
-        return needs if len(needs) == len(found) and self.seconds(order) <= self._limit_s else None
+        return needs if len(needs) == len(found) and self.seconds(order, given) <= self._limit_s else None
 
-    def seconds(self, order: Sequence[int]) -> float:
-        """How long the slowest machine takes for its layers; infinite where one does not fit."""
-        return max(self._seconds(rank, share) for rank, share in zip(order, self.shares(order), strict=True))
+    def seconds(self, order: Sequence[int], shares: Sequence[NodeShare] | None = None) -> float:
+        """How long the slowest machine takes for its layers; infinite where one does not fit. `shares` as in `needs`,
+        here and below."""
+        given = self.shares(order) if shares is None else shares
+        return max(self._seconds(rank, share) for rank, share in zip(order, given, strict=True))
 
-    def lacks(self, order: Sequence[int]) -> list[int]:
-        """Bytes of weights that each machine's disk lacks in that order; more than there are where it breaks law 1."""
-        return [self._lacks(rank, *start) for rank, start in zip(order, self._starts(order), strict=False)]
+    def lacks(self, order: Sequence[int], shares: Sequence[NodeShare] | None = None) -> list[int]:
+        """Bytes of weights that each machine's disk lacks in that order; more than there are where a place in an order
+        breaks law 1."""
+        if shares is None:
+            return [
+                self._lacks(rank, *start) for rank, start in zip(order, self._starts(order), strict=False)
+            ]
+        return [
+            self._lacking_bytes(
+                rank, share.attention.start, len(share.attention), share.ffn.start, len(share.ffn)
+            )
+            for rank, share in zip(order, shares, strict=True)
+        ]
 
-    def lacking(self, order: Sequence[int]) -> int:
+    def lacking(self, order: Sequence[int], shares: Sequence[NodeShare] | None = None) -> int:
         """The bytes that all disks together lack."""
-        return sum(self.lacks(order))
+        return sum(self.lacks(order, shares))
 
     def nearest(self, tried: Sequence[Sequence[int]] = ()) -> _Ranks:
         """The order in which the fewest bytes are lacking, as far as the search finds it. `tried`: orders to begin
@@ -154,19 +187,25 @@ class Arrangement:
         """Bytes that `rank` lacks where its units begin there. Without objects: it is asked thousands of times."""
         if rank == 0:
             return 0
-        model, (heads, tiles) = self._model, self._sizes[rank]
-        first_kv = head // model.shape.group_size
-        kv_heads = -(-(head + heads) // model.shape.group_size) - first_kv if heads else 0
-        last = model.shape.ffn_tiles - 1
-        place = rank, kv_heads, 0 < tiles == last + 1 - tile
+        heads, tiles = self._sizes[rank]
+        group, last = self._model.shape.group_size, self._model.shape.ffn_tiles
+        kv_heads = -(-(head + heads) // group) - head // group if heads else 0
+        place = rank, kv_heads, 0 < tiles == last - tile
         if place not in self._fitting:
             share = NodeShare(Share(head, head + heads), Share(tile, tile + tiles))
             self._fitting[place] = self._seconds(rank, share) <= self._limit_s
-        if not self._fitting[place]:
-            return _NEVER
+        return self._lacking_bytes(rank, head, heads, tile, tiles) if self._fitting[place] else _NEVER
+
+    def _lacking_bytes(self, rank: int, head: int, heads: int, tile: int, tiles: int) -> int:
+        """Of so many heads and tiles from there on, whether they fit or not."""
+        if rank == 0:
+            return 0
+        model = self._model
+        first_kv = head // model.shape.group_size
+        kv_heads = -(-(head + heads) // model.shape.group_size) - first_kv if heads else 0
         held_heads, held_kv_heads, held_tiles = self._held[rank]
         lacking_tiles = (((1 << tiles) - 1) << tile) & ~held_tiles
-        lacks_last = lacking_tiles >> last
+        lacks_last = lacking_tiles >> model.shape.ffn_tiles - 1
         return model.num_layers * (
             ((((1 << heads) - 1) << head) & ~held_heads).bit_count() * sum(model.query_unit_bytes)
             + ((((1 << kv_heads) - 1) << first_kv) & ~held_kv_heads).bit_count() * sum(model.kv_unit_bytes)

@@ -16,6 +16,7 @@ from tpiedge.master.foresight import Foresight
 from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.roster import Machine
 from tpiedge.pack.held import HeldUnits
+from tpiedge.planner.needs import layer_bytes
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.wire.epochs import AskOffer, Held, Leaving, Prepare, Stock
 
@@ -111,15 +112,16 @@ def test_an_order_in_another_is_the_same_plan() -> None:
     machines = tuple(cluster.machines.values())
     own = cluster.planned()
     line = PLACEMENT.arrangement(own, machines)
-    assert PLACEMENT.in_order(own, line, line.own) == own
-    other = PLACEMENT.in_order(own, line, (0, 2, 1))
+    assert PLACEMENT.placed(own, machines, line, line.own, line.shares(line.own)) == own
+    other = PLACEMENT.placed(own, machines, line, (0, 2, 1), line.shares((0, 2, 1)))
     assert other is not None
     assert names(other.assignments) == ("bob", "ann")
     assert [one.share.ffn.stop for one in other.assignments][-1] == MODEL.shape.ffn_tiles
     assert sorted(one.weight_bytes for one in other.assignments) == sorted(
         one.weight_bytes for one in own.assignments
     )
-    again = PLACEMENT.in_order(other, PLACEMENT.arrangement(other, machines), (0, 2, 1))
+    line = PLACEMENT.arrangement(other, machines)
+    again = PLACEMENT.placed(other, machines, line, (0, 2, 1), line.shares((0, 2, 1)))
     assert again == own
     assert again is not None
     assert [one.ffn_s for one in again.assignments] == pytest.approx([one.ffn_s for one in own.assignments])
@@ -167,6 +169,25 @@ def test_what_was_stocked_for_a_loss_is_what_the_loss_needs(speeds: list[float],
     cluster.serving = ()
     if cluster.machines:
         assert cluster.lacking(cluster.planned()) == 0
+
+
+@given(st.lists(st.tuples(SPEEDS, st.integers(0, 255), st.integers(0, 65535)), min_size=2, max_size=4))
+def test_what_serves_keeps_its_borders_whatever_is_on_disks(
+    machines: list[tuple[float, int, int]],
+) -> None:
+    cluster = Cluster()
+    for number, (speed, heads, tiles) in enumerate(machines):
+        cluster.join(f"w-{number}", speed)
+        cluster.machines[f"w-{number}"] = replace(
+            cluster.machines[f"w-{number}"], held=HeldUnits(heads, tiles)
+        )
+    cluster.serve()
+    for name, one in cluster.machines.items():
+        cluster.machines[name] = replace(one, held=HeldUnits())
+    assert cluster.planned().assignments == cluster.serving
+    parts = [layer_bytes(MODEL, one.share) for one in cluster.serving]
+    for one, part in zip(cluster.serving, parts, strict=True):
+        assert f"{part / sum(parts):.0%} of the cluster" in one.why
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), SPEEDS, st.booleans()), max_size=12))
