@@ -100,7 +100,7 @@ VERBS = (
     (
         "nodes",
         "tpiedge.cli.nodes:nodes",
-        "Show who has which share of the model, and why; let workers in, drain them, shut them out.",
+        "Show who has which share of the model, and why; let workers in, drain them, try them again, shut them out.",
     ),
     (
         "top",
