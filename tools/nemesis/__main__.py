@@ -1,6 +1,6 @@
 """Break a cluster again and again while clients read answers, and compare every answer with the undisturbed one.
 
-    .venv/bin/python -m tools.nemesis [MODEL] [--kills 100 | --minutes 10] [--faults processes,links] [--seed 1]
+    .venv/bin/python -m tools.nemesis [MODEL] [--kills 100 | --minutes 10] [--faults kills,links] [--seed 1]
         [--apart 2] [--workers 2] [--clients 4] [--tokens 300] [--precision q4] [--json] [--keep FOLDER]
 
 A master and its workers, real processes with folders of their own, answer clients that ask one thing after the other,
@@ -8,8 +8,8 @@ greedy or sampled with a seed. First each question is answered without a fault. 
 sometimes two at once; --faults says what, and all that can be done here breaks where it is not given:
 
     kills       a node, an agent or rank 0 is killed (-9)
-    processes   these, and one is stopped for 0.1 to 10 s, a machine with all that runs on it is, a worker leaves in
-                order or is drained, another one joins for a while
+    processes   one of these is stopped for 0.1 to 10 s, a machine with all that runs on it is, a worker leaves in order
+                or is drained, another one joins for a while
     links       a worker's link is cut, carries one way only, answers with resets, loses packets or is slow, or two
                 workers do not reach each other, for 0.5 to 10 s (root, nftables, iproute2: machines are namespaces)
     disks       a worker's disk is full, or cannot be read, for 2 to 15 s (root: disks are files)

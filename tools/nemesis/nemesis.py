@@ -16,16 +16,14 @@ __all__ = ["FAULTS", "Fault", "Nemesis"]
 Fault = Callable[[Scene], bool]
 """Whether there was somebody whom it could hit."""
 
-_KILLS: dict[str, Fault] = {
-    "node killed": of_processes.kill_node,
-    "agent killed": of_processes.kill_agent,
-    "rank 0 killed": of_processes.kill_rank_zero,
-}
 #: Kind, as of `stage.KINDS` -> its faults.
 FAULTS: dict[str, dict[str, Fault]] = {
-    "kills": _KILLS,
+    "kills": {
+        "node killed": of_processes.kill_node,
+        "agent killed": of_processes.kill_agent,
+        "rank 0 killed": of_processes.kill_rank_zero,
+    },
     "processes": {
-        **_KILLS,
         "node stopped": of_processes.stop_node,
         "rank 0 stopped": of_processes.stop_rank_zero,
         "machine stopped": of_processes.stop_machine,

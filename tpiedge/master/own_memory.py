@@ -6,6 +6,7 @@ from dataclasses import replace
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.placement import NodePlacement
 from tpiedge.master.roster import Machine
+from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arrangement import Arrangement
 
 __all__ = ["PlacementOfNow"]
@@ -29,6 +30,13 @@ class PlacementOfNow:
         """As NodePlacement.arrangement."""
         return self.now.arrangement(found, machines)
 
-    def in_order(self, found: Assignments, line: Arrangement, order: Sequence[int]) -> Assignments | None:
-        """As NodePlacement.in_order."""
-        return self.now.in_order(found, line, order)
+    def placed(
+        self,
+        found: Assignments,
+        machines: tuple[Machine, ...],
+        line: Arrangement,
+        order: Sequence[int],
+        shares: Sequence[NodeShare],
+    ) -> Assignments | None:
+        """As NodePlacement.placed."""
+        return self.now.placed(found, machines, line, order, shares)

@@ -30,10 +30,10 @@ _AROUND: Final = 2
 #: A byte that is lacking counts for more than all units by which borders are moved.
 _BYTE: Final = 1 << 32
 
-_Way: TypeAlias = tuple[int, tuple[int, int]]
+_Passage: TypeAlias = tuple[int, tuple[int, int]]
 """The cost of the best way to a border (the bytes lacking before it times _BYTE, and the units by which borders were
 moved), and the border before it."""
-_Ways: TypeAlias = dict[int, dict[int, _Way]]
+_Reached: TypeAlias = dict[int, dict[int, _Passage]]
 """The best way to each border, by its head and its tile."""
 
 
@@ -78,7 +78,7 @@ class _Search:
 
     def best(self) -> list[NodeShare]:
         shape = self._model.shape
-        found: list[_Ways] = [{0: {0: (0, (0, 0))}}]
+        found: list[_Reached] = [{0: {0: (0, (0, 0))}}]
         for rank, (low, high) in enumerate(self._tile_ranges()):
             found.append(self._next(rank, found[-1], low, high))
         border, borders = (shape.heads, shape.ffn_tiles), []
@@ -91,9 +91,9 @@ class _Search:
             for (head, tile), (next_head, next_tile) in pairwise(borders)
         ]
 
-    def _next(self, rank: int, ways: _Ways, low: int, high: int) -> _Ways:
+    def _next(self, rank: int, ways: _Reached, low: int, high: int) -> _Reached:
         """The best ways to the border behind `rank`, which lies at the tiles from `low` to `high`."""
-        found: _Ways = {}
+        found: _Reached = {}
         for head, by_tile in ways.items():
             row = sorted(by_tile.items())
             for stop in self._stops(rank):
@@ -107,9 +107,9 @@ class _Search:
         self,
         rank: int,
         heads: Share,
-        row: Sequence[tuple[int, _Way]],
+        row: Sequence[tuple[int, _Passage]],
         stops: range,
-        found: dict[int, _Way],
+        found: dict[int, _Passage],
     ) -> None:
         """Puts into `found` the ways through `rank` with these heads that are better than those there.
 

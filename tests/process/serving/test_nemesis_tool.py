@@ -34,7 +34,7 @@ def broken(*options: object, limit_s: float) -> dict:
 )
 def test_ten_faults() -> None:
     """As many as one likes: tools/nemesis."""
-    found = broken("--kills", KILLS, "--seed", 5, "--faults", "processes", limit_s=380)
+    found = broken("--kills", KILLS, "--seed", 5, "--faults", "kills,processes", limit_s=380)
     assert found["kills"] >= KILLS
     assert found["paused_answers"] > 0
 
@@ -47,6 +47,6 @@ def test_faults_of_several_kinds() -> None:
     reason = why_impossible("nft", "tc")
     if reason is not None:
         pytest.skip(reason)
-    found = broken("--kills", FEW, "--seed", 2, "--faults", "processes,links,master", limit_s=380)
+    found = broken("--kills", FEW, "--seed", 2, "--faults", "kills,processes,links,master", limit_s=380)
     assert found["kills"] >= FEW
     assert sum(found["by_kind"].values()) == found["kills"]

@@ -73,7 +73,7 @@ def test_a_placement_follows_the_memory() -> None:
     found = arranged(place((ann,), ()))
     assert found.assignments[0].memory_bytes == 3 * GIB
     line = place.arrangement(found, (ann,))
-    assert place.in_order(found, line, line.own) is not None
+    assert place.placed(found, (ann,), line, line.own, line.shares(line.own)) is not None
 
 
 def test_what_was_planned_for_other_memory_is_no_answer() -> None:
