@@ -32,8 +32,13 @@ opening.onsuccess = () => {
 """
 #: Tells in a variable of the window whether the element hears of the next click.
 _LISTEN = """
+const [aimed] = arguments, name = (e) => e.getAttribute("aria-label") || e.innerText;
 window.clickHeard = false;
-arguments[0].addEventListener("click", () => { window.clickHeard = true; }, { capture: true, once: true });
+const hear = ({ target }) => {
+  const hit = target.closest("button, a, summary");
+  window.clickHeard = hit !== null && (hit === aimed || name(hit) === name(aimed)); // it may have been drawn anew
+};
+document.addEventListener("click", hear, { capture: true, once: true });
 """
 
 

@@ -661,7 +661,7 @@ def test_who_asks_for_what_comes_after_the_end_is_refused_and_may_come_again(
             else:
                 text = answer.read().decode()
             assert answer.status_code == (200 if late else 400)
-        assert "the header Last-Event-ID says a later one" in text
+        assert "the request names an event after the answer's last one" in text
         with http.stream("GET", path, headers={"Last-Event-ID": "0"}) as answer:
             *_, (last, done) = events_of(answer)
         assert done == "[DONE]"

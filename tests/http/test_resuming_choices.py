@@ -30,7 +30,7 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
-from tpiedge.errors import PeerLost
+from tpiedge.errors import PeerLost, UserError
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.testing.service import FakeService, finished, token
 from tpiedge.wire.control import PromptScores
@@ -194,6 +194,8 @@ def test_what_fails_one_choice_fails_all(keep, service, folder):
         begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
         begun[3].say(5)
         begun[3].finish()
+        (record,) = left(folder)
+        wait_until(lambda: b"ended" in record.read_bytes())
         begun[7].fail(PeerLost(1, "the work", "killed"))
         assert "killed" in answer.read().decode()
     for number, generation in enumerate(begun):
@@ -245,3 +247,21 @@ def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, f
     assert record.read_bytes().count(b"taken up") == 1
     kept.close()
     kept.join(LIMIT_S)
+
+
+def test_where_the_system_has_no_thread_left_records_stay(service, folder, monkeypatch):
+    accepted = accepted_of(service, CHAT, echo=False)
+    RecordFolder(folder, PACK).begin(accepted).keep()
+    kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
+    with monkeypatch.context() as system:
+        system.setattr(threading, "Thread", NoThread)
+        with pytest.raises(UserError, match="they stay recorded"):
+            kept.recover()
+    kept.close()
+    kept.join(LIMIT_S)
+    assert len(left(folder)) == 1
+
+
+class NoThread(threading.Thread):
+    def start(self):
+        raise RuntimeError("can't start new thread")

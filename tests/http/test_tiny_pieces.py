@@ -36,6 +36,20 @@ def test_a_body_in_tiny_chunks_is_refused(serve, service):
     assert service.generations.empty()
 
 
+def test_an_empty_line_behind_a_body_is_overlooked(serve, service):
+    """Old clients send one, which may come on its own."""
+    server = serve()
+    with silent(server.url, 1) as (old,):
+        old.settimeout(LIMIT_S)
+        old.sendall(post(BODY, f"Content-Length: {len(BODY)}"))
+        generation = service.generations.get(timeout=LIMIT_S)
+        old.sendall(b"\r\n")
+        assert httpx.get(f"{server.url}/health", timeout=LIMIT_S).status_code == 200
+        generation.say(5)
+        generation.finish("stop")
+        assert status_of(old.recv(1 << 16)) == 200
+
+
 def test_a_body_in_chunks_that_are_not_tiny_is_read(serve, service):
     answers(service, "Hello")
     spaces = [b" " * SMALLEST_CHUNK] * (4 * FREE_CHUNKS)

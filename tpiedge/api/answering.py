@@ -85,7 +85,7 @@ class BeyondEnd(ApiError):
     def __init__(self, last: int) -> None:
         super().__init__(
             400,
-            f"the answer's last event is {last}, the header Last-Event-ID says a later one: send the last that came",
+            f"the request names an event after the answer's last one, which is {last}: name the last that came",
             "invalid_value",
         )
 

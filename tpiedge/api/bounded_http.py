@@ -39,7 +39,7 @@ class BoundedHttp(h11.Connection):
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """As h11's. Raises RemoteProtocolError, for more than is allowed, too."""
-        if self.their_state is h11.IDLE:
+        if self.their_state in (h11.IDLE, h11.MUST_CLOSE):
             self._receive_buffer.skip_empty_lines()
         try:
             event = super().next_event()

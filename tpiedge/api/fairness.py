@@ -75,7 +75,9 @@ class FairThreads:
         if not self._threads:
             self._start_all()
         promised: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(_Piece(client, work, undo, promised))
+        piece = _Piece(client, work, undo, promised)
+        promised.add_done_callback(lambda _: self._forget(piece))
+        self._waiting.setdefault(client, deque()).append(piece)
         self._fill()
         return promised
 
@@ -97,6 +99,14 @@ class FairThreads:
                 break
             self._threads.append(thread)
         self._running = Portions(len(self._threads))
+
+    def _forget(self, piece: _Piece) -> None:
+        """What is not to be done any more is not kept until its client has a turn: it may be large."""
+        own = self._waiting.get(piece.client)
+        if own is not None and piece in own:
+            own.remove(piece)
+            if not own:
+                del self._waiting[piece.client]
 
     def _fill(self) -> None:
         """As many work as may."""

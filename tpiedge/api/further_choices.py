@@ -24,10 +24,11 @@ class FurtherChoices:
     def __init__(
         self,
         requests: Sequence[GenerationRequest],
-        submit: Callable[[GenerationRequest], Generation],
+        submit: Callable[[GenerationRequest, bool], Generation],
         postpone: Callable[[int], None],
     ) -> None:
-        """`submit`, `postpone`: as of Service, whose Busy the latter raises here."""
+        """`submit` (of a request, and whether it is attended) and `postpone`: as of Service, whose Busy the latter
+        raises here."""
         self._requests = deque(requests)
         self._submit = submit
         self._postpone = postpone
@@ -38,9 +39,9 @@ class FurtherChoices:
     def count(self) -> int:
         return len(self._requests)
 
-    def submit(self) -> Generation:
+    def submit(self, *, attended: bool = True) -> Generation:
         """The next one, which stays one of them where this raises as Service.submit."""
-        generation = self._submit(self._requests[0])
+        generation = self._submit(self._requests[0], attended)
         self._requests.popleft()
         self._postpone(-1)
         return generation
@@ -58,7 +59,10 @@ def submit_choices(
     """Those of the first choices, as many as have places, and the others.
 
     Raises as Service.submit where not even one is taken."""
-    submit = partial(service.submit, client=client)
+
+    def submit(request: GenerationRequest, attended: bool = True) -> Generation:
+        return service.submit(request, client, attended=attended)
+
     generations: list[Generation] = []
     try:
         _submit_first(requests, submit, generations)

@@ -119,7 +119,7 @@ class HeardChoices:
                 if not self._numbers:
                     return None
                 try:
-                    generation = self._further.submit()
+                    generation = self._further.submit(attended=self._attended)
                 except Busy as busy:
                     again_s = busy.retry_after_s
                 except Unavailable:
@@ -127,7 +127,5 @@ class HeardChoices:
                 else:
                     choice = self._numbers.popleft()
                     self._generations[choice] = generation
-                    if not self._attended:
-                        generation.attend(False)
                     return choice, generation
         return None

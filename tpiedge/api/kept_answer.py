@@ -127,17 +127,13 @@ class KeptAnswer:
 
     def follow(self, generations: Mapping[int, Generation], further: FurtherChoices) -> None:
         """Keeps what these say of choices that are `lacking`, and `further` of the others. To be called once. Raises
-        RuntimeError where the system has no thread left."""
+        RuntimeError where the system has no thread left: then it is to be ended or kept."""
         numbers = [choice for choice in self.lacking if choice not in generations]
         heard = HeardChoices(self.accepted.name, generations, further, numbers, self._say, self._fail)
         with self._lock:
             self._heard = heard
             self._attend(self._reader is not None)
-        try:
-            heard.start()
-        except RuntimeError:
-            self.end()
-            raise
+        heard.start()
 
     def read(self, *, collects: bool) -> "AnswerReader":
         """A new reader, who takes the place of the one before. `collects`: by GET, for the whole of the answer."""

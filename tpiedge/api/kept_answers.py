@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from tpiedge.api.asked import Asked, FormatName
@@ -20,8 +19,10 @@ from tpiedge.api.kept_answer import AnswerReader, KeptAnswer
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest, RecordedEvent, marks
 from tpiedge.api.service import Generation, Service
+from tpiedge.errors import UserError
 from tpiedge.units import counted, format_seconds
 from tpiedge.wire.control import AnswerPart, Finished
+from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MOST_LEFT", "MOST_RECOVERED", "KeptAnswers"]
 
@@ -30,6 +31,9 @@ _log = logging.getLogger(__name__)
 MOST_LEFT: Final = 64
 MOST_RECOVERED: Final = 512
 """More than one master has: those that wait and run in full queues, and MOST_LEFT."""
+
+_MOST_AT_ONCE: Final = 256
+"""Of choices of all recovered answers: those of further answers begin one after the other."""
 
 Now = Callable[[], float]
 
@@ -58,7 +62,7 @@ class KeptAnswers:
     def recover(self) -> int:
         """Goes on with the answers of the master before; returns how many. To be called before anything is accepted.
 
-        Raises UserError for records that cannot be read.
+        Raises UserError for records that cannot be read, or where the system has not enough threads: they stay.
         """
         found = self._folder.found()
         many, found = found[:-MOST_RECOVERED], found[-MOST_RECOVERED:]
@@ -68,6 +72,7 @@ class KeptAnswers:
             _log.warning(
                 "deleted %s: nobody came for them, and more are recorded", counted(len(many), "answer")
             )
+        threads = 0
         resumed: list[tuple[KeptAnswer, Mapping[int, Generation], FurtherChoices]] = []
         for one in found:
             record = one.record
@@ -75,10 +80,20 @@ class KeptAnswers:
             age_s = max(0.0, self._today() - record.accepted.created)
             answer = KeptAnswer(record.accepted, one.file, tokenizer, self._now, said, self._grace_s, age_s)
             self._add(answer)
-            resumed.append((answer, *self._resume(answer, said)))
+            at_once = AT_ONCE if threads < _MOST_AT_ONCE else 1
+            generations, further = self._resume(answer, said, at_once)
+            threads += len(generations)
+            resumed.append((answer, generations, further))
         # Not before: a choice that had not begun is asked for after all that had.
-        for answer, generations, further in resumed:
-            answer.follow(generations, further)
+        try:
+            for answer, generations, further in resumed:
+                answer.follow(generations, further)
+        except RuntimeError as error:
+            self.close()
+            raise UserError(
+                f"the system has no {threads} threads for the answers that are recorded ({error}): they stay recorded; "
+                "allow more processes (ulimit -u), or delete the records"
+            ) from None
         return len(found)
 
     def accept(
@@ -92,7 +107,11 @@ class KeptAnswers:
         file, tokenizer = self._folder.begin(accepted), self._service.tokenizer
         answer = KeptAnswer(accepted, file, tokenizer, self._now, client=client)
         reader = answer.read(collects=False)
-        answer.follow(dict(enumerate(generations)), further)
+        try:
+            answer.follow(dict(enumerate(generations)), further)
+        except RuntimeError:
+            answer.end()
+            raise
         self._add(answer)
         return reader
 
@@ -132,21 +151,25 @@ class KeptAnswers:
         self._folder.close(max(0.0, deadline - time.monotonic()))
 
     def _resume(
-        self, answer: KeptAnswer, said: Sequence[RecordedEvent]
+        self, answer: KeptAnswer, said: Sequence[RecordedEvent], at_once: int
     ) -> tuple[Mapping[int, Generation], FurtherChoices]:
-        """Those choices that lack their end and had begun, or may begin at once, and the others."""
+        """Those choices that lack their end and had begun, or are among the first that may begin `at_once`, and the
+        others."""
         parts: dict[int, list[AnswerPart]] = {}
         for choice, event in said:
             if not isinstance(event, Finished):
                 parts.setdefault(choice, []).append(event)
         choices, lacking = answer.accepted.choices, answer.lacking
-        begun = [choice for number, choice in enumerate(lacking) if number < AT_ONCE or choice in parts]
+        begun = [choice for number, choice in enumerate(lacking) if number < at_once or choice in parts]
         generations = {
             choice: self._service.resume(choices[choice].request, parts.get(choice, ())) for choice in begun
         }
         left = [choices[choice].request for choice in lacking if choice not in generations]
         # They are of the request that an earlier master accepted, however many wait: these are not counted.
-        submit = partial(self._service.submit, client=answer.client)
+
+        def submit(request: GenerationRequest, attended: bool) -> Generation:
+            return self._service.submit(request, answer.client, attended=attended)
+
         return generations, FurtherChoices(left, submit, lambda _: None)
 
     def _add(self, answer: KeptAnswer) -> None:

@@ -171,9 +171,10 @@ class Service(Protocol):
         """End the request of that id, whose reader is told so. Returns whether there is one."""
         ...
 
-    def submit(self, request: GenerationRequest, client: str) -> Generation:
-        """Queue the request of that `client`: clients take turns, however many requests one has. Raises Busy,
-        Unavailable, or UserError for what the cluster cannot do."""
+    def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> Generation:
+        """Queue the request of that `client`: clients take turns, however many requests one has. `attended`: whether
+        somebody waits for it already, as of Generation.attend. Raises Busy, Unavailable, or UserError for what the
+        cluster cannot do."""
         ...
 
     def postpone(self, count: int, client: str) -> None:

@@ -102,11 +102,11 @@ class MasterService:
     def dismiss(self, request: str) -> bool:
         return self._master.dismiss(request)
 
-    def submit(self, request: GenerationRequest, client: str) -> PendingAnswer:
+    def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> PendingAnswer:
         if self._supervisor.failed:
             raise Unavailable(f"the master ends: its thread {self._supervisor.failed} failed")
         try:
-            return self._master.submit(request, client)
+            return self._master.submit(request, client, attended=attended)
         except QueueFull as error:
             raise Busy(str(error)) from None
         except NotServing as error:

@@ -166,15 +166,17 @@ def _serve(
 ) -> None:
     """Serves until the master sends the worker away or the user ends it."""
     deadline = time.monotonic() + wait
-    while True:
-        try:
-            _serve_at_its_address(master, own, book, measurements, deadline, say)
-            return
-        except MasterMoved as error:
-            say(f"{error}: joining it there")
-            # It is waited for there as long as at its old address.
-            master = _Master(master.address, book.key_of(master.address), "", found=True)
-            deadline = math.inf
+    with ExitStack() as member:
+        while True:
+            try:
+                _serve_at_its_address(master, own, book, measurements, deadline, say)
+                return
+            except MasterMoved as error:
+                say(f"{error}: joining it there")
+                member.enter_context(interrupt_says(_MEMBER))
+                # It is waited for there as long as at its old address.
+                master = _Master(master.address, book.key_of(master.address), "", found=True)
+                deadline = math.inf
 
 
 def _serve_at_its_address(

@@ -4,6 +4,7 @@ What other programs take changes from minute to minute, and a plan cannot follow
 counts as theirs, and afterwards only limits are looked at: those of the control groups, and how much the machine has.
 """
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ class MemoryLimits:
         self._asked_bytes = asked_bytes
         self._root = root
         self._addresses = address_room()
+        self._total = memory.total
         self._taken = {**Cgroups.own(root).memory_taken(), _MACHINE: memory.total - memory.available}
 
     def shortfall(self, usable: int) -> str:
@@ -41,10 +43,16 @@ class MemoryLimits:
 
     def usable_bytes(self) -> int:
         """What the user gave, but no more than the smallest limit; or the usual part of what others left below it."""
-        limits = {**Cgroups.own(self._root).memory_limits(), _MACHINE: psutil.virtual_memory().total}
+        limits = {**Cgroups.own(self._root).memory_limits(), _MACHINE: self._machine_bytes()}
         if self._asked_bytes is not None:
             return min(self._asked_bytes, *limits.values())
         rooms = [limit - self._taken.get(place, 0) for place, limit in limits.items()]
         return default_memory_bytes(
             max(0, min([*rooms, *([] if self._addresses is None else [self._addresses])]))
         )
+
+    def _machine_bytes(self) -> int:
+        """As it was at the last look where the system has no descriptor left for another one."""
+        with contextlib.suppress(OSError):
+            self._total = psutil.virtual_memory().total
+        return self._total

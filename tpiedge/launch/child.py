@@ -133,9 +133,8 @@ class Child:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether it has ended for want of memory: the system killed it, or its log says so."""
-        ended = self._process.poll()
-        return self._was_killed_for_memory or (bool(ended) and OutOfMemory.__name__ in self.log_tail())
+        """Whether it ends for want of memory: the system killed it, or its log says so, before the process is gone."""
+        return self._was_killed_for_memory or OutOfMemory.__name__ in self.log_tail()
 
     @property
     def _was_killed_for_memory(self) -> bool:

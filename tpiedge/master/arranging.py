@@ -87,7 +87,7 @@ class Arranger:
                     return same
         disks = {machine.name: machine.held for machine in machines}
         held = tuple(disks[name] for name in sorted(ranks) if name)
-        if held != held_then:
+        if held != held_then or placed(given) is None:  # memory may have become less
             given = self._best(line, ranks, given)
         self._remember(amounts, given, held)
         return placed(given) or found

@@ -129,12 +129,13 @@ class Master:
         self._sessions.count_from(first_epoch)
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, client: str = "") -> PendingAnswer:
-        """Queues the request of that client; does not block. Raises QueueFull, or NotServing where nothing is served
-        nor about to be, once that has lasted for the recovery grace."""
+    def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
+        """Queues the request of that client; does not block. `attended`: whether somebody waits for it already. Raises
+        QueueFull, or NotServing where nothing is served nor about to be, once that has lasted for the recovery
+        grace."""
         if self._failed is not None or self._reconciler.hopeless:
             self._requests.refuse(self._reconciler.not_serving())
-        return self._requests.submit(request, client)
+        return self._requests.submit(request, client, attended=attended)
 
     def postpone(self, count: int, client: str) -> None:
         """So many more requests of that client will be submitted later, or fewer where it is negative. Raises

@@ -74,12 +74,12 @@ class NodePlacement:
             return None
         model, facts = self.demand.model, [self.own, *map(self._offered, _workers(found, machines))]
         whole = sum(layer_bytes(model, share) for share in shares)
+        filled, ranks = prediction.with_speeds(facts), range(len(facts))
 
         def placed(rank: int, share: NodeShare, need: NodeNeed) -> Assignment:
             one = found.assignments[rank]
             why, fraction = one.why, layer_bytes(model, share) / whole
             if self.weights is None:
-                filled, ranks = prediction.with_speeds(facts), range(len(facts))
                 why = why_in(self.demand, facts[rank], filled, ranks, rank, fraction, need)
             return replace(
                 one,
@@ -117,7 +117,7 @@ class NodePlacement:
             spare = dict.fromkeys(named, beyond)
         best = self._allocate(machines)
         if isinstance(best, Infeasible):
-            return NoPlan(best.reason, spare)
+            return NoPlan(best.reason, spare, wants_memory=self._wants_memory(machines))
         kept = self._kept(machines, serving, best)
         if kept is None:
             return self._assignments_of(best, machines, spare)
@@ -138,6 +138,11 @@ class NodePlacement:
     def _allocate(self, machines: tuple[Machine, ...]) -> Allocation | Infeasible:
         offered = [self._offered(machine) for machine in machines]
         return allocate(self.demand, [self.own, *offered], self.weights)
+
+    def _wants_memory(self, machines: tuple[Machine, ...]) -> bool:
+        """As of NoPlan, of machines that have none."""
+        roomy = replace(self, own=replace(self.own, memory_bytes=None))
+        return not isinstance(roomy._allocate(machines), Infeasible)
 
     def _offered(self, machine: Machine) -> prediction.MachineFacts:
         """The machine's numbers for the planner."""

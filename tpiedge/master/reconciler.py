@@ -285,7 +285,7 @@ class Reconciler:
             found = self._selection.find()
         except StillPlanning:
             return  # it stays due
-        if isinstance(found, NoPlan) and self._sessions.rank_zero.insist():
+        if isinstance(found, NoPlan) and found.wants_memory and self._sessions.rank_zero.insist():
             return  # it stays due, with more memory of the master's own machine
         self._debounce.planned()
         self._planned = self._clock.now()

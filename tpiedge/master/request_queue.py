@@ -149,14 +149,16 @@ class RequestQueue:
             self._count(refused=1)
         raise error
 
-    def submit(self, request: GenerationRequest, client: str = "") -> PendingAnswer:
-        """Accepts a request of that `client`. Raises QueueFull, or the error that `close` was given."""
+    def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
+        """Accepts a request of that `client`. Where nobody waits for it (`attended`), it takes no other one's place.
+        Raises QueueFull, or the error that `close` was given."""
         answering = PendingAnswer(request, client, self._cancelled, self._on_submit)
+        answering.attended = attended
         with self._lock:
             if self._closed is not None:
                 self._count(refused=1)
                 raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
-            if not self._has_room(client):
+            if not self._has_room(client, displaces=attended):
                 self._count(refused=1)
                 own = sum(one.client == client for one in self._waiting)
                 raise QueueFull(
@@ -365,14 +367,16 @@ class RequestQueue:
         turn = self._turns.next([one.client for one in waiting], running)
         return next(one for one in waiting if one.client == turn)
 
-    def _has_room(self, client: str) -> bool:
-        """Whether one more of the client may wait, which may end one for which nobody waits."""
+    def _has_room(self, client: str, *, displaces: bool) -> bool:
+        """Whether one more of the client may wait, which may end one for which nobody waits if it `displaces` such."""
         new = [one for one in self._waiting if not one.journal.begun]
         gave_way = [one for one in reversed(self._waiting) if one.journal.begun and one.gives_way]
         own, own_gave_way = ([one for one in some if one.client == client] for some in (new, gave_way))
         waiting = self._taken(new, gave_way)
         if may_have(self._taken(own, own_gave_way), waiting, self._places):
             return True
+        if not displaces:
+            return False
         if waiting < self._places:
             new, gave_way = own, own_gave_way
         return self._displaced([*new, *gave_way] if len(gave_way) > self._parallel else new)

@@ -2,7 +2,7 @@
 
 How many units each machine gets is the plan's. Where they lie follows from the order of ranks, which costs next to no
 time: the order is free but for rank 0, whose machine has the whole pack and takes the first units. Of the best order
-the borders are moved then (`borders`), which costs no time at all.
+the borders are moved then (`borders`), which makes no step longer.
 
 Laws:
 1. No machine takes longer than _SLACK times as long as the slowest does in the plan's own order, nor more memory or

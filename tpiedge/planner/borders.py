@@ -10,6 +10,7 @@ Laws:
    they stay such.
 3. No less is lacking with any other borders of which those between heads are moved by _AROUND cuts at most.
 4. Of borders with which equally much is lacking, those found are the nearest to the plan's.
+5. Where there are too many to look at, they stay as they are.
 
 The search goes from rank to rank (dynamic programming): of all ways to a border the best one is kept.
 """
@@ -27,6 +28,8 @@ __all__ = ["moved_borders"]
 
 #: By how many cuts of attention a border is moved at most; one of tiles may go anywhere.
 _AROUND: Final = 2
+#: So many steps the search may take, each of less than a microsecond on a fast computer: others wait for the master.
+_MOST_STEPS: Final = 200_000
 #: A byte that is lacking counts for more than all units by which borders are moved.
 _BYTE: Final = 1 << 32
 
@@ -75,12 +78,15 @@ class _Search:
         self._cut = group if whole else 1
         #: The most tiles by rank, KV heads, query heads, and whether the last tile is among them.
         self._caps: dict[tuple[int, int, int, bool], int] = {}
+        self._steps = 0
 
     def best(self) -> list[NodeShare]:
         shape = self._model.shape
         found: list[_Reached] = [{0: {0: (0, (0, 0))}}]
         for rank, (low, high) in enumerate(self._tile_ranges()):
             found.append(self._next(rank, found[-1], low, high))
+            if self._steps > _MOST_STEPS:
+                return list(self._shares)
         border, borders = (shape.heads, shape.ffn_tiles), []
         for ways in reversed(found):
             borders.append(border)
@@ -115,6 +121,7 @@ class _Search:
 
         `row` has its ways by rising tiles; the best start for each stop is the least of a window that moves with it.
         """
+        self._steps += len(stops)
         own, lacking = self._shares[rank], self._lacking_tiles[rank]
         least, cap = min(len(own.ffn), 1), self._cap(rank, heads, last=False)
         moved = abs(heads.stop - own.attention.stop) + self._lacking_heads(rank, heads) * _BYTE

@@ -237,14 +237,16 @@ class FakeService:
             one.fail(Dismissed("the administrator of this server ended the request"))
         return bool(found)
 
-    def submit(self, request: GenerationRequest, client: str = "") -> FakeGeneration:
+    def submit(
+        self, request: GenerationRequest, client: str = "", *, attended: bool = True
+    ) -> FakeGeneration:
         with self._lock:
             self._running = [running for running in self._running if not running.ended.is_set()]
             if self.unavailable:
                 raise Unavailable(self.unavailable)
             if len(self._running) >= self._places:
                 raise Busy("the queue is full", self.retry_after_s)
-            generation = FakeGeneration(request, client=client)
+            generation = FakeGeneration(request, attended=attended, client=client)
             self._running.append(generation)
         self.script(generation)
         self.generations.put(generation)

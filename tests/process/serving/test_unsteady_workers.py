@@ -12,6 +12,8 @@ from tpiedge.master.quarantine import FLAPS, REST_S
 LONG = 300
 #: A worker that is gone again within SAME_S of its last loss is lost once.
 MOST_LOSSES = 4 * FLAPS
+#: Of pauses, as long as the test may take.
+MOST_S = 4 * REST_S
 LEFT_OUT = r"it was lost .*\(for another (\d+) s\)"
 
 
@@ -37,6 +39,7 @@ def comes_and_goes(cluster: Serving, name: str) -> None:
     cluster.wait_until(lambda status: state_of(status, name) != "lost")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.fault(
     "P1",
     "comes and goes all the time: the others answer in one epoch, exactly; it is taken back once it stays",
@@ -45,33 +48,38 @@ def test_a_worker_that_comes_and_goes(slow_trio: Serving) -> None:
     cluster = slow_trio
     cluster.wait_ready(3)
     whole = cluster.whole(PROMPT, LONG)
-    for _ in range(MOST_LOSSES):
-        comes_and_goes(cluster, "ann")
-        if state_of(cluster.status(), "ann") == "left out":
-            break
-    ends = time.monotonic() + left_out_s(cluster, "ann") - 1
-    cluster.wait_until(lambda status: status["ready"])
-    epoch, times = cluster.status()["epoch"], 0
-    with cluster.streaming(PROMPT, LONG) as stream:
-        with cluster.crawling():
-            while True:
-                comes_and_goes(cluster, "ann")
-                status = cluster.status()
-                if time.monotonic() > ends:
-                    break
-                assert (status["ready"], status["epoch"], state_of(status, "ann")) == (
-                    True,
-                    epoch,
-                    "left out",
-                )
-                times += 1
-        stream.join(START_S)
-    assert (stream.error, stream.text) == (None, whole)
-    assert times, "its pause was too short for one coming"
-    cluster.wait_until(lambda status: status["ready"] and node_of(status, "ann")["rank"] is not None)
+    times = 0
+    # On a busy machine the first pause may be too short for one coming; each is longer than the one before.
+    while not times:
+        for _ in range(MOST_LOSSES):
+            comes_and_goes(cluster, "ann")
+            if state_of(cluster.status(), "ann") == "left out":
+                break
+        rest_s = left_out_s(cluster, "ann")
+        assert rest_s < MOST_S
+        ends = time.monotonic() + rest_s - 1
+        cluster.wait_until(lambda status: status["ready"])
+        epoch = cluster.status()["epoch"]
+        with cluster.streaming(PROMPT, LONG) as stream:
+            with cluster.crawling():
+                while True:
+                    comes_and_goes(cluster, "ann")
+                    status = cluster.status()
+                    if time.monotonic() > ends:
+                        break
+                    assert status["ready"]
+                    assert (status["epoch"], state_of(status, "ann")) == (epoch, "left out")
+                    times += 1
+            stream.join(START_S)
+        assert (stream.error, stream.text) == (None, whole)
+    # The last loss may have been noticed after its pause, so that another one began.
+    cluster.wait_until(
+        lambda status: status["ready"] and node_of(status, "ann")["rank"] is not None, MOST_S + START_S
+    )
     assert cluster.whole(PROMPT, LONG) == whole
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.fault(
     "P2",
     "again and again: the others answer without it, exactly; it is tried again after a pause, then a longer one",
@@ -81,26 +89,27 @@ def test_a_node_dies_again_and_again(slow_trio: Serving) -> None:
     cluster.wait_ready(3)
     agent, whole = bob.agent, cluster.whole(PROMPT, LONG)
 
-    def dies_in_an_answer() -> None:
+    def dies_in_an_answer(*, left_out: bool = False) -> int:
+        """Returns for how long it is left out then, where it is to be."""
         epoch = cluster.status()["epoch"]
         with cluster.streaming(PROMPT, LONG) as stream:
             with cluster.crawling():
                 bob.node.kill()
                 cluster.wait_until(lambda status: status["ready"] and status["epoch"] != epoch)
+                rest_s = left_out_s(cluster, "bob") if left_out else 0
             stream.join(START_S)
         assert (stream.error, stream.text) == (None, whole)
+        return rest_s
 
     for _ in range(FLAPS - 1):
         dies_in_an_answer()
         cluster.wait_ready(3)
         assert cluster.whole(PROMPT, LONG) == whole  # so that this epoch has proven itself
-    dies_in_an_answer()
-    assert left_out_s(cluster, "bob") <= REST_S
+    assert dies_in_an_answer(left_out=True) <= REST_S
     assert cluster.whole(PROMPT, LONG) == whole
     cluster.wait_ready(3)
     assert cluster.whole(PROMPT, LONG) == whole
-    dies_in_an_answer()
-    assert left_out_s(cluster, "bob") > REST_S
+    assert dies_in_an_answer(left_out=True) > REST_S
     cluster.wait_ready(2)
     assert cluster.whole(PROMPT, LONG) == whole
     assert bob.agent == agent

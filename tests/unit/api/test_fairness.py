@@ -1,7 +1,9 @@
 """In which order threads work for clients, and what becomes of work for which nobody waits any more."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -74,10 +76,38 @@ def test_what_nobody_waits_for_any_more_is_not_begun_and_stops_nobody(threads: F
                 one.cancel()
             go_on.set()
             assert await last == 5
+            while len(undone) < 2:
+                await asyncio.sleep(0.01)
 
     asyncio.run(story())
     assert sorted(begun) == [0, 1, 5]
     assert sorted(undone) == [0, 1]
+
+
+def test_what_nobody_waits_for_any_more_is_not_kept_until_its_client_has_a_turn(threads: FairThreads) -> None:
+    go_on = threading.Event()
+
+    class Body:
+        """What a client sent."""
+
+    async def story() -> int:
+        async with asyncio.timeout(LIMIT_S):
+            running = [threads.start("a", lambda: go_on.wait(LIMIT_S)) for _ in range(2)]
+            kept: weakref.WeakSet[Body] = weakref.WeakSet()
+            for _ in range(5):
+                body = Body()
+                kept.add(body)
+                waiting = threads.start("a", lambda body=body: body)
+                waiting.cancel()
+                del body, waiting
+            await asyncio.sleep(0)
+            gc.collect()
+            left = len(kept)
+            go_on.set()
+            await asyncio.gather(*running)
+            return left
+
+    assert asyncio.run(story()) == 0
 
 
 @pytest.mark.parametrize("error", [StopIteration, KeyboardInterrupt, SystemExit, asyncio.CancelledError])

@@ -61,6 +61,18 @@ def start(folder: Path, code: str, *, reports: bool = False) -> Child:
     return Child("victim", b"", {"PYTHONPATH": str(folder)}, reports=reports)
 
 
+def test_a_child_that_says_so_ends_for_want_of_memory_before_it_is_gone(tmp_path):
+    child = start(
+        tmp_path,
+        "import sys; print('OutOfMemory: a tensor', file=sys.stderr, flush=True); sys.stdin.readlines()",
+    )
+    try:
+        wait_for(lambda: child.out_of_memory, 20)
+        assert child.exit_cause() is None
+    finally:
+        child.stop(time.monotonic() + 10)
+
+
 @pytest.mark.parametrize(
     ("kills", "words"), [(0, "its process was killed by SIGKILL"), (1, OUT_OF_MEMORY)], ids=["kill", "oom"]
 )

@@ -70,6 +70,8 @@ class Story:
         self.step_s: Callable[[tuple[Machine, ...]], float] = lambda _machines: 0.0
         #: For how much memory of the master's own machine plans were to be made.
         self.own_memory: list[int] = []
+        #: Whether there would be a plan with more of it.
+        self.wants_memory = False
         #: Why the plan has no part for a machine.
         self.spare: dict[str, SpareReason] = {}
         self.master = Master(
@@ -96,7 +98,7 @@ class Story:
     def _arranged(self, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments | NoPlan:
         found = self.plan(machines)
         if isinstance(found, str):
-            return NoPlan(found, self.spare)
+            return NoPlan(found, self.spare, self.wants_memory)
         return Assignments(found, self.spare, self.step_s(machines))
 
     def _everyone(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:

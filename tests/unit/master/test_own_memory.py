@@ -49,8 +49,13 @@ def test_where_nothing_changes_no_plan_is_made(story: Story) -> None:
     assert (len(story.planned), story.own_memory) == (planned, [])
 
 
-def test_without_a_plan_it_gives_all_that_it_may(story: Story) -> None:
-    """Its node was killed for want of memory, and three quarters of it hold no share."""
+@pytest.mark.parametrize("wants_memory", [True, False])
+def test_without_a_plan_for_want_of_it_the_machine_gives_all_that_it_may(
+    story: Story, wants_memory: bool
+) -> None:
+    """Its node was killed for want of memory, and three quarters of it hold no share. Where a worker is missing, more
+    of it would be of no use."""
+    story.wants_memory = wants_memory
     story.plan = lambda _machines: (
         of_own(story, 4 * GIB) if story.rank_zero.memory_bytes >= 4 * GIB else "too little"
     )
@@ -59,9 +64,8 @@ def test_without_a_plan_it_gives_all_that_it_may(story: Story) -> None:
     story.rank_zero.usable_bytes, story.rank_zero.memory_bytes = 4 * GIB, 3 * GIB
     story.rank_zero.cause = "it ran out of memory"
     story.wait(2.0)
-    assert story.own_memory == [3 * GIB, 4 * GIB]
-    assert story.epoch > serving
-    assert story.ready
+    assert story.own_memory == ([3 * GIB, 4 * GIB] if wants_memory else [3 * GIB])
+    assert (story.epoch > serving and story.ready) is wants_memory
 
 
 def test_a_placement_follows_the_memory() -> None:

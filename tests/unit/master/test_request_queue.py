@@ -35,8 +35,8 @@ class Book:
     def _submitted(self) -> None:
         self.submitted += 1
 
-    def submit(self, name: str = "r-1", client: str = "") -> PendingAnswer:
-        return self.requests.submit(request(name), client)
+    def submit(self, name: str = "r-1", client: str = "", *, attended: bool = True) -> PendingAnswer:
+        return self.requests.submit(request(name), client, attended=attended)
 
     def resume(self, name: str, tokens: int) -> PendingAnswer:
         """A request of an earlier master, which passed on so many tokens."""
@@ -765,6 +765,18 @@ def test_in_a_full_queue_one_that_nobody_waits_for_makes_room_for_a_new_one() ->
         book.submit("r-5")
 
 
+def test_in_a_full_queue_one_that_nobody_waits_for_takes_nobodys_place() -> None:
+    book = Book(limit=2, parallel=1)
+    book.submit("r-1")
+    book.start()
+    left = book.submit("r-2")
+    left.attend(False)
+    book.submit("r-3")
+    with pytest.raises(QueueFull):
+        book.submit("r-4", attended=False)
+    assert [line.id for line in book.requests.lines] == ["r-1", "r-2", "r-3"]
+
+
 def test_those_that_gave_way_count_for_the_limit() -> None:
     """Who asks, leaves, asks for something else, and comes again for all of it."""
     book = Book(limit=2, parallel=1)
@@ -849,8 +861,8 @@ class Queues(RuleBasedStateMachine):
             else:
                 self.waiting.append(name)
 
-    @rule(client=st.sampled_from(["", "", "a", "b"]))
-    def submit(self, client: str) -> None:
+    @rule(client=st.sampled_from(["", "", "a", "b"]), attended=st.booleans())
+    def submit(self, client: str, attended: bool) -> None:
         self.count += 1
         name = f"r-{self.count}"
         self.clients[name] = client
@@ -862,9 +874,9 @@ class Queues(RuleBasedStateMachine):
         if places < 6:
             new, others = own, own_others
         able = [*new, *others] if len(others) > self.parallel else new
-        displaced = [one for one in able if one in self.absent][:1] if full else []
+        displaced = [one for one in able if one in self.absent][:1] if full and attended else []
         try:
-            self.accepted[name] = self.book.submit(name, client)
+            self.accepted[name] = self.book.submit(name, client, attended=attended)
         except NotServing:
             refused = "closed" if self.closed else "?"
         except QueueFull:
@@ -875,6 +887,8 @@ class Queues(RuleBasedStateMachine):
                 self.waiting.remove(one)
                 self._end(one)
             self.waiting.append(name)
+            if not attended:
+                self.absent.add(name)
         assert refused != "?"
 
     @rule()
