@@ -61,7 +61,7 @@ def submit_choices(
     Raises as Service.submit where not even one is taken."""
 
     def submit(request: GenerationRequest, attended: bool = True) -> Generation:
-        return service.submit(request, client, attended=attended)
+        return service.submit(request, client=client, attended=attended)
 
     generations: list[Generation] = []
     try:

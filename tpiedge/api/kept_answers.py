@@ -168,7 +168,7 @@ class KeptAnswers:
         # They are of the request that an earlier master accepted, however many wait: these are not counted.
 
         def submit(request: GenerationRequest, attended: bool) -> Generation:
-            return self._service.submit(request, answer.client, attended=attended)
+            return self._service.submit(request, client=answer.client, attended=attended)
 
         return generations, FurtherChoices(left, submit, lambda _: None)
 
