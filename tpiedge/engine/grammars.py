@@ -99,8 +99,7 @@ class Grammars:
 
     def begin(self, request: GenerationRequest, *, again: bool) -> "Constraint":
         """Has the grammar of the request compiled. `again`: whether an answer has begun with it, also one that is not
-        the grammar's from its beginning on. Raises GrammarRefused, UserError where that
-        cannot be."""
+        the grammar's from its beginning on. Raises GrammarRefused, or UserError, where that cannot be."""
         if request.grammar is None:
             raise GrammarRefused("the request has no grammar")
         if not grammars_installed():

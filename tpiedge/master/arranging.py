@@ -87,10 +87,11 @@ class Arranger:
                     return same
         disks = {machine.name: machine.held for machine in machines}
         held = tuple(disks[name] for name in sorted(ranks) if name)
-        if held != held_then or placed(given) is None:  # memory may have become less
+        kept = placed(given) if held == held_then else None  # memory may have become less, too
+        if kept is None:
             given = self._best(line, ranks, given)
         self._remember(amounts, given, held)
-        return placed(given) or found
+        return kept or placed(given) or found
 
     def _best(self, line: Arrangement, ranks: dict[str, int], given: _Places) -> _Places:
         """What lacks the fewest bytes; of equals what was `given`."""
