@@ -24,6 +24,7 @@ from tpiedge.wire.requests import GenerationRequest
 __all__ = ["packs"]
 
 IMPORTING_S = 30.0
+OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 # A parent that says which process it has started, and (with "ready") that this one waits for its bootstrap.
 PARENT = """
@@ -50,6 +51,14 @@ def standby():
     found.start()
     yield found
     found.stop()
+
+
+@pytest.mark.skipif(not OOM_SCORE.exists(), reason="software: this system has no OOM scores")
+def test_a_node_is_ended_before_the_process_that_started_it(standby):
+    before = OOM_SCORE.read_text()
+    standby.report(soon())
+    assert (Path("/proc") / str(standby.pid) / OOM_SCORE.name).read_text() == "500\n"
+    assert OOM_SCORE.read_text() == before
 
 
 @pytest.mark.parametrize("moment", ["ready", "importing"])

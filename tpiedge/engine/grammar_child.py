@@ -25,11 +25,11 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpiedge import oom_score
 from tpiedge.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -178,9 +178,7 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    # A system that does not allow this has the other limits.
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
+    oom_score.raise_to(oom_score.ALWAYS_FIRST)
 
 
 def _within(cpu_s: float) -> None:

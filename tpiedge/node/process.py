@@ -12,6 +12,7 @@ import queue
 import sys
 import types
 
+from tpiedge import oom_score
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.readiness import NOT_MEASURED, NodeReport, StandbyOrder
 from tpiedge.lifeline import guard
@@ -46,6 +47,8 @@ class Lines:
 
 def main() -> int:
     """The exit status is that of the error that ended the node, or 0."""
+    # Others take up a node's work, but nobody that of the agent or master beside it.
+    oom_score.raise_to(oom_score.BEFORE_OTHERS)
     lines = Lines()
     guard(lambda: os._exit(_ORPHANED), on_bytes=lines.feed)
     line = lines.next()

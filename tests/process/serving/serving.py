@@ -177,7 +177,12 @@ class Serving:
     def administer(self, method: str, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
         """Asks as the administrator, below /admin."""
         known = {"Authorization": f"Bearer {self.secret}"} | (headers or {})
-        return self._http.request(method, f"{self.url}/admin/{path}", headers=known)
+        try:
+            return self._http.request(method, f"{self.url}/admin/{path}", headers=known)
+        except httpx.ConnectError:
+            status = self.master.popen.poll()
+            assert status is None, f"the master has ended with status {status}\n{self.logs()}"
+            raise
 
     def ready(self) -> httpx.Response:
         return self._http.get(f"{self.url}/ready")

@@ -25,9 +25,27 @@ LOW = 400 << 20
 #: Of these, most is reserved for a KV cache, so that there is a plan with three quarters.
 LARGE = 900 << 20
 LARGE_KV_TOKENS = 4 * KV_TOKENS
-#: What another program takes, which is less than a node and than its agent with the process that stands by.
-OTHER = 30 << 20
-_TAKE = f"import time; taken = b'x' * {OTHER}; print(flush=True); time.sleep(600)"
+#: What another program takes, in a process of its own, at each line that it gets.
+STEP = 20 << 20
+#: Any of them is ended before a master or an agent, and after a node.
+_TAKE = f"""
+import os, signal, sys
+from tpiedge import oom_score
+
+oom_score.raise_to(100)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    told, tells = os.pipe()
+    if not os.fork():
+        taken = b"x" * {STEP}
+        os.write(tells, b"x")
+        signal.pause()
+    os.close(tells)
+    os.read(told, 1)
+    os.close(told)
+    print(flush=True)
+os.killpg(0, signal.SIGKILL)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +110,17 @@ def test_a_limit_is_lowered_in_an_answer_and_lifted_after_it(
 
 @contextlib.contextmanager
 def memory_taken(group: MemoryGroup, node: psutil.Process) -> Iterator[None]:
-    """Other programs of the group take ever more, until the node has ended."""
-    with contextlib.ExitStack() as stack:
+    """Another program of the group takes ever more, until the node has ended. It takes it quickly: a group whose
+    memory is all but used up stands still for as long as that lasts, and then the node is taken for frozen."""
+    command = ["sh", "-c", ENTER, str(group.members_file), sys.executable, "-c", _TAKE]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
         while node.is_running() and node.status() != psutil.STATUS_ZOMBIE:
-            command = ["sh", "-c", ENTER, str(group.members_file), sys.executable, "-c", _TAKE]
-            other = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
-            stack.callback(other.kill)
-            assert other.stdout is not None
-            other.stdout.readline()
+            other.stdin.write(b"\n")
+            other.stdin.flush()
+            assert other.stdout.readline()
         yield
 
 
