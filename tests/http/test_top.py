@@ -1,6 +1,7 @@
 """`tpiedge top` against a server of this process, where its output is no terminal."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,7 @@ from tpiedge.cli import top as module
 from tpiedge.cli.top import top
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import replace_private
+from tpiedge.wire.control import WorkerLink
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +44,19 @@ def test_plain_lines(run, arguments):
     assert [line.split()[0] for line in lines[3:5]] == ["master", "w-1"]
     assert "attic (192.0.2.7) waits to join: type the code that it shows: tpiedge nodes approve CODE" in lines
     assert lines[-1].endswith("attic joined")
+
+
+def test_round_trips_between_workers(run, service):
+    assert "between workers" not in run()
+    service._nodes = (NODE, ATTIC, replace(ATTIC, name="w-2", rank=2, host="barn"))
+    service.links = (WorkerLink(1, 2, 0.0042),)
+    lines = run().splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("between workers"))
+    assert [line.split() for line in (lines[at], *lines[at + 2 : at + 4])] == [
+        ["between", "workers", "1"],
+        ["1", "attic"],
+        ["2", "barn", "4.2", "ms"],
+    ]
 
 
 def test_one_object_and_nothing_else(run):

@@ -19,6 +19,7 @@ __all__ = [
     "PictureJson",
     "bar_cells",
     "event_line",
+    "link_tables",
     "machine_row",
     "memory_parts",
     "named",
@@ -88,6 +89,27 @@ def machine_row(machine: PictureJson) -> tuple[str, ...]:
         format_bytes(machine["disk"]["held_bytes"]) if machine["disk"]["held_bytes"] else "-",
         f"{format_seconds(link['round_trip_s'])}, {format_bytes(link['bytes_per_s'])}/s" if link else "-",
     )
+
+
+def link_tables(picture: PictureJson, columns: int) -> list[list[tuple[str, ...]]]:
+    """The round trips between workers, of which each is a row and, by its rank, a column: tables with so many `columns`
+    of them at most, whose first row is the header. None where no link is known."""
+    workers = sorted((one for one in picture["machines"] if one["links"]), key=lambda one: int(one["rank"]))
+    trips = {
+        (one["name"], other["name"]): format_seconds(other["round_trip_s"])
+        for one in workers
+        for other in one["links"]
+    }
+    found = []
+    for start in range(0, len(workers) - 1, columns):
+        shown = workers[start : min(start + columns, len(workers) - 1)]
+        table = [("between workers", *(str(one["rank"]) for one in shown))]
+        for at, row in enumerate(workers[start:]):
+            cells = (trips.get((row["name"], one["name"]), "-") for one in shown[:at])
+            name = sanitised(row["host"] or row["name"])
+            table.append((f"{row['rank']:d} {name}", *cells, *("" for _ in shown[at:])))
+        found.append(table)
+    return found
 
 
 def memory_parts(machine: PictureJson) -> tuple[tuple[str, int], ...]:

@@ -21,6 +21,7 @@ from tpiedge.cli.cluster_words import (
     REQUEST_HEADER,
     PictureJson,
     event_line,
+    link_tables,
     machine_row,
     notes,
     request_row,
@@ -39,6 +40,8 @@ _PATH: Final = "/admin/cluster"
 _QUIT: Final = b"q"
 #: Of the last ones.
 _EVENTS: Final = 10
+#: Of round trips, in a table that 80 columns have room for.
+_TRIPS: Final = 7
 
 
 @click.command()
@@ -75,6 +78,8 @@ def _two_looks(master: MasterClient) -> PictureJson:
 def _print(picture: PictureJson) -> None:
     click.echo(summary(picture))
     print_table(MACHINE_HEADER, [machine_row(one) for one in picture["machines"]])
+    for header, *rows in link_tables(picture, _TRIPS):
+        print_table(header, rows)
     if picture["requests"]:
         print_table(REQUEST_HEADER, [request_row(one) for one in picture["requests"]])
     for line in [*timeline_lines(picture), *notes(picture)]:

@@ -15,6 +15,7 @@ from tpiedge.cli.cluster_words import (
     PictureJson,
     bar_cells,
     event_line,
+    link_tables,
     memory_parts,
     notes,
     request_row,
@@ -35,8 +36,9 @@ _EVENTS: Final = 8
 _BARS: Final = (12, 20)
 _WIDE: Final = 100
 _MACHINE: Final = ("machine", "state", "share", "memory", "step", "link", "disk")
-#: Of a machine's name beside what it did in a step.
+#: Of a machine's name beside what it did in a step, and beside its round trips, which have so many cells each.
 _NAME: Final = 16
+_TRIP: Final = 9
 _FAINT: Final = "bright_black"
 _COLOURS: Final = {
     # Memory has shades of a hue that no part of a step's time has.
@@ -93,6 +95,10 @@ def _screen(picture: PictureJson, today: date, width: int, problem: str) -> Iter
             yield Text()
         for line in part:
             yield Text(line, overflow="ellipsis", no_wrap=True)
+    # They stay as they were measured: where the screen has too few lines, these are the first to be missing.
+    for header, *trips in link_tables(picture, max(1, (width - _NAME) // _TRIP)):
+        yield Text()
+        yield _table(header, [[_name(name), *map(Text, cells)] for name, *cells in trips])
     yield Text("\nq ends", style=_FAINT)
 
 
@@ -141,6 +147,12 @@ def _more_of(machine: PictureJson) -> str:
     if machine["left_out_s"]:
         return f"{machine['left_out_s']} s more"
     return "" if machine["rank"] is None else f"rank {machine['rank']}"
+
+
+def _name(name: str) -> Text:
+    found = Text(name)
+    found.truncate(_NAME, overflow="ellipsis")
+    return found
 
 
 def _lines(first: str, second: str, style: str = "") -> Text:

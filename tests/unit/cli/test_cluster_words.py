@@ -12,6 +12,7 @@ from rich.console import Console
 from tpiedge.cli.cluster_words import (
     bar_cells,
     event_line,
+    link_tables,
     machine_row,
     memory_parts,
     notes,
@@ -47,6 +48,7 @@ MACHINE: dict[str, Any] = {
     "disk": {"held_bytes": 2_700_000, "read_bytes_per_s": None, "why": ""},
     "fetching": None,
     "link": {"round_trip_s": 0.0014, "bytes_per_s": 30_000_000},
+    "links": [],
     "step": {"compute_s": 0.006, "wait_s": 0.002, "network_s": 0.002, "disk_s": 0.0},
 }
 SPARE = MACHINE | {
@@ -56,6 +58,7 @@ SPARE = MACHINE | {
     "state": "spare",
     "why": "too slow",
     "link": None,
+    "links": [],
     "step": None,
 }
 REQUEST = {
@@ -189,6 +192,60 @@ def test_a_cell_of_a_step_shows_what_took_most_of_it() -> None:
     assert timeline_lines(PICTURE | {"timeline": None}) == []
 
 
+def linked(hosts: list[str], unknown: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """A picture of a master and workers on these hosts, of ranks 1, 2 and so on. A round trip between two of them takes
+    as many ms as the lower rank has tens and the higher one ones; one is unknown."""
+    ranks = range(1, len(hosts) + 1)
+    workers = [
+        MACHINE
+        | {
+            "name": f"w-{rank}",
+            "host": hosts[rank - 1],
+            "rank": rank,
+            "links": [
+                {"name": f"w-{other}", "round_trip_s": (10 * min(rank, other) + max(rank, other)) / 1000}
+                for other in ranks
+                if other != rank and {rank, other} != set(unknown)
+            ],
+        }
+        for rank in ranks
+    ]
+    master = MACHINE | {"name": "master", "host": "", "rank": 0, "link": None}
+    return PICTURE | {"machines": [master, *reversed(workers), SPARE]}
+
+
+def test_round_trips_between_workers_stand_below_and_beside_their_ranks() -> None:
+    assert link_tables(PICTURE, 7) == []
+    assert link_tables(linked(["attic"]), 7) == []
+    assert link_tables(linked(["attic", "cellar\x1b[2J"]), 7) == [
+        [("between workers", "1"), ("1 attic", ""), ("2 cellar [2J", "12 ms")]
+    ]
+    assert link_tables(linked(["ann", "", "cat"], unknown=(1, 3)), 7) == [
+        [
+            ("between workers", "1", "2"),
+            ("1 ann", "", ""),
+            ("2 w-2", "12 ms", ""),
+            ("3 cat", "-", "23 ms"),
+        ]
+    ]
+
+
+@given(st.integers(0, 12), st.integers(1, 9))
+def test_every_round_trip_stands_once_in_tables_of_so_many_columns(workers: int, columns: int) -> None:
+    tables = link_tables(linked([f"h{rank}" for rank in range(1, workers + 1)]), columns)
+    found = []
+    for header, *rows in tables:
+        assert 2 <= len(header) <= columns + 1
+        for name, *trips in rows:
+            rank = int(name.split()[0])
+            found += [(int(other), rank, trip) for other, trip in zip(header[1:], trips, strict=True) if trip]
+    assert sorted(found) == [
+        (low, high, f"{10 * low + high} ms")
+        for low in range(1, workers)
+        for high in range(low + 1, workers + 1)
+    ]
+
+
 @given(
     st.lists(st.floats(0, 1e12), min_size=1, max_size=6).map(
         lambda sizes: [(str(number), size) for number, size in enumerate(sizes)]
@@ -201,6 +258,26 @@ def test_bars_have_all_their_cells_and_every_part(parts: list[tuple[str, float]]
     if cells:
         assert sum(count for _, count in cells) == width
         assert min(count for _, count in cells) >= 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("workers", [0, 1, 2, 7, 16])
+def test_the_screen_has_every_round_trip_within_its_width(workers: int, width: int) -> None:
+    picture = linked([f"raspberrypi-in-the-cellar-{rank}" for rank in range(1, workers + 1)])
+    console = Console(width=width, file=StringIO())
+    with console.capture() as captured:
+        console.print(screen_of(picture, NOON.date(), width))
+    lines = captured.get().splitlines()
+    starts = [at for at, line in enumerate(lines) if line.startswith("between workers")]
+    assert len(starts) == (workers > 1) + (workers > 8 and width == 80) + (workers > 12)
+    if starts:
+        shown = " ".join(lines[starts[0] :]).split()
+        assert shown.count("ms") == workers * (workers - 1) / 2
+        for low in range(1, workers):
+            for high in range(low + 1, workers + 1):
+                assert str(10 * low + high) in shown
+        assert "1 raspberrypi-i…" in lines[starts[0] + 1]
+    assert max(map(len, lines)) <= width
 
 
 @pytest.mark.parametrize("width", [80, 120])
