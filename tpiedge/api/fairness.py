@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,12 +82,14 @@ class FairThreads:
         self._fill()
         return promised
 
-    def close(self) -> None:
-        """After the event loop has ended. Waits for what runs; what waits never runs."""
+    def close(self, limit_s: float) -> None:
+        """After the event loop has ended. Waits for what runs, in all at most that long: its threads keep no process
+        from ending. What waits never runs."""
+        deadline = time.monotonic() + limit_s
         for _ in self._threads:
             self._begun.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _start_all(self) -> None:
         for number in range(self._count):

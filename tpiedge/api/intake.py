@@ -110,9 +110,9 @@ class Intake:
             running.cancel()
             gone.cancel()
 
-    def close(self) -> None:
-        """After the event loop has ended. Waits for what runs, which is bounded by the limits of a template."""
-        self._threads.close()
+    def close(self, limit_s: float) -> None:
+        """After the event loop has ended. Waits for what runs, at most that long."""
+        self._threads.close(limit_s)
 
 
 def _is_a_program_s(request: Request, kind: str) -> bool:

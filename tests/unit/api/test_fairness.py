@@ -16,7 +16,7 @@ LIMIT_S = 20.0
 def threads():
     threads = FairThreads(4, "fair")
     yield threads
-    threads.close()
+    threads.close(LIMIT_S)
 
 
 def test_clients_have_their_turns(threads: FairThreads) -> None:
@@ -142,8 +142,31 @@ def test_what_waits_at_the_end_of_the_loop_never_runs() -> None:
 
     asyncio.run(story())
     go_on.set()
-    threads.close()
+    threads.close(LIMIT_S)
     assert not begun.acquire(blocking=False)
+
+
+def test_what_does_not_end_delays_the_end_no_longer_than_it_may() -> None:
+    threads, begun, go_on, ended = FairThreads(2, "endless"), *(threading.Event() for _ in range(3))
+
+    def work() -> None:
+        begun.set()
+        if go_on.wait(LIMIT_S):
+            ended.set()
+
+    async def story() -> None:
+        threads.start("a", work)
+        assert await asyncio.to_thread(begun.wait, LIMIT_S)
+
+    asyncio.run(story())
+    own = [one for one in threading.enumerate() if one.name.startswith("endless")]
+    threads.close(0.1)
+    assert any(one.is_alive() for one in own), "close waited for what runs without an end"
+    assert all(one.daemon for one in own), "they would keep the process from ending"
+    go_on.set()
+    threads.close(LIMIT_S)
+    assert ended.is_set()
+    assert not any(one.is_alive() for one in own)
 
 
 @pytest.mark.parametrize("able", [0, 1, 3])
@@ -166,7 +189,7 @@ def test_where_the_system_has_few_threads_those_work(able: int, monkeypatch: pyt
 
     monkeypatch.setattr(threading.Thread, "start", started)
     asyncio.run(story())
-    threads.close()
+    threads.close(LIMIT_S)
 
 
 def test_in_a_turn_of_the_loop_each_client_does_one_thing() -> None:
