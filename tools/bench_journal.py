@@ -94,7 +94,7 @@ def _token_us(folder: RecordFolder | None, tokens: int) -> float:
 
 async def _read(folder: RecordFolder | None, tokens: int) -> None:
     generation = _Tokens(tokens)
-    none = FurtherChoices((), lambda _: generation, lambda _: None)
+    none = FurtherChoices((), lambda *_, **__: generation, lambda _: None)
     if folder is None:
         bridge = StreamBridge("bench", [generation], none, asyncio.get_running_loop())
         await _hear(bridge)

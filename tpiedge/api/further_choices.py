@@ -24,11 +24,11 @@ class FurtherChoices:
     def __init__(
         self,
         requests: Sequence[GenerationRequest],
-        submit: Callable[[GenerationRequest, bool], Generation],
+        submit: Callable[..., Generation],
         postpone: Callable[[int], None],
     ) -> None:
-        """`submit` (of a request, and whether it is attended) and `postpone`: as of Service, whose Busy the latter
-        raises here."""
+        """`submit` (of a request and `attended`) and `postpone`: those of Service for a client. Raises the latter's
+        Busy."""
         self._requests = deque(requests)
         self._submit = submit
         self._postpone = postpone
@@ -41,7 +41,7 @@ class FurtherChoices:
 
     def submit(self, *, attended: bool = True) -> Generation:
         """The next one, which stays one of them where this raises as Service.submit."""
-        generation = self._submit(self._requests[0], attended)
+        generation = self._submit(self._requests[0], attended=attended)
         self._requests.popleft()
         self._postpone(-1)
         return generation
@@ -59,10 +59,7 @@ def submit_choices(
     """Those of the first choices, as many as have places, and the others.
 
     Raises as Service.submit where not even one is taken."""
-
-    def submit(request: GenerationRequest, attended: bool = True) -> Generation:
-        return service.submit(request, client=client, attended=attended)
-
+    submit = partial(service.submit, client=client)
     generations: list[Generation] = []
     try:
         _submit_first(requests, submit, generations)

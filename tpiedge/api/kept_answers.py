@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from tpiedge.api.asked import Asked, FormatName
@@ -22,7 +23,6 @@ from tpiedge.api.service import Generation, Service
 from tpiedge.errors import UserError
 from tpiedge.units import counted, format_seconds
 from tpiedge.wire.control import AnswerPart, Finished
-from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MOST_LEFT", "MOST_RECOVERED", "KeptAnswers"]
 
@@ -166,10 +166,7 @@ class KeptAnswers:
         }
         left = [choices[choice].request for choice in lacking if choice not in generations]
         # They are of the request that an earlier master accepted, however many wait: these are not counted.
-
-        def submit(request: GenerationRequest, attended: bool) -> Generation:
-            return self._service.submit(request, client=answer.client, attended=attended)
-
+        submit = partial(self._service.submit, client=answer.client)
         return generations, FurtherChoices(left, submit, lambda _: None)
 
     def _add(self, answer: KeptAnswer) -> None:

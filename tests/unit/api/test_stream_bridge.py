@@ -19,7 +19,7 @@ REQUEST = GenerationRequest("r", (1,), 10_000)
 
 
 def none() -> FurtherChoices:
-    return FurtherChoices((), lambda *_: FakeGeneration(REQUEST), lambda _: None)
+    return FurtherChoices((), lambda *_, **__: FakeGeneration(REQUEST), lambda _: None)
 
 
 class Counted(FakeGeneration):
@@ -92,7 +92,7 @@ def test_while_choices_have_their_turn_yet_it_has_not_ended() -> None:
 
     async def make() -> None:
         said = FakeGeneration(REQUEST)
-        further = FurtherChoices([REQUEST], lambda *_: FakeGeneration(REQUEST), lambda _: None)
+        further = FurtherChoices([REQUEST], lambda *_, **__: FakeGeneration(REQUEST), lambda _: None)
         bridge = StreamBridge("r", [said], further, asyncio.get_running_loop())
         said.finish()
         assert await bridge.next(LIMIT_S) is not None
@@ -112,7 +112,7 @@ def test_further_choices_are_heard_without_a_thread_more(monkeypatch: pytest.Mon
     async def make() -> None:
         said = [Counted() for _ in range(5)]
         left = iter(said[2:])
-        further = FurtherChoices([REQUEST] * 3, lambda *_: next(left), lambda _: None)
+        further = FurtherChoices([REQUEST] * 3, lambda *_, **__: next(left), lambda _: None)
         bridge = StreamBridge("r", said[:2], further, asyncio.get_running_loop())
         monkeypatch.setattr(threading.Thread, "start", refuse)
         for whole in range(5):
@@ -137,7 +137,7 @@ def test_where_the_system_has_no_thread_left_nothing_stays(monkeypatch: pytest.M
 
     async def make() -> None:
         counts: list[int] = []
-        further = FurtherChoices([REQUEST] * 3, lambda *_: FakeGeneration(REQUEST), counts.append)
+        further = FurtherChoices([REQUEST] * 3, lambda *_, **__: FakeGeneration(REQUEST), counts.append)
         generations = [Counted(), Counted()]
         with pytest.raises(RuntimeError, match="can't start new thread"):
             StreamBridge("r", generations, further, asyncio.get_running_loop())
