@@ -3,6 +3,7 @@
 `slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says, and, where it names a thread, for
 those of other threads; then FILE.stuck is there.
 `poison`: its nodes die of a sequence of POISON tokens (`poisoned_node.py`), each leaving a line in FILE.
+`held`: its nodes compute no sequence of POISON tokens (`held_node.py`) while FILE is there.
 The name of a thread: it fails at what it does next, once FILE is there; the process ends for that once FILE is gone.
 """
 
@@ -82,10 +83,10 @@ def _slow_disk(path: Path) -> None:
     os.fsync = wait_and_sync
 
 
-def _poison(path: Path) -> None:
+def _other_nodes(module: str, path: Path) -> None:
     """For the nodes that it starts, which look for modules where they are told to alone."""
     os.environ |= {POISON_FILE: str(path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    standby.NODE_MODULE = "tests.process.poisoned_node"
+    standby.NODE_MODULE = f"tests.process.{module}"
 
 
 def _failing_thread(name: str, path: Path) -> None:
@@ -118,7 +119,9 @@ if __name__ == "__main__":
     if kind == "slow-disk":
         _slow_disk(Path(file))
     elif kind == "poison":
-        _poison(Path(file))
+        _other_nodes("poisoned_node", Path(file))
+    elif kind == "held":
+        _other_nodes("held_node", Path(file))
     else:
         _failing_thread(kind, Path(file))
     sys.argv[1:] = arguments

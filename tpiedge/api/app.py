@@ -136,6 +136,11 @@ class Api:
         self._intake.close(limit_s)
         self._admin_intake.close(limit_s)
 
+    def ended_in_order(self) -> None:
+        """After `close`, as of KeptAnswers."""
+        if self._kept is not None:
+            self._kept.ended_in_order()
+
     def _completions(self, form: FormatName, kept: KeptAnswers | None) -> Completions:
         return Completions(
             self._service, self._intake, self._deliveries, kept, self._guard, self._limits, self._vain, form

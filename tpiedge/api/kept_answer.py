@@ -14,7 +14,7 @@ Laws:
 6. A stop string ends the work on a choice also where nobody reads.
 7. What fails one choice fails all.
 8. A record lasts until its answer was delivered, failed, was cancelled, or its client was told of an error, and beyond
-   the master's end.
+   the master's end. Where that was in order, and nothing came of the answer, the master has not taken it up.
 """
 
 import asyncio
@@ -182,6 +182,10 @@ class KeptAnswer:
         """The master ends: the work ends too, but the record stays. Idempotent."""
         self._file.keep()
         self._cancel()
+
+    def take_back(self) -> None:
+        """After `keep`, as of RecordFile. Idempotent."""
+        self._file.take_back()
 
     def join(self, limit_s: float) -> None:
         """Waits for its thread, at most that long."""

@@ -143,6 +143,12 @@ class KeptAnswers:
         for answer in self._all():
             answer.keep()
 
+    def ended_in_order(self) -> None:
+        """After `close`, once nothing can fail the master any more: what it took up, and did not get on with, does not
+        count against the requests. Idempotent."""
+        for answer in self._all():
+            answer.take_back()
+
     def join(self, limit_s: float) -> None:
         """Waits for the threads, in all at most that long."""
         deadline = time.monotonic() + limit_s

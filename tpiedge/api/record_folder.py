@@ -57,6 +57,7 @@ _NAME: Final = re.compile(rf"[0-9]{{{_DIGITS},}}-")
 _OWNER_ONLY: Final = 0o600
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UNRECORDED: Final = "the answer goes on, but would not survive the master's end"
+_COUNTS: Final = "that this master went on with the answer counts as if it had failed"
 
 
 class RecordFile:
@@ -73,6 +74,9 @@ class RecordFile:
         self._later = later
         self._lock = threading.Lock()  # held while the disk is waited for
         self._doomed = False
+        self._kept = False
+        #: The file's size without its last line, where that is this master's that it took the answer up.
+        self._untried_size: int | None = None
 
     def add(self, choice: int, event: Token | PromptScores | Finished) -> None:
         """Adds what is about to be passed on of a choice."""
@@ -80,15 +84,20 @@ class RecordFile:
 
     def take_up(self) -> None:
         """Adds that another master asks for the rest."""
-        self.write(taken_up_line())
+        self._write(taken_up_line(), takes_up=True)
 
     def write(self, line: bytes) -> None:
         """Adds a line."""
+        self._write(line, takes_up=False)
+
+    def _write(self, line: bytes, *, takes_up: bool) -> None:
         with self._lock:
             if self._fd is None or self._doomed:
                 return
             try:
+                untried_size = os.fstat(self._fd).st_size if takes_up else None
                 if os.write(self._fd, line) == len(line):
+                    self._untried_size = untried_size
                     return
                 why = os.strerror(errno.ENOSPC)
             except OSError as error:
@@ -106,7 +115,20 @@ class RecordFile:
         """From now on nothing is written, and the file stays for the next master, unless it was deleted. Idempotent."""
         with self._lock:
             if not self._doomed:
+                self._kept = True
                 self._close()
+
+    def take_back(self) -> None:
+        """After `keep`, where the master ended in order: that it took the answer up, and no more, does not count. No
+        effect on other files. Idempotent."""
+        with self._lock:
+            size, self._untried_size = self._untried_size, None
+            if not self._kept or size is None:
+                return
+            try:
+                os.close(_cut(self._path, size))
+            except OSError as error:
+                self._log.warning("cannot shorten %s: %s; %s", self._path, error.strerror, _COUNTS)
 
     def _delete_now(self) -> None:
         with self._lock:
@@ -116,6 +138,7 @@ class RecordFile:
         if self._fd is None:
             return
         self._close()
+        self._untried_size = None
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
@@ -283,11 +306,21 @@ class RecordFolder:
     def _continued(self, path: Path, size: int) -> RecordFile:
         """The file, without what was cut off in it."""
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS)
-            os.ftruncate(fd, size)
+            fd = _cut(path, size)
         except OSError as error:
             raise _unusable(path, error) from None
         return RecordFile(path, fd, self._log, self._later)
+
+
+def _cut(path: Path, size: int) -> int:
+    """The file, of so many bytes from now on, open for appending. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS)
+    try:
+        os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def records_in(folder: Path) -> list[Path]:

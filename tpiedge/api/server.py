@@ -128,6 +128,11 @@ class ApiServer:
         self._socket.close()
         self._api.close(_ABORT_S)
 
+    def ended_in_order(self) -> None:
+        """After `close`, where the user ended the master and nothing failed it: that it went on with answers does not
+        count against them. Without this call it does. Idempotent."""
+        self._api.ended_in_order()
+
     def _run(self) -> None:
         try:
             self._server.run([self._socket])

@@ -16,6 +16,7 @@ from tpiedge.api.server import ApiServer
 from tpiedge.cli.first_lines import (
     lan_address,
 )
+from tpiedge.cli.interrupts import Terminated
 from tpiedge.cli.serving import MasterService
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import DiskFull, OutOfMemory, UserError
@@ -227,6 +228,7 @@ def master_parts(
             records=RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None,
             grace_s=max(flags.recovery_grace_s, _LEAST_GRACE_S),
         )
+        stack.enter_context(_told_of_order(running, api, supervisor))  # after what may yet fail, or hang
         stack.callback(running.close)
         stack.callback(api.close)  # before the other: what answers still lack is left to the next master
         running.start(int(time.time()))
@@ -240,6 +242,17 @@ def master_parts(
         stack.callback(admin.unlink, missing_ok=True)
         api.start()
         yield running, api, entrance
+
+
+@contextmanager
+def _told_of_order(running: Master, api: ApiServer, supervisor: Supervisor) -> Iterator[None]:
+    """Tells the API where the user alone ended the master, and all of it ended."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        if running.failed is None and supervisor.failure is None:
+            api.ended_in_order()
+        raise
 
 
 def _rank_zero_settings(
