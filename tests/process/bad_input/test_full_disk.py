@@ -44,7 +44,7 @@ def left(folder: Path) -> list[str]:
     "words",
     [
         ("pack", "demo", "--cache", "FULL"),
-        ("unpack", "demo", "FULL/out"),
+        ("unpack", "demo-bf16", "FULL/out"),
         ("run", "demo", "--prompt", "x", "--max-tokens", 3, "--cache", "FULL"),
         ("run", "demo", "--prompt", "x", "--max-tokens", 3, "--trace", "FULL/trace.json"),
         ("token", "create", "--host", "192.0.2.1", "--state", "FULL"),
@@ -60,7 +60,7 @@ def test_a_full_disk(full, words):
         ports = free_ports()
         words = (*words, "--listen", f"{HOST}:{ports}", "--http", f"{HOST}:{ports + 4}")
     if words[0] == "unpack":
-        assert run_command("pack", "demo").status == 0
+        assert run_command("pack", "demo", "--precision", "bf16").status == 0
     ended = run_command(*(str(word).replace("FULL", str(full)) for word in words))
     assert ended.status == RESOURCE, ended.err
     line = ended.err.splitlines()[-1]
