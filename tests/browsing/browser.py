@@ -214,13 +214,16 @@ class Browser:
         self._patiently(lambda: self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(text))
 
     def tick(self, name: str) -> None:
-        """The box that is called so."""
+        """The box that is called so, which is empty. The mouse misses what moves at that moment."""
 
-        def box() -> Any:
+        def ticked() -> bool:
             found = self.driver.find_elements(By.CSS_SELECTOR, "input[type=checkbox]")
-            return next(one for one in found if one.accessible_name == name)
+            box = next(one for one in found if one.accessible_name == name)
+            if not box.is_selected():
+                box.click()
+            return box.is_selected()
 
-        self._patiently(lambda: box().click())
+        self._patiently(ticked)
 
     def press(self, *keys: str) -> None:
         """To whatever has the focus."""

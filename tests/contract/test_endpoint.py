@@ -17,7 +17,7 @@ from tpiedge.wire.data import Hidden, Partial
 from tpiedge.wire.limits import MAX_TENSOR_BYTES
 from tpiedge.wire.tensors import TensorHeader
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 
 
 def receive(endpoint: Endpoint) -> Envelope:

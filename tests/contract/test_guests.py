@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: elsewhe
 
 WORKER = CurveKeys.generate()
 NAME = peer_name(WORKER.public)
+WAIT_S = 20.0
 #: Of the loopback network.
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 10)]
 
@@ -44,7 +45,7 @@ def crowd(gate: Gate) -> Iterator[Crowd]:
 
 def member(gate: Gate) -> ZmqSpoke:
     """Somebody who joined before."""
-    spoke = open_link(gate.address, MASTER.public, WORKER, NAME)
+    spoke = open_link(gate.address, MASTER.public, WORKER, NAME, WAIT_S)
     enrol(spoke, "pi", gate.token())
     return spoke
 
@@ -52,7 +53,7 @@ def member(gate: Gate) -> ZmqSpoke:
 def join(gate: Gate) -> None:
     """A new worker with a token."""
     keys, secret = CurveKeys.generate(), gate.token()
-    with open_link(gate.address, MASTER.public, keys, peer_name(keys.public), secret=secret) as link:
+    with open_link(gate.address, MASTER.public, keys, peer_name(keys.public), WAIT_S, secret=secret) as link:
         enrol(link, "new", secret)
 
 
@@ -176,15 +177,15 @@ def reused(
         Crowd(hub.address, MASTER.public) as crowd,
         ZmqSpoke(hub.address, MASTER.public, WORKER, NAME, hub_name="master", plane=CONTROL) as spoke,
     ):
-        spoke.send(Shutdown(1), timeout_s=5.0)
-        assert hub.recv(5.0) is not None
+        spoke.send(Shutdown(1), timeout_s=WAIT_S)
+        assert hub.recv(WAIT_S) is not None
         members = hub._known[hub._routes[NAME]].connection
         monkeypatch.setattr("tpiedge.transport.zeromq.connection_of", lambda *_of: members)
         guest = crowd.stranger(route=route)
         wait_until(lambda: guest.up and hub.recv(0.02) is None and is_there(hub))
         yield hub
         spoke.send(Shutdown(2))
-        assert hub.recv(5.0).message == Shutdown(2)
+        assert hub.recv(WAIT_S).message == Shutdown(2)
         assert spoke.recv(0.3) is None
         assert spoke.monitor.poll() is LinkState.UP
 
@@ -210,7 +211,7 @@ def test_a_worker_with_a_token_gets_in_where_strangers_have_all_places(gate: Gat
     wait_until(lambda: all(guest.up for guest in guests) and len(gate.hub.peers) == len(guests))
     join(gate)
     with (
-        open_link(gate.address, MASTER.public, WORKER, NAME) as link,
+        open_link(gate.address, MASTER.public, WORKER, NAME, WAIT_S) as link,
         pytest.raises(PeerError, match="too many newcomers without a token"),
     ):
         enrol(link, "pi", "a secret")
@@ -224,7 +225,7 @@ def test_guesses_keep_no_worker_with_a_token_out(monkeypatch: pytest.MonkeyPatch
         for words in ("does not know this token", "too many wrong tokens"):
             keys = CurveKeys.generate()
             with (
-                open_link(gate.address, MASTER.public, keys, peer_name(keys.public)) as link,
+                open_link(gate.address, MASTER.public, keys, peer_name(keys.public), WAIT_S) as link,
                 pytest.raises((UserError, PeerError), match=words),
             ):
                 enrol(link, "guesser", "a secret")
@@ -240,7 +241,9 @@ def test_a_damaged_file_of_tokens_keeps_nobody_else_out(gate: Gate, crowd: Crowd
         (tmp_path / "tokens.json").write_text("{")
         keys = CurveKeys.generate()
         with (
-            open_link(gate.address, MASTER.public, keys, peer_name(keys.public), secret=secret) as link,
+            open_link(
+                gate.address, MASTER.public, keys, peer_name(keys.public), WAIT_S, secret=secret
+            ) as link,
             pytest.raises(PeerError, match="too many newcomers"),
         ):
             enrol(link, "pi", secret)

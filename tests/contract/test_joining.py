@@ -32,9 +32,15 @@ from tpiedge.wire.control import Shutdown
 from tpiedge.wire.join import Enrol, Refused
 from tpiedge.wire.messages import PROTOCOL
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 WORKER, OTHER = (CurveKeys.generate() for _ in range(2))
 NAME = peer_name(WORKER.public)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever answers late, beside other tests, is asked for long enough."""
+    monkeypatch.setattr(connecting, "_PROBE_S", WAIT_S)
 
 
 @pytest.fixture
@@ -44,7 +50,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 def link(gate: Gate, keys: CurveKeys = WORKER) -> ZmqSpoke:
-    return open_link(gate.address, MASTER.public, keys, peer_name(keys.public))
+    return open_link(gate.address, MASTER.public, keys, peer_name(keys.public), timeout_s=WAIT_S)
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -159,15 +165,15 @@ def test_nothing_there_is_said() -> None:
 
 
 def test_a_name_with_several_addresses_is_the_one_where_the_master_is(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch, patience: float
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine with another network, which is down, and somebody else's: in whatever order the resolver has them."""
     name = Address("kitchen.test", gate.address.port)
 
-    def tried(*found: Address) -> ZmqSpoke:
+    def tried(*found: Address, timeout_s: float = 1.0) -> ZmqSpoke:
         keys = CurveKeys.generate()  # a guest's name is taken for a moment after it has left
         monkeypatch.setattr(connecting, "resolve_all", lambda _named: found)
-        return open_link(name, MASTER.public, keys, peer_name(keys.public), timeout_s=patience)
+        return open_link(name, MASTER.public, keys, peer_name(keys.public), timeout_s)
 
     with socket.socket() as nobody, socket.create_server(("127.0.0.1", 0)) as server:
         nobody.bind(("127.0.0.1", 0))
@@ -176,7 +182,7 @@ def test_a_name_with_several_addresses_is_the_one_where_the_master_is(
         strange.start()
         try:
             for found in ([dead, gate.address], [other, dead, gate.address]):
-                with tried(*found) as spoke:
+                with tried(*found, timeout_s=3.0) as spoke:
                     assert spoke.address == gate.address.zmq
             with pytest.raises(PeerError, match=r"nothing answers at kitchen\.test:"):
                 tried(other, dead)

@@ -17,7 +17,7 @@ from tpiedge.wire.limits import MAX_FILE_CHUNK, MAX_TENSOR_BYTES
 from tpiedge.wire.messages import Message
 from tpiedge.wire.tensors import TensorHeader
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 
 
 def hidden(nbytes: int) -> Hidden:

@@ -1,8 +1,12 @@
 """The real server on a real socket, before a cluster that answers by script."""
 
 import asyncio
+import inspect
+import json
+import socket
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -46,6 +50,25 @@ def answers(service, text):
     return service.tokenizer.decode(service.tokenizer.encode(text, add_special=False))
 
 
+def leave_early(server, service, body):
+    """The generation of a completion whose client leaves as soon as the work has begun: for one that left before, it
+    never does."""
+    body = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(server.address, 30) as leaving:
+        leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        return service.generations.get(timeout=30)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_httpx():
+    """httpx gives up after five seconds where it is not told otherwise, which is no time beside other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for one in (httpx.Client.__init__, httpx.request, httpx.get, httpx.post, httpx.delete, httpx.stream):
+            patch.setitem(inspect.unwrap(one).__kwdefaults__, "timeout", httpx.Timeout(60.0))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     return Tokenizer.open(DEMO)
@@ -58,10 +81,18 @@ def service(tokenizer):
 
 @pytest.fixture
 def serve(service):
-    """Start a server; closed at the end of the test."""
-    servers = []
+    """Start a server; closed at the end of the test. Until then its port is nobody else's, also where the server ends
+    and another one is started there."""
+    servers, kept = [], []
 
     def start(*, keys=(), key_file=None, host="127.0.0.1", port=0, secret=SECRET, limits=None, **options):
+        if (host, port) == ("127.0.0.1", 0):
+            kept.append(socket.socket())
+            kept[-1].setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # the server may listen there beside it
+            kept[-1].bind((host, 0))
+            port = kept[-1].getsockname()[1]
         server = ApiServer(
             service, host, port, ApiKeys(keys, key_file), secret, limits=limits or Limits(), **options
         )
@@ -70,8 +101,8 @@ def serve(service):
         return server
 
     yield start
-    for server in servers:
-        server.close()
+    for one in [*servers, *kept]:
+        one.close()
 
 
 @pytest.fixture
@@ -95,5 +126,5 @@ def pieces(monkeypatch):
 def client(serve):
     """OpenAI's own client."""
     server = serve(limits=Limits(ping_s=0.2))
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client

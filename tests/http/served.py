@@ -4,9 +4,11 @@ Prints its URL, and ends with its standard input.
 """
 
 import sys
+from dataclasses import replace
 
 from tests.http.conftest import DEMO, SECRET, InstantTemplate
 from tpiedge.api.keys import ApiKeys
+from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
@@ -19,7 +21,9 @@ CONTEXT = 4096
 def main() -> None:
     service = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=2048, max_sequence=CONTEXT)
     service.script = lambda generation: generation.finish()
-    server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), SECRET)
+    # Whoever sends much hears why it is refused, however long that takes beside other tests.
+    limits = replace(Limits.of_context(CONTEXT), linger_s=60)
+    server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), SECRET, limits=limits)
     server.start()
     sys.stdout.write(f"{server.url}\n")
     sys.stdout.flush()

@@ -20,7 +20,7 @@ CALLED = {
 @pytest.fixture
 def claude(serve):
     server = serve(limits=Limits(ping_s=0.2))
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 

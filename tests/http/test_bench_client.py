@@ -106,13 +106,12 @@ def test_where_nobody_listens_every_request_fails(serve):
 
 def test_requests_at_random_times_do_not_wait_for_each_other(service, streams):
     service.script = script = Script(held=3)  # none is answered before all have come
-    times = arrivals(50.0, 3)
+    times, began = arrivals(50.0, 3), streams.clock.now()
     answers = at_random(streams, prompts(3), 2, times)
     assert [answer.error for answer in answers] == [""] * 3
     assert script.most == 3
-    sent = [answer.sent_s for answer in answers]
-    for wanted, found in zip(arrivals(50.0, 3), sent, strict=False):
-        assert found - sent[0] >= wanted - next(arrivals(50.0, 3)) - 0.05
+    for wanted, answer in zip(arrivals(50.0, 3), answers, strict=False):
+        assert answer.sent_s >= began + wanted
 
 
 def test_a_client_that_leaves_is_noticed(service, streams):
@@ -121,7 +120,7 @@ def test_a_client_that_leaves_is_noticed(service, streams):
     while not exchange.events:
         streams.wait(5.0)
     streams.cancel(exchange)
-    assert service.generations.get(timeout=5).cancelled.wait(5)
+    assert service.generations.get(timeout=20).cancelled.wait(20)
     assert exchange.answer().error == "the server ended the answer early"
     assert streams.running == 0
 
@@ -132,7 +131,7 @@ def test_a_long_prompt_beside_others(service, streams):
 
     def talk(generation):
         for token in range(300, 300 + generation.request.max_tokens):
-            if generation.cancelled.wait(0.005):
+            if generation.cancelled.wait(0.02):
                 return
             generation.say(token)
         generation.finish()
@@ -149,11 +148,11 @@ def test_a_long_prompt_beside_others(service, streams):
 
     service.script = script
     endless = (PROMPTS.of(8) for _ in iter(int, 1))
-    wanted = LongPrompt(PROMPTS.of(64), PROMPTS.of(64), endless, answer_tokens=400, settled_tokens=10)
+    wanted = LongPrompt(PROMPTS.of(64), PROMPTS.of(64), endless, answer_tokens=200, settled_tokens=10)
     found = measure_long_prompt(streams, wanted)
     for thread in others:
-        thread.join(5)
-    assert len(others) == 3
+        thread.join(20)
+    assert len(others) >= 3  # one that ends before the long prompt is read is followed by another one
     assert found.normal_s["p50"] > 0.004
     assert found.beside_s["p50"] > 0
     assert found.beside_tokens_per_s <= 64 / 0.1

@@ -73,7 +73,7 @@ def test_nothing_new_is_not_sent_again(server, service):
 
 def test_an_administrator_ends_a_request_and_its_reader_is_told(server, service):
     service.script = lambda generation: generation.say(5, 6)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = iter(client.completions.create(model="babbler", prompt="x", max_tokens=9, stream=True))
         next(stream)
         (line,) = look(server).json()["requests"]

@@ -52,7 +52,7 @@ def test_one_prompt_as_json(command, service):
     assert record["finish_reason"] == "stop"
     assert record["model"] == "babbler"
     assert record["usage"]["completion_tokens"] > 0
-    request = service.generations.get(timeout=5).request
+    request = service.generations.get(timeout=20).request
     assert (request.max_tokens, request.sampling.temperature) == (20, 0.0)
 
 
@@ -67,11 +67,11 @@ def test_thoughts_are_shown_and_are_no_part_of_the_answer(command, service):
 def test_what_is_not_said_of_sampling_is_the_models_own(command, service):
     answers(service, "Hello there")
     command(chat, "--prompt", "hi", "--seed", "3")
-    assert service.generations.get(timeout=5).request.sampling == replace(service.usual_sampling, seed=3)
+    assert service.generations.get(timeout=20).request.sampling == replace(service.usual_sampling, seed=3)
     flags = ("--temperature", "0.5", "--top-k", "7", "--top-p", "0.6", "--min-p", "0.1")
     command(chat, "--prompt", "hi", "--seed", "3", "--repetition-penalty", "1.2", *flags)
     said = Sampling(temperature=0.5, top_k=7, top_p=0.6, min_p=0.1, repetition_penalty=1.2, seed=3)
-    assert service.generations.get(timeout=5).request.sampling == said
+    assert service.generations.get(timeout=20).request.sampling == said
 
 
 @pytest.mark.parametrize("name", ["babbler", "Chatterbox-q8", "org/babbler", "org/babbler@main"])
@@ -91,7 +91,7 @@ def test_a_conversation_keeps_its_turns(command, service):
     out = command(chat, "--system", "be kind", stdin="hi\nand\n/clear\nnew\n/exit\nnever\n")
     assert out == f"{text}\n" * 3
     prompts = [
-        service.tokenizer.decode(service.generations.get(timeout=5).request.prompt_ids) for _ in range(3)
+        service.tokenizer.decode(service.generations.get(timeout=20).request.prompt_ids) for _ in range(3)
     ]
     assert prompts == [
         "<system>be kind<user>hi",

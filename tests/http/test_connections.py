@@ -78,7 +78,7 @@ def wait_healthy(url):
 @pytest.mark.fault("H8", "one address has half of the connections at most: other clients are served")
 @_linux
 def test_whoever_holds_all_places_of_an_address_shuts_out_nobody_else(serve, caplog):
-    server = serve(limits=Limits(connections=64))
+    server = serve(limits=Limits(connections=64, headers_s=600))
     with silent(server.url, 32):
         for late in range(100):
             with silent(server.url, 1) as (refused,):
@@ -122,7 +122,7 @@ async def ask(address):
 @pytest.mark.usefixtures("descriptors")
 def test_two_thousand_clients_at_once_are_answered_each(serve, service):
     """Four are served, all others are told to come back; nobody is cut off, and nothing is left of them."""
-    server = serve(limits=Limits(quiet_s=0.1))
+    server = serve(limits=Limits(quiet_s=0.1, headers_s=600))
     files = psutil.Process().num_fds()
 
     async def everybody():

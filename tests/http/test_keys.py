@@ -30,7 +30,7 @@ def test_a_revoked_key_is_refused_and_its_answer_goes_on(serve, service, key_fil
     word = service.tokenizer.encode("one", add_special=False)
     with client_of(server, "sk-phone") as phone, client_of(server, "sk-laptop") as laptop:
         with phone.completions.create(model="babbler", prompt="hi", stream=True) as stream:
-            generation = service.generations.get(timeout=5)
+            generation = service.generations.get(timeout=20)
             generation.say(*word)
             chunks = iter(stream)
             text = next(chunks).choices[0].text
@@ -85,7 +85,7 @@ def test_the_requests_of_a_key_are_one_client_s_wherever_they_come_from(serve, s
         with httpx.Client(base_url=server.url, transport=transport, headers=headers) as client:
             for body in ({"prompt": "hi", "n": 2}, {"prompt": "hi"}):
                 client.post("/v1/completions", json={"model": "babbler", **body}).raise_for_status()
-        asked[name, own] = {service.generations.get(timeout=5).client for _ in range(3)}
+        asked[name, own] = {service.generations.get(timeout=20).client for _ in range(3)}
     assert all(len(clients) == 1 for clients in asked.values())
     (phone,) = asked["sk-phone", "127.0.0.1"]
     assert asked["sk-phone", "127.0.0.2"] == {phone}
@@ -102,4 +102,4 @@ def test_without_keys_a_client_is_an_address(serve, service):
     for own in ("127.0.0.1", "127.0.0.2"):
         with httpx.Client(base_url=server.url, transport=httpx.HTTPTransport(local_address=own)) as client:
             client.post("/v1/completions", json={"model": "babbler", "prompt": "hi"}).raise_for_status()
-        assert service.generations.get(timeout=5).client == own
+        assert service.generations.get(timeout=20).client == own

@@ -126,16 +126,16 @@ def test_without_an_answer_limit_no_clock_runs(serve, service, monkeypatch):
     assert [callback for callback in started if getattr(callback, "__name__", "") == "end"]
 
 
-def broken_stream(server, on_first):
-    """The last event of a stream whose body ends unfinished."""
+def broken_stream(server, then, count=1):
+    """The last event of a stream whose body ends unfinished. After its first `count` events, `then` is called."""
     events = []
 
     def read(answer):
         for line in answer.iter_lines():
             if line.startswith("data: "):
                 events.append(line.removeprefix("data: "))
-                if len(events) == 1:
-                    on_first()
+                if len(events) == count:
+                    then()
 
     with (
         httpx.Client(base_url=server.url) as http,
@@ -147,9 +147,24 @@ def broken_stream(server, on_first):
     return json.loads(events[-1])
 
 
-def test_a_deadline_in_the_middle_breaks_the_stream(serve, service):
+@pytest.fixture
+def strike(monkeypatch):
+    """Ends the time of all answers under way, which have a limit."""
+    clocks = []
+    call_later = asyncio.BaseEventLoop.call_later
+
+    def noted(loop, delay, callback, *more, **options):
+        if getattr(callback, "__name__", "") == "end":
+            clocks.append(lambda: loop.call_soon_threadsafe(callback, *more))
+        return call_later(loop, delay, callback, *more, **options)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", noted)
+    return lambda: [clock() for clock in clocks]
+
+
+def test_a_deadline_in_the_middle_breaks_the_stream(serve, service, strike):
     speak(service, 3)
-    last = broken_stream(serve(limits=Limits(answer_s=0.3)), lambda: None)
+    last = broken_stream(serve(limits=Limits(answer_s=600)), strike, 3)
     assert last["error"]["code"] == "deadline_exceeded"
     assert last["tokens"] == 3
     assert last["id"].startswith("cmpl-")

@@ -40,7 +40,7 @@ def server(serve):
 
 @pytest.fixture
 def claude(server):
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import openai
@@ -18,7 +19,7 @@ LIMIT_S = 20.0
 @pytest.fixture
 def asker(serve):
     """OpenAI's client; it would try again where that could help."""
-    server = serve(limits=Limits.of_context(CONTEXT))
+    server = serve(limits=replace(Limits.of_context(CONTEXT), linger_s=LIMIT_S))
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=20) as client:
         yield client
 
@@ -94,7 +95,7 @@ def test_prompt_and_answer_together(asker, service):
     service.script = lambda generation: generation.finish("length")
     answer = asker.completions.create(model="babbler", prompt=[5] * 500, max_tokens=13)
     assert answer.choices[0].finish_reason == "length"
-    assert service.generations.get(timeout=5).request.max_tokens == CONTEXT - 500
+    assert service.generations.get(timeout=20).request.max_tokens == CONTEXT - 500
 
 
 def test_more_tokens_than_the_wire_takes(serve, service):

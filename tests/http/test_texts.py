@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 import tpiedge
+from tpiedge.api.limits import Limits
 
 JSON = {"content-type": "application/json"}
 TEXT = "Once upon a time there was a fox"
@@ -13,7 +14,7 @@ TEXT = "Once upon a time there was a fox"
 
 @pytest.fixture
 def server(serve):
-    return serve()
+    return serve(limits=Limits(linger_s=60))
 
 
 @pytest.fixture

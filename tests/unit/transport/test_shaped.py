@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 import pytest
@@ -11,12 +11,26 @@ import pytest
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.inprocess import InProcessHub, InProcessPeer
 from tpiedge.transport.link_model import LinkModel, LinkSettings, PathModel
-from tpiedge.transport.shaped import LEAST_RETRANSMISSION_S, ShapedNetwork
+from tpiedge.transport.shaped import ShapedNetwork
 
 pytestmark = pytest.mark.alone
 
 _WAIT_S = 10.0
 _SLACK_S = 0.1
+_TRIES = 20
+
+
+def _least(measure: Callable[[], Sequence[float]], wanted: Sequence[float]) -> None:
+    """What `measure` returns are seconds of at least what is wanted, and no more at the best of some tries: what else
+    the machine does only adds to them."""
+    best = [_WAIT_S] * len(wanted)
+    for _ in range(_TRIES):
+        found = measure()
+        assert all(one >= least for one, least in zip(found, wanted, strict=True)), found
+        best = list(map(min, best, found))
+        if all(one < least + _SLACK_S for one, least in zip(best, wanted, strict=True)):
+            return
+    pytest.fail(f"{best}, not {wanted}")
 
 
 def _links(settings: LinkSettings, seed: int = 1) -> Callable[[str, str], LinkModel]:
@@ -42,22 +56,26 @@ def test_a_frame_takes_the_latency_there_and_back() -> None:
     ):
         spoke = hub.spoke("spoke")
         network.join(hub, spoke)
-        started_s = time.monotonic()
-        spoke.send_frame(b"ping")
-        assert hub.recv_frame(_WAIT_S) == ("spoke", b"ping")
-        assert 0.03 <= time.monotonic() - started_s < 0.03 + _SLACK_S
-        hub.send_frame(b"pong", "spoke")
-        assert spoke.recv_frame(_WAIT_S) == ("hub", b"pong")
-        assert 0.06 <= time.monotonic() - started_s < 0.06 + _SLACK_S
+
+        def there_and_back() -> Sequence[float]:
+            started_s = time.monotonic()
+            spoke.send_frame(b"ping")
+            assert hub.recv_frame(_WAIT_S) == ("spoke", b"ping")
+            there_s = time.monotonic() - started_s
+            hub.send_frame(b"pong", "spoke")
+            assert spoke.recv_frame(_WAIT_S) == ("hub", b"pong")
+            return there_s, time.monotonic() - started_s
+
+        _least(there_and_back, (0.03, 0.06))
         spoke.close()
 
 
 def test_the_sender_does_not_wait_and_the_frame_is_a_copy() -> None:
-    with _mesh(2, _links(LinkSettings(latency_s=0.2))) as (one, other):
+    with _mesh(2, _links(LinkSettings(latency_s=2.0))) as (one, other):
         frame = bytearray(b"as sent")
         started_s = time.monotonic()
         one.send_frame(frame, "node-1")
-        assert time.monotonic() - started_s < 0.1
+        assert time.monotonic() - started_s < 1.0
         frame[:] = b"changed"
         assert other.recv_frame(0.0) is None
         assert other.recv_frame(_WAIT_S) == ("node-0", b"as sent")
@@ -65,12 +83,17 @@ def test_the_sender_does_not_wait_and_the_frame_is_a_copy() -> None:
 
 def test_large_frames_take_their_time() -> None:
     with _mesh(2, _links(LinkSettings(bytes_per_s=1e6))) as (one, other):
-        started_s = time.monotonic()
-        for _ in range(2):
-            one.send_frame(bytes(50_000), "node-1")
-        for number in (1, 2):
-            assert other.recv_frame(_WAIT_S)
-            assert 0.05 * number <= time.monotonic() - started_s < 0.05 * number + _SLACK_S
+
+        def two() -> Sequence[float]:
+            started_s, found = time.monotonic(), []
+            for _ in range(2):
+                one.send_frame(bytes(50_000), "node-1")
+            for _ in range(2):
+                assert other.recv_frame(_WAIT_S)
+                found.append(time.monotonic() - started_s)
+            return found
+
+        _least(two, (0.05, 0.1))
 
 
 def test_jitter_and_loss_keep_the_order_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +117,16 @@ class _LosesTheFirst(LinkModel):
         return None if self._lost == 1 else super().arrival_ns(now_ns, nbytes)
 
 
-def test_a_lost_frame_comes_a_timeout_later_and_holds_up_its_own_link_only() -> None:
+def test_a_lost_frame_comes_a_timeout_later_and_holds_up_its_own_link_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tpiedge.transport.shaped.LEAST_RETRANSMISSION_S", 1.0)
+    _least(_around_a_loss, [1.001])
+
+
+def _around_a_loss() -> Sequence[float]:
+    """Seconds until the frame that is lost at first has come, and the one behind it."""
+
     def path(sender: str, _receiver: str) -> LinkModel:
         return _LosesTheFirst() if sender == "node-0" else LinkModel(LinkSettings())
 
@@ -104,10 +136,8 @@ def test_a_lost_frame_comes_a_timeout_later_and_holds_up_its_own_link_only() -> 
         one.send_frame(b"behind", "node-1")
         third.send_frame(b"elsewhere", "node-1")
         assert other.recv_frame(_WAIT_S) == ("node-2", b"elsewhere")
-        assert time.monotonic() - started_s < LEAST_RETRANSMISSION_S
         assert [other.recv_frame(_WAIT_S) for _ in range(2)] == [("node-0", b"lost"), ("node-0", b"behind")]
-        waited_s = time.monotonic() - started_s
-        assert LEAST_RETRANSMISSION_S + 0.001 <= waited_s < LEAST_RETRANSMISSION_S + _SLACK_S
+        return [time.monotonic() - started_s]
 
 
 def test_pairs_that_share_a_link_share_its_rate() -> None:
