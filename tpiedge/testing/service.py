@@ -205,9 +205,8 @@ class FakeService:
             ready, self.unavailable, self._nodes, waiting, running, failed=self.failed, links=self.links
         )
         draining = [node.name for node in self._nodes if node.state == "draining"]
-        if (
-            self.settles and draining
-        ):  # else nothing is written, as a test may give other nodes at that moment
+        # Nothing is written in vain: a test may give other nodes at that moment.
+        if self.settles and draining:
             self._set_state("drained", *draining)
         return found
 
