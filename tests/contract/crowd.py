@@ -16,7 +16,7 @@ from tpiedge.transport.keys import CurveKeys
 
 __all__ = ["Crowd", "Stranger", "sockets_of", "wait_until"]
 
-_WAIT_S = 15.0
+_WAIT_S = 60.0
 
 
 def sockets_of(pid: int) -> int:

@@ -137,4 +137,5 @@ class Worker:
     def weights(self) -> dict[str, tuple[int, int]]:
         """What its shard store holds of weights: size, and when it was written."""
         found = (self.cache / "shards" / "blobs").iterdir()
-        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+        whole = [path for path in found if not path.name.startswith(".")]  # others are being written
+        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in whole}
