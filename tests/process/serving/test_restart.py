@@ -73,7 +73,7 @@ def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
 def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
     with cluster.client() as client:
         with cluster.crawling():  # or nothing may be under way any more
-            answer = stream(client, 150)
+            answer = stream(client, 900)
             for _ in range(10):
                 next(answer)
             cluster.master.popen.terminate()
