@@ -104,7 +104,7 @@ def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(clusters, exact)
             cluster.wait_until(lambda status: status["epoch"] > before and rank_of(status, "zoe") == 1)
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, undisturbed)
-    page = httpx.get(f"{cluster.url}/metrics", trust_env=False, timeout=5.0).text
+    page = httpx.get(f"{cluster.url}/metrics", trust_env=False, timeout=START_S).text
     assert re.search(r"^tpiedge_resumed_answers_total [1-9]", page, re.MULTILINE)
     exact(cluster)
 
