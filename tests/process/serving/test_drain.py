@@ -10,7 +10,7 @@ from tests.process.command import gone, run_command, wait_for
 from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving, rank_of
 
-SLOW = 1e6
+SLOW = 1e4
 LONG = 900
 USER = 2
 
