@@ -4,16 +4,31 @@ import time
 
 import psutil
 
-__all__ = ["patience"]
+__all__ = ["Meanwhile", "patience"]
 
 _LOOK_S = 0.2
 
 
+class Meanwhile:
+    """From now on. What took longer than a deadline may have begun on an idle machine and ended on a busy one."""
+
+    def __init__(self) -> None:
+        self._times, self._began = psutil.cpu_times(), time.monotonic()
+
+    @property
+    def spent_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def patience(self) -> float:
+        """By how much a deadline grew so far: 1 on an idle machine, 3 on one whose processors were all busy."""
+        before, after = self._times, psutil.cpu_times()
+        idle_s = after.idle - before.idle + getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0)
+        processors = psutil.cpu_count() or 1
+        return 1.0 + 2.0 * min(1.0, max(0.0, 1.0 - idle_s / (processors * self.spent_s)))
+
+
 def patience() -> float:
-    """By how much a deadline grows now: 1 on an idle machine, 3 on one whose processors are all busy."""
-    before = psutil.cpu_times()
+    """By how much a deadline grows now."""
+    look = Meanwhile()
     time.sleep(_LOOK_S)
-    after = psutil.cpu_times()
-    idle_s = after.idle - before.idle + getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0)
-    processors = psutil.cpu_count() or 1
-    return 1.0 + 2.0 * min(1.0, max(0.0, 1.0 - idle_s / (processors * _LOOK_S)))
+    return look.patience()

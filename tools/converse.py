@@ -126,6 +126,7 @@ class Talker:
         self._tokens = options.tokens
         self._pause_s = options.pause
         self._ends = ends
+        self._least = options.least
         self._model = ""
         self.exchanges: list[Exchange] = []
         self.conversations = 0
@@ -133,9 +134,13 @@ class Talker:
     def talk(self, client: httpx.Client) -> None:
         """Until the time is over, or something fails."""
         self._model = client.get("/v1/models").json()["data"][0]["id"]
-        while time.monotonic() < self._ends and not (self.exchanges and self.exchanges[-1].error):
+        while not self._is_over and not (self.exchanges and self.exchanges[-1].error):
             self._conversation(client)
             self.conversations += 1
+
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._ends and len(self.exchanges) >= self._least
 
     def _conversation(self, client: httpx.Client) -> None:
         draws = self._draws
@@ -149,7 +154,7 @@ class Talker:
                 client, self._body(messages), lambda seen, after=gone_after: 0 < after <= len(seen.logprobs)
             )
             self.exchanges.append(exchange)
-            if exchange.error or exchange.left or time.monotonic() >= self._ends:
+            if exchange.error or exchange.left or self._is_over:
                 return
             messages.append({"role": "assistant", "content": exchange.text})
             time.sleep(min(self._pause_s * draws.random() * 2, max(0.0, self._ends - time.monotonic())))
@@ -259,6 +264,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", nargs="?", default="demo", help="with a chat template [default: demo]")
     parser.add_argument("--minutes", type=float, default=10.0, help="[default: 10]")
+    parser.add_argument(
+        "--least", type=int, default=1, help="answers of each client, however long [default: 1]"
+    )
     parser.add_argument("--conversations", type=int, default=16, help="at a time [default: 16]")
     parser.add_argument("--workers", type=int, default=1, help="beside the master [default: 1]")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer at most [default: 96]")

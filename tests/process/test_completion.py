@@ -32,7 +32,7 @@ def offered(cache: Path, *words: str) -> list[str]:
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -174,7 +174,7 @@ def packing(start, tmp_path):
     command = start(
         "pack", "--random", "tinyllama", "--distinct-layers", 1, "--precision", "f32", "--out", out
     )
-    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("pack.partial-*/blobs/*")), 30)
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("pack.partial-*/blobs/*")), GONE_S)
     (child,) = command.children()
     return command, child, tmp_path
 
@@ -240,6 +240,6 @@ def test_an_interrupt_in_a_callback_of_an_import_is_not_lost(name, number):
     """The interpreter reports what such a callback raises, and goes on."""
     script = LOST.format(name=name, number=number)
     ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=110, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr.lstrip()) == (130, "", "tpiedge: interrupted\n")

@@ -26,7 +26,7 @@ sys.exit(lifetime.run(None))
 @pytest.mark.fault("P2", "a thread of a node fails: the node ends and says which")
 def test_the_node_ends() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=110, check=False
     )
     assert ended.returncode == InternalError.exit_code, ended.stderr
     last = ended.stderr.splitlines()[-1]

@@ -33,7 +33,7 @@ def run(*arguments, without=HEAVY, **variables):
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
     )
     status, *modules = ended.stderr.splitlines()[-1].split()

@@ -162,7 +162,7 @@ def test_the_shell_loads_its_script(tpiedge, tmp_path, shell):
         [shell, *strict, LOADED[shell].format(script)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         check=False,
         env=os.environ | {"PATH": f"{Path(COMMAND).parent}:{os.environ['PATH']}"},
     )

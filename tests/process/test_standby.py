@@ -23,7 +23,8 @@ from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["packs"]
 
-IMPORTING_S = 30.0
+#: To import torch beside much else takes its time, and so does all that waits for it.
+IMPORTING_S = 90.0
 OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 # A parent that says which process it has started, and (with "ready") that this one waits for its bootstrap.
@@ -35,7 +36,7 @@ from tpiedge.launch.standby import Standby
 standby = Standby(1)
 standby.start()
 if sys.argv[1] == "ready":
-    standby.report(time.monotonic() + 30)
+    standby.report(time.monotonic() + 90)
 print(standby.pid, flush=True)
 sys.stdin.read()
 """
@@ -69,7 +70,7 @@ def test_a_waiting_node_does_not_outlive_a_killed_parent(moment):
         child = psutil.Process(int(parent.stdout.readline()))
         assert not gone(child)
         parent.kill()
-        wait_for(lambda: gone(child), 5.0)
+        wait_for(lambda: gone(child), IMPORTING_S)
 
 
 def test_it_ends_with_its_lifeline_alone(standby):
@@ -77,7 +78,7 @@ def test_it_ends_with_its_lifeline_alone(standby):
     standby.report(soon())
     child = psutil.Process(standby.pid)
     standby.stop(soon())  # closes the pipe, and kills only after the deadline
-    wait_for(lambda: gone(child), 5.0)
+    wait_for(lambda: gone(child), IMPORTING_S)
 
 
 def test_it_reports_without_a_measurement(standby):
@@ -122,7 +123,7 @@ def test_stop_ends_a_wait_for_the_report_in_another_thread(standby):
     thread = threading.Thread(target=wait)
     thread.start()
     standby.stop()
-    thread.join(5.0)
+    thread.join(IMPORTING_S)
     assert not thread.is_alive()
     assert isinstance(outcomes[0], PeerError | InternalError)
 

@@ -15,7 +15,7 @@ __all__ = ["MARKER", "PROMPT", "TOKENS", "Observed", "observe"]
 PROMPT = "Once upon a time there was a little fox"
 TOKENS = 40
 MARKER = b"if this is not found, nothing would be found"
-_JOIN_S = 20.0
+_JOIN_S = 90.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import contextlib
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -11,11 +10,12 @@ from contextlib import AbstractContextManager
 import openai
 import pytest
 
+from tests.patience import Meanwhile
 from tests.process.command import wait_for
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import Namespaces
 from tests.process.network.observed import PROMPT, Observed
-from tests.process.serving.serving import words_of_loss
+from tests.process.serving.serving import START_S, words_of_loss
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
@@ -54,19 +54,17 @@ def whole(observed: Observed) -> str:
 
 @pytest.mark.parametrize("name", _CUTS)
 @pytest.mark.fault("P8", "seen within 2 s, said; once packets pass the answer goes on, and is exact")
-def test_a_cut_is_seen_said_and_mended(
-    cluster: NetworkCluster, whole: str, exact, patience: float, name: str
-) -> None:
+def test_a_cut_is_seen_said_and_mended(cluster: NetworkCluster, whole: str, exact, name: str) -> None:
     rank = cluster.node("worker1")["rank"]
     with cluster.streaming(PROMPT, _LONG) as stream:
         with _CUTS[name](cluster.namespaces):
             if name == "reset":
-                _check_broken(cluster, rank, patience)
+                _check_broken(cluster, rank)
             else:
-                _check_loss(cluster, rank, patience)
-            lost = cluster.wait_until(
-                lambda status: _state(status, "worker1") == "lost", 2 * _SEEN_S * patience
-            )
+                _check_loss(cluster, rank)
+            meanwhile = Meanwhile()
+            lost = cluster.wait_until(lambda status: _state(status, "worker1") == "lost")
+            assert meanwhile.spent_s < 2 * _SEEN_S * meanwhile.patience()
             assert not lost["ready"]
             assert cluster.ready().status_code == 503
         stream.join(_ANSWER_S)
@@ -77,7 +75,7 @@ def test_a_cut_is_seen_said_and_mended(
 
 @pytest.mark.parametrize("name", ["link down", "blackhole"])
 @pytest.mark.fault("P8", "before the first token: the answer comes once packets pass, and is exact")
-def test_a_cut_in_prefill(cluster: NetworkCluster, exact, patience: float, name: str) -> None:
+def test_a_cut_in_prefill(cluster: NetworkCluster, exact, name: str) -> None:
     rank = cluster.node("worker1")["rank"]
     with cluster.client() as client:
         undisturbed = _text(client, cluster.model, _LONG_PROMPT)
@@ -85,7 +83,7 @@ def test_a_cut_in_prefill(cluster: NetworkCluster, exact, patience: float, name:
     with cluster.namespaces.slow("worker1", _MEGABITS), _asking(cluster, other) as answer:
         _wait_for_prefill(cluster)
         with _CUTS[name](cluster.namespaces):
-            _check_loss(cluster, rank, patience)
+            _check_loss(cluster, rank)
         disturbed = answer.result(_ANSWER_S)
     cluster.wait_ready(3, _BACK_S)
     with cluster.client() as client:
@@ -95,7 +93,7 @@ def test_a_cut_in_prefill(cluster: NetworkCluster, exact, patience: float, name:
 
 
 @pytest.mark.fault("P8", "inside an all-reduce: seen within 2 s; the answer goes on, and is exact")
-def test_a_cut_inside_an_all_reduce(cluster: NetworkCluster, whole: str, exact, patience: float) -> None:
+def test_a_cut_inside_an_all_reduce(cluster: NetworkCluster, whole: str, exact) -> None:
     """Another node holds it up, so that the one that is cut off waits in it."""
     rank = cluster.node("worker1")["rank"]
     node = cluster.workers["worker2"].node
@@ -107,7 +105,7 @@ def test_a_cut_inside_an_all_reduce(cluster: NetworkCluster, whole: str, exact, 
                 cut.enter_context(cluster.namespaces.dropping("worker1"))
             finally:
                 node.resume()
-            _check_loss(cluster, rank, patience)
+            _check_loss(cluster, rank)
         stream.join(_ANSWER_S)
     assert (stream.error, stream.text) == (None, whole)
     cluster.wait_ready(3, _BACK_S)
@@ -135,11 +133,11 @@ def _wait_for_prefill(cluster: NetworkCluster) -> None:
     wait_for(lambda: cluster.namespaces.received_bytes("worker1") - before > _SOME_STATES, 20)
 
 
-def _check_loss(cluster: NetworkCluster, rank: int, patience: float) -> None:
+def _check_loss(cluster: NetworkCluster, rank: int) -> None:
     """Seen in time, and said with the node and what is known of the cause."""
-    before, started = len(cluster.master.log), time.monotonic()
-    wait_for(lambda: _SILENT.search(cluster.master.log[before:]), (_SEEN_S + _SLACK_S) * patience)
-    took_s = time.monotonic() - started
+    before, meanwhile = len(cluster.master.log), Meanwhile()
+    took_s = wait_for(lambda: _SILENT.search(cluster.master.log[before:]), START_S)
+    patience = meanwhile.patience()
     found = _SILENT.search(cluster.master.log[before:])
     assert found is not None
     assert int(found[1]) == rank
@@ -147,10 +145,11 @@ def _check_loss(cluster: NetworkCluster, rank: int, patience: float) -> None:
     assert took_s < (_SEEN_S + _SLACK_S) * patience
 
 
-def _check_broken(cluster: NetworkCluster, rank: int, patience: float) -> None:
+def _check_broken(cluster: NetworkCluster, rank: int) -> None:
     """The master's own system was told, so it is not silence that says so."""
-    before = len(cluster.master.log)
-    wait_for(lambda: _BROKEN.search(cluster.master.log[before:]), (_SEEN_S + _SLACK_S) * patience)
+    before, meanwhile = len(cluster.master.log), Meanwhile()
+    took_s = wait_for(lambda: _BROKEN.search(cluster.master.log[before:]), START_S)
+    assert took_s < (_SEEN_S + _SLACK_S) * meanwhile.patience()
     found = _BROKEN.search(cluster.master.log[before:])
     assert found is not None
     assert int(found[1]) == rank

@@ -134,7 +134,19 @@ class Worker:
         assert self.process is not None
         return self.process.log
 
-    def weights(self) -> dict[str, tuple[int, int]]:
-        """What its shard store holds of weights: size, and when it was written."""
+    def weights(self) -> dict[str, tuple[int, int, int]]:
+        """What its shard store holds of weights: size, when it was written, and how much of it takes room."""
         found = (self.cache / "shards" / "blobs").iterdir()
-        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+        whole = {path.name: path.stat() for path in found if not path.name.startswith(".")}
+        return {name: (one.st_size, one.st_mtime_ns, one.st_blocks) for name, one in whole.items()}
+
+    def fetched_again(self, before: dict[str, tuple[int, int, int]]) -> list[str]:
+        """What was written since `before` and is no more than it was. (On a busy machine the next plan may have other
+        parts, of which a worker fetches what it lacks.)"""
+        now = self.weights()
+        blobs = {name: was for name, was in before.items() if "." not in name}
+        return [
+            name
+            for name, was in blobs.items()
+            if name not in now or (now[name] != was and now[name][2] <= was[2])
+        ]

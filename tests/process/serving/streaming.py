@@ -7,6 +7,9 @@ import openai
 
 __all__ = ["Streaming"]
 
+#: Where it is no promise: generous.
+_LIMIT_S = 90.0
+
 
 class Streaming:
     """Reads an answer in a thread of its own. Made, it has begun."""
@@ -22,14 +25,14 @@ class Streaming:
         self._request = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-        assert self._begun.wait(20), "no answer began"
+        assert self._begun.wait(_LIMIT_S), "no answer began"
 
-    def join(self, limit_s: float = 20.0) -> None:
+    def join(self, limit_s: float = _LIMIT_S) -> None:
         """Until its end."""
         self._thread.join(limit_s)
         assert not self._thread.is_alive(), f"the answer goes on after {limit_s} s"
 
-    def wait_for_text(self, characters: int, limit_s: float = 20.0) -> None:
+    def wait_for_text(self, characters: int, limit_s: float = _LIMIT_S) -> None:
         """Until so much of it has come."""
         deadline = time.monotonic() + limit_s
         while len(self.text) < characters:

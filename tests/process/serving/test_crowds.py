@@ -70,6 +70,7 @@ def test_guests_who_say_nothing_after_the_handshake(cluster: Serving, sockets, p
         wait_until(lambda: sockets() <= OTHERS)  # though the guests are there still
 
 
+@pytest.mark.alone
 @pytest.mark.fault("W7", "of five thousand few are kept at a time, and none for long; members are served")
 def test_five_thousand_silent_connections(cluster: Serving, sockets):
     """The master ends them as they come: libzmq alone would have each for three seconds."""

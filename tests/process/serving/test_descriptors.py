@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.process.command import wait_for
 from tests.process.serving.machines import Process
-from tests.process.serving.serving import HOST, Serving
+from tests.process.serving.serving import HOST, START_S, Serving
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="system: addresses of 127.0.0.0/8 and prlimit are Linux's"
@@ -42,8 +43,8 @@ def test_silent_clients_of_the_api_keep_nobody_else_out(
 ) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(_SILENT):
-            stack.enter_context(socket.create_connection((HOST, cluster.port + 4), 5.0, (_STRANGER, 0)))
-        assert cluster.answers()
+            stack.enter_context(socket.create_connection((HOST, cluster.port + 4), START_S, (_STRANGER, 0)))
+        wait_for(cluster.answers, START_S)
         cluster.start_worker("ann")
         cluster.wait_ready(2)
         exact(cluster)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.command import run_command
+from tests.process.command import run_command, wait_for
 from tests.process.serving.machines import Worker, measured
-from tests.process.serving.serving import Serving, rank_of
+from tests.process.serving.serving import START_S, Serving, rank_of
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.numerics import own_numerics
@@ -110,7 +110,7 @@ def test_weights_of_another_model_of_the_same_name_and_shape_are_never_used(
     cluster.start_worker("ann", token=False)
     cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
     exact(cluster)
-    assert f"{other.path} is not the model that the master serves" in ann.log
+    wait_for(lambda: f"{other.path} is not the model that the master serves" in ann.log, START_S)
     assert store.has(served)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.imposter.imposter import SLOW
+from tests.process.serving.conftest import SLOW
 from tests.process.serving.serving import Serving
 
 _PIECE = 1 << 16

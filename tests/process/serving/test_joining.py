@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import Meanwhile
 from tests.process.command import Ended, gone, run_command, wait_for
 from tests.process.serving.machines import Worker, measured
 from tests.process.serving.serving import HOST, START_S, Serving, free_ports
@@ -26,7 +27,7 @@ from tpiedge.wire.messages import PROTOCOL
 pytestmark = pytest.mark.usefixtures("serving_on")
 
 USER, PEER, INTERRUPTED = 2, 3, 130
-WORDS_S = 5.0
+WORDS_S = 60.0
 CUT_S = 1.0
 
 
@@ -47,9 +48,8 @@ def join(tmp_path: Path, undisturbed):
     measured(tmp_path / "state" / "worker")
 
     def run(*arguments: object, state: Path = tmp_path / "state") -> Ended:
-        return run_command(
-            "worker", *arguments, "--state", state, "--cache", tmp_path / "cache", "--threads", 1, limit_s=20
-        )
+        folders = ("--state", state, "--cache", tmp_path / "cache")
+        return run_command("worker", *arguments, *folders, "--threads", 1)
 
     return run
 
@@ -75,7 +75,7 @@ def test_an_expired_token(cluster: Serving, join):
         "token", "create", "--expires", "1s", "--host", cluster.address, TPIEDGE_STATE=str(cluster.state)
     )
     expires = time.time() + 1.0
-    wait_for(lambda: time.time() > expires, 5.0)
+    wait_for(lambda: time.time() > expires, WORDS_S)
     assert "this token has expired" in refusal(join("--token", made.out.strip()), USER)
 
 
@@ -195,16 +195,16 @@ def test_a_worker_that_has_not_come_since_the_start_is_shown_on_request(clusters
 
 
 @pytest.mark.fault("W4", "cut off at once and told so; it does not come back")
-def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving, patience: float):
+def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving):
     eve = cluster.start_worker("eve")
     cluster.wait_until(
         lambda status: status["ready"] and any(node["host"] == "eve" for node in status["nodes"])
     )
     ended = run_command("nodes", "revoke", "eve", TPIEDGE_STATE=str(cluster.state))
-    revoked = time.monotonic()
+    meanwhile = Meanwhile()
     assert ended.status == 0, ended.err
     assert eve.process.wait(WORDS_S) in (USER, PEER)
-    assert time.monotonic() - revoked < CUT_S * patience
+    assert meanwhile.spent_s < CUT_S * meanwhile.patience()
     assert re.search("revoked.*delete key.json", last_line(eve))
     cluster.wait_ready(2)
     for token in (False, True):

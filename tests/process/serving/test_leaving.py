@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.process.command import wait_for
-from tests.process.serving.serving import HOST, Serving
+from tests.process.serving.serving import HOST, START_S, Serving
 
 _ROUNDS, _REQUESTS = 4, 250
 #: Before which threads, buffers and caches have come to what they stay at.
@@ -20,7 +20,7 @@ _FIRST = 100
 _AT_ONCE = 8
 _PARALLEL = 4  # the others are left while they wait
 _CONTEXT = 1024
-_CALM_S = 30.0
+_CALM_S = 60.0
 #: In one of the rounds: what leaks grows in each of them, what the allocator keeps of a crowd comes once.
 _ALLOWED = 2e6
 _RESET = struct.pack("ii", 1, 0)
@@ -112,7 +112,7 @@ def leave(cluster: Serving, count: int) -> None:
     """So many clients come and go, some at a time."""
 
     def come_and_go(way: Callable[[socket.socket], None]) -> None:
-        with socket.create_connection((HOST, cluster.port + 4), 20) as client:
+        with socket.create_connection((HOST, cluster.port + 4), START_S) as client:
             way(client)
 
     with ThreadPoolExecutor(_AT_ONCE) as threads:

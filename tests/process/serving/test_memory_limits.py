@@ -82,16 +82,24 @@ def follows_its_limit(
     the middle of an answer, and lifted after it."""
     whole, status = cluster.whole(PROMPT, LONG), cluster.status()
     before = node_of(status, name)
+
+    def is_planned_anew(now: dict) -> bool:
+        """Another plan may have begun meanwhile, for another reason."""
+        return (
+            now["ready"] and now["epoch"] != status["epoch"] and node_of(now, name)["memory_bytes"] != enough
+        )
+
     with cluster.streaming(PROMPT, LONG) as stream:
         with cluster.crawling():
             group.limit(low)
-            now = cluster.wait_until(lambda now: now["ready"] and now["epoch"] != status["epoch"])
+            now = cluster.wait_until(is_planned_anew)
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, whole)
     node = node_of(now, name)
     assert node["planned_bytes"] <= node["memory_bytes"] == low
     assert before["planned_bytes"] > low
-    assert f"it offers {low / 1e6:.1f} MB (before: {enough / 1e6:.1f} MB)" in log()
+    words = f"it offers {low / 1e6:.1f} MB (before: {enough / 1e6:.1f} MB)"
+    wait_for(lambda: words in log(), START_S)
     assert "stopped serving" not in cluster.master.log
     assert group.use().oom_kills == 0
     group.limit(NO_LIMIT)
@@ -135,13 +143,13 @@ def test_others_take_the_memory_that_was_offered(
     with cluster.streaming(PROMPT, LONG) as stream:
         with cluster.crawling(), memory_taken(group, victim.node):
             pass
+        status = cluster.wait_ready(2)  # before that minute is over
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, whole)
     assert re.search(words_of_loss(rank, OUT_OF_MEMORY), cluster.master.log)
     assert re.search(
         r"ran out of memory with .* planned for it: it offers .* for the next 1 min 0 s", victim.log
     )
-    status = cluster.wait_ready(2)
     assert re.match("it offers .*, but the least that works for demo is", node_of(status, victim.name)["why"])
     assert victim.agent == agent
     wait_for(lambda: cluster.whole(PROMPT, LONG) == whole, START_S)
@@ -155,10 +163,8 @@ def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup)
     worker = cluster.start_worker("generous", "--memory", "2TB", bytes_per_s=SLOW, program=program)
     assert node_of(cluster.wait_ready(3), worker.name)["memory_bytes"] == ENOUGH
     most = f"{ENOUGH / 1e6:.1f} MB"
-    assert (
-        f"--memory gives 2.0 TB, but the limit of this machine or of its control group is {most}"
-        in worker.log
-    )
+    words = f"--memory gives 2.0 TB, but the limit of this machine or of its control group is {most}"
+    wait_for(lambda: words in worker.log, START_S)
     cluster.workers.pop(worker.name).process.end()
 
 

@@ -12,11 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.command import wait_for
-from tests.process.serving.serving import Serving
+from tests.process.serving.serving import START_S, Serving
 
 pytestmark = pytest.mark.usefixtures("serving_on")
 
-LIMIT_S = 10.0
 BOARD = Path(__file__).parents[3] / "deploy" / "grafana" / "tpiedge.json"
 _NAMES = re.compile(r"\b(?:vllm:|tpiedge_)\w+")
 _SELECTED = re.compile(r"\b(?P<name>(?:vllm:|tpiedge_)\w+)\{(?P<labels>[^}]*)\}")
@@ -28,7 +27,7 @@ _GIVEN = {"job", "instance"}
 
 def samples(cluster: Serving) -> Iterator[tuple[str, dict[str, str], float]]:
     """Name, labels and value of all that the page has."""
-    answer = httpx.get(f"{cluster.url}/metrics", trust_env=False, timeout=5.0)
+    answer = httpx.get(f"{cluster.url}/metrics", trust_env=False, timeout=START_S)
     assert answer.status_code == 200
     for family in text_string_to_metric_families(answer.text):
         for sample in family.samples:
@@ -46,7 +45,7 @@ def look(cluster: Serving) -> dict[tuple[str, str], float]:
 
 def told(cluster: Serving) -> None:
     """Returns once every node has told its counters."""
-    wait_for(lambda: {("node_steps_total", rank) for rank in "01"} <= look(cluster).keys(), LIMIT_S)
+    wait_for(lambda: {("node_steps_total", rank) for rank in "01"} <= look(cluster).keys(), START_S)
 
 
 def test_every_node_tells_what_it_did(cluster: Serving) -> None:
@@ -66,7 +65,7 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
             for rank in "01"
         )
 
-    wait_for(counted, LIMIT_S)
+    wait_for(counted, START_S)
     after = look(cluster)
     assert after["requests_total", "finished"] == before["requests_total", "finished"] + 1
     assert after["generated_tokens_total", ""] == before["generated_tokens_total", ""] + 8
@@ -88,20 +87,21 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
 
 
 def test_a_loss_its_recovery_and_the_pause_are_counted(cluster: Serving) -> None:
-    before = look(cluster)
+    before, losses = look(cluster), cluster.losses()
     with cluster.streaming("Once upon a time", 900) as stream:
-        cluster.workers["ann"].node.kill()
-        stream.join(LIMIT_S * 3)
+        with cluster.crawling():  # or it may have ended before
+            cluster.workers["ann"].node.kill()
+        stream.join()
     assert stream.error is None
     cluster.wait_ready(2)
-    after = look(cluster)
+    after, losses = look(cluster), cluster.losses() - losses
     for key in (
         ("losses_total", "node"),
         ("plans_total", "loss"),
         ("recovery_seconds_count", ""),
         ("answer_pause_seconds_count", "loss"),
     ):
-        assert after[key] == before[key] + 1, key
+        assert 1 <= after[key] - before[key] <= losses, key
     told(cluster)
 
 

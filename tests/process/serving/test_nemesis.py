@@ -20,12 +20,17 @@ DRAWS = range(*map(int, os.environ.get("NEMESIS", "20:24").split(":")))
 _LONG = 400
 #: A fault comes at any time of an answer, or soon after it.
 _LATEST_S = 2.0
-_ANSWER_S = 60.0
+_ANSWER_S = 90.0
 
 
-def kill_master(cluster: Serving, victim: Worker) -> None:
-    cluster.master.popen.kill()
-    cluster.master.wait()
+def kill_master(cluster: Serving, victim: Worker) -> Callable[[], object]:
+    master = cluster.master
+
+    def harm() -> None:
+        master.popen.kill()
+        master.wait()
+
+    return harm
 
 
 def start_master(cluster: Serving, victim: Worker) -> None:

@@ -13,14 +13,16 @@ ROOT = Path(__file__).parents[3]
 KILLS = 10
 #: Of all that needs no disk or memory of its own.
 FEW = 6
+#: Several times what it takes on a machine that does nothing else.
+_LIMIT_S = 880.0
 
 
-def broken(*options: object, limit_s: float) -> dict:
+def broken(*options: object) -> dict:
     """What a run found. Fails unless it ends well."""
     words = [str(option) for option in options]
     ended = subprocess.run(
         [sys.executable, "-m", "tools.nemesis", *words, "--json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(ended.stdout)
@@ -28,18 +30,18 @@ def broken(*options: object, limit_s: float) -> dict:
     return found
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.fault(
     "P19", "ten at random, one or two at once, beside four clients: no answer is wrong or lost"
 )
 def test_ten_faults() -> None:
     """As many as one likes: tools/nemesis."""
-    found = broken("--kills", KILLS, "--seed", 5, "--faults", "kills,processes", limit_s=380)
+    found = broken("--kills", KILLS, "--seed", 5, "--faults", "kills,processes")
     assert found["kills"] >= KILLS
     assert found["paused_answers"] > 0
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.fault(
     "P19", "of processes, links and the master itself, one or two at once: no answer is wrong or lost"
 )
@@ -47,6 +49,6 @@ def test_faults_of_several_kinds() -> None:
     reason = why_impossible("nft", "tc")
     if reason is not None:
         pytest.skip(reason)
-    found = broken("--kills", FEW, "--seed", 2, "--faults", "kills,processes,links,master", limit_s=380)
+    found = broken("--kills", FEW, "--seed", 2, "--faults", "kills,processes,links,master")
     assert found["kills"] >= FEW
     assert sum(found["by_kind"].values()) == found["kills"]

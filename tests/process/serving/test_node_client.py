@@ -138,8 +138,8 @@ def test_a_full_queue_is_asked_again(cluster: Serving, client: Client, expected:
 def test_an_answer_that_breaks_off_and_a_cluster_that_is_asked_again(
     cluster: Serving, client: Client, expected: str
 ) -> None:
-    client.ask(PROMPT, LONG, stream=True)
     with cluster.crawling():
+        client.ask(PROMPT, LONG, stream=True)
         assert client.hear() == {"begun": True}
         cluster.workers["ann"].process.end(signal.SIGKILL)
         broken = client.hear()

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.process.serving.serving import Serving
+from tests.process.serving.serving import START_S, Serving
 from tpiedge.host.private_file import read_private
 
 _TOOL = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
@@ -48,7 +48,9 @@ def test_nothing_that_the_document_leads_to_breaks_the_master(tmp_path: Path, ex
         cluster.start_master()
         cluster.wait_ready(1)
         document = tmp_path / "openapi.json"
-        document.write_text(json.dumps(_named(httpx.get(f"{cluster.url}/openapi.json").json())))
+        document.write_text(
+            json.dumps(_named(httpx.get(f"{cluster.url}/openapi.json", timeout=START_S).json()))
+        )
         secret = read_private(cluster.state / "master" / "admin.json")["secret"]
         ended = subprocess.run(
             [_TOOL, "run", document, "--url", cluster.url, "--header", f"Authorization: Bearer {secret}",

@@ -12,7 +12,7 @@ from tests.process.serving.serving import Serving
 
 PARALLEL = 4
 PROMPTS = [PROMPT, "The sun", "Lily and Tom", "In the garden", "A big dog", "One day"]
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 
 pytestmark = pytest.mark.usefixtures("serving_on")
 
@@ -38,8 +38,8 @@ def test_every_client_gets_its_own_exact_answer(cluster: Serving) -> None:
     alone = [ask(cluster, prompt)[0] for prompt in PROMPTS]
     assert len(set(alone)) == len(PROMPTS)
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
-        asked = [threads.submit(ask, cluster, prompt, 5 * TOKENS) for prompt in PROMPTS]
         with cluster.crawling():  # or they may have ended before anybody looks
+            asked = [threads.submit(ask, cluster, prompt, 5 * TOKENS) for prompt in PROMPTS]
             cluster.wait_until(lambda status: status["running"] == PARALLEL and status["queued"] > 0)
         found = [answer.result(LIMIT_S) for answer in asked]
     for (text, usage), first in zip(found, alone, strict=True):
@@ -52,11 +52,11 @@ def test_every_client_gets_its_own_exact_answer(cluster: Serving) -> None:
 def test_a_client_that_leaves_disturbs_nobody(cluster: Serving, expected: str) -> None:
     body = {"model": "demo", "prompt": "A", "max_tokens": 400, "ignore_eos": True}
     with ThreadPoolExecutor(2) as threads, httpx.Client(base_url=cluster.url, trust_env=False) as leaving:
-        first = threads.submit(ask, cluster, "One day", 200)
         with cluster.crawling():
+            first = threads.submit(ask, cluster, "One day", 200)
             cluster.wait_until(lambda status: status["running"] == 1)
             with pytest.raises(httpx.ReadTimeout):
-                leaving.post("/v1/completions", json=body, timeout=0.05)
+                leaving.post("/v1/completions", json=body, timeout=httpx.Timeout(LIMIT_S, read=0.05))
             last = threads.submit(ask, cluster, PROMPT, TOKENS)
         assert first.result(LIMIT_S)[1]["completion_tokens"] == 200
         assert last.result(LIMIT_S)[0].startswith(expected)
@@ -67,18 +67,19 @@ def test_a_client_that_leaves_disturbs_nobody(cluster: Serving, expected: str) -
 def test_after_a_loss_all_that_run_go_on_and_those_that_wait_follow(cluster: Serving) -> None:
     undisturbed = [ask(cluster, prompt, 400)[0] for prompt in PROMPTS[:PARALLEL]]
     with ThreadPoolExecutor(PARALLEL + 1) as threads:
-        running = [threads.submit(ask, cluster, prompt, 400) for prompt in PROMPTS[:PARALLEL]]
         node = cluster.workers["ann"].node
         with cluster.crawling():
+            running = [threads.submit(ask, cluster, prompt, 400) for prompt in PROMPTS[:PARALLEL]]
             cluster.wait_until(lambda status: status["running"] == PARALLEL)
             waiting = threads.submit(ask, cluster, "One day", 5)
             cluster.wait_until(lambda status: status["queued"] == 1)
+        losses = cluster.losses()
         node.kill()
         found = [answer.result(LIMIT_S) for answer in running]
         assert waiting.result(LIMIT_S)[1]["completion_tokens"] == 5
     assert [text for text, _ in found] == undisturbed
     for _, usage in found:
-        assert usage["pauses"]["count"] == 1
+        assert 1 <= usage["pauses"]["count"] <= cluster.losses() - losses
         assert usage["pauses"]["seconds"] > 0
         assert "tokens_per_step" not in usage
 

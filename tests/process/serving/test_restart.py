@@ -17,7 +17,7 @@ INTERNALS = re.compile(r"epoch|\brank\b|PeerLost|\bhub\b", re.IGNORECASE)
 
 @pytest.fixture(scope="module")
 def cluster(clusters) -> Serving:
-    cluster = clusters("--min-workers", 2)
+    cluster = clusters("--min-workers", 2, "--drain", 90)  # a busy machine takes longer than ten seconds
     cluster.start_master()
     cluster.start_worker("ann")
     cluster.start_worker("bob")
@@ -35,7 +35,7 @@ def adopted(cluster: Serving, exact):
     cluster.start_master()
     assert cluster.wait_ready(3)["epoch"] > epoch
     exact(cluster)
-    assert {name: worker.weights() for name, worker in cluster.workers.items()} == held
+    assert not [worker.name for worker in cluster.workers.values() if worker.fetched_again(held[worker.name])]
     assert {name: worker.agent for name, worker in cluster.workers.items()} == agents
     assert all(agent.is_running() for agent in agents.values())
 
@@ -73,7 +73,7 @@ def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
 def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
     with cluster.client() as client:
         with cluster.crawling():  # or nothing may be under way any more
-            answer = stream(client, 150)
+            answer = stream(client, 900)
             for _ in range(10):
                 next(answer)
             cluster.master.popen.terminate()

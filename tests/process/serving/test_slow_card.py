@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import Meanwhile
 from tests.process.command import wait_for
 from tests.process.faulty import Fault
 from tests.process.serving.serving import START_S, Serving
@@ -48,9 +49,7 @@ def join(text: str, keys: CurveKeys) -> Enrolled:
 
 
 @pytest.mark.fault("P16", "the master's, of minutes: who serves does not notice; a worker that joins waits")
-def test_nobody_notices(
-    clusters: Callable[..., Serving], exact, fault: Fault, joining, patience: float
-) -> None:
+def test_nobody_notices(clusters: Callable[..., Serving], exact, fault: Fault, joining) -> None:
     cluster = clusters("--min-workers", 1, program=fault.program)
     cluster.start_master()
     ann = cluster.start_worker("ann")
@@ -65,7 +64,9 @@ def test_nobody_notices(
     with open_link(master.address, master.master_key, keys, peer_name(keys.public)) as link:
         until = time.monotonic() + SILENCE_S
         while time.monotonic() < until:
-            enrol(link, "known", timeout_s=ANSWER_S * patience)
+            meanwhile = Meanwhile()
+            enrol(link, "known", timeout_s=START_S)
+            assert meanwhile.spent_s < ANSWER_S * meanwhile.patience()
     assert not coming.done()
     assert cluster.wait_ready(2)["epoch"] == epoch
     assert "silent" not in ann.log

@@ -14,7 +14,7 @@ import pytest
 from tests.process.serving.serving import Serving
 from tpiedge.model.source import DEMO, resolve_model
 
-LIMIT_S = 60.0
+LIMIT_S = 90.0
 USER = [{"role": "user", "content": "Tell me a story"}]
 ROWS = {
     "type": "array",
@@ -96,10 +96,11 @@ def test_an_answer_keeps_to_its_schema_through_a_loss(cluster: Serving) -> None:
         with cluster.crawling():
             asked = threads.submit(rows, cluster)
             cluster.wait_until(lambda status: status["running"] == 1)
+        losses = cluster.losses()
         node.kill()
         text, usage = asked.result(LIMIT_S)
     assert text == undisturbed
-    assert usage["pauses"]["count"] == 1
+    assert 1 <= usage["pauses"]["count"] <= cluster.losses() - losses
 
 
 @pytest.mark.fault("H3", "a grammar that takes too much time or memory is refused; others are answered")

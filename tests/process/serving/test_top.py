@@ -192,4 +192,4 @@ def test_a_loss_is_seen_live_and_q_ends_the_command(cluster: Serving, screen: Sc
     assert screen.ended() == 0
     kinds = [event["kind"] for event in cluster.picture()["events"]]
     assert kinds.index("joined") < kinds.index("left")
-    assert httpx.get(f"{cluster.url}/admin/cluster", trust_env=False).status_code == 401
+    assert httpx.get(f"{cluster.url}/admin/cluster", trust_env=False, timeout=START_S).status_code == 401

@@ -15,7 +15,7 @@ LAYERS = 4
 
 
 def ended(process: subprocess.Popen[str]) -> dict:
-    out, _ = process.communicate(timeout=50)
+    out, _ = process.communicate(timeout=110)
     assert process.returncode == 0, out
     return json.loads(out)
 

@@ -16,6 +16,8 @@ from tpiedge.shipping.fetcher import fetch
 
 DEATHS = 100
 POWER_CUTS = 6
+#: Where it is no promise: generous.
+LIMIT_S = 110.0
 
 
 @pytest.mark.fault("F7", "resumed; what was verified is not sent again")
@@ -105,10 +107,10 @@ def test_the_master_restarts_in_the_middle(master, pack, whole, tmp_path):
     def progress(done: int, total: int) -> None:
         if done > total // 2 and not half.is_set():
             half.set()
-            resumed.wait(20)
+            resumed.wait(LIMIT_S)
 
     def restart() -> None:
-        half.wait(20)
+        half.wait(LIMIT_S)
         master.close()
         master.start()
         resumed.set()
@@ -130,7 +132,7 @@ def test_the_master_restarts_in_the_middle(master, pack, whole, tmp_path):
 def test_a_store_is_taken_over_from_a_killed_process(master, start_worker, whole, tmp_path):
     killed = start_worker(0, whole, tmp_path / "store", kill_at=8 << 20)
     waiting = start_worker(1, whole, tmp_path / "store")
-    killed.wait(50)
+    killed.wait(LIMIT_S)
     assert ended(waiting)["ended"] == "done"
     with ShardStore(tmp_path / "store").open(master.identity) as copy:
         assert copy.missing(whole) == copy.verify(whole) == []

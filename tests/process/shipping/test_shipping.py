@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.command import wait_for
 from tests.process.shipping.shares import check_equal, ended, share_bytes
 from tpiedge.errors import Cancelled, DiskFull, PeerError, UserError
 from tpiedge.pack.reader import Pack
@@ -23,6 +24,9 @@ from tpiedge.transport.endpoint import Envelope
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
 from tpiedge.wire.flat import FLAT_BYTES
+
+#: Where it is no promise: generous.
+ANSWER_S = 60.0
 
 
 def test_two_workers_at_once_get_their_shares_and_nothing_else(master, start_worker, pack, tmp_path):
@@ -135,10 +139,11 @@ def test_a_transfer_can_be_stopped_and_keeps_what_it_has(master, pack, whole, tm
 
 
 def test_a_stranger_gets_nothing(master, whole, tmp_path):
-    with master.spoke(keys=CurveKeys.generate()) as spoke, pytest.raises(PeerError, match="no byte has come"):
-        fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=1.0)
+    with master.spoke(keys=CurveKeys.generate()) as spoke:
+        with pytest.raises(PeerError, match="no byte has come"):
+            fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=1.0)
+        wait_for(lambda: master.hub.counters.rejected > 0, ANSWER_S)
     assert master.shipped() == 0
-    assert master.hub.counters.rejected > 0
 
 
 def test_only_layers_of_served_packs_leave(master, pack):
@@ -158,11 +163,11 @@ def test_only_layers_of_served_packs_leave(master, pack):
     with master.spoke() as spoke:
         for number, (pack_id, part, blob, offset, length) in enumerate(refused):
             spoke.send(Fetch(1, number, pack_id, part, blob, offset, length))
-            answer = spoke.recv(5.0)
+            answer = spoke.recv(ANSWER_S)
             assert isinstance(answer.message, FetchFailed), (part, blob)
             assert answer.message.number == number
         spoke.send(Fetch(1, 99, served, "blob", layer, size - 4096, 4096))
-        answer = spoke.recv(5.0)
+        answer = spoke.recv(ANSWER_S)
         assert isinstance(answer.message, FileChunk)
         assert bytes(answer.tensors[0]) == pack.blob_path(0).read_bytes()[-4096:]
         master.server.withdraw(served)
@@ -177,12 +182,12 @@ def test_a_worker_that_does_not_read_holds_nobody_up(master, pack, whole, tmp_pa
             greedy.send(Fetch(1, number, master.identity, "blob", pack.blob_id(number % 4), 0, 4 << 20))
         with fetch(spoke, ShardStore(tmp_path), master.identity, whole) as copy:
             assert copy.verify(whole) == []
-        deadline = time.monotonic() + 10
-        got = 0
-        while time.monotonic() < deadline and greedy.recv(0.3) is not None:
-            got += 1
+        deadline, got = time.monotonic() + ANSWER_S, 0
+        # What has not come is on its way, or was dropped.
+        while master.server.dropped_requests < 100 - got - MAX_OPEN_REQUESTS:
+            assert time.monotonic() < deadline, (got, master.server.dropped_requests)
+            got += greedy.recv(0.3) is not None
     assert got < 100
-    assert master.server.dropped_requests >= 100 - got - MAX_OPEN_REQUESTS
 
 
 def test_a_worker_that_asks_without_end_holds_nobody_up(master, pack, whole, tmp_path, monkeypatch):
@@ -198,8 +203,8 @@ def test_a_worker_that_asks_without_end_holds_nobody_up(master, pack, whole, tmp
 
     with master.spoke() as spoke:
         monkeypatch.setattr(master.hub, "recv", recv)
-        assert flooded.wait(10.0)
-        with fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=10.0) as copy:
+        assert flooded.wait(ANSWER_S)
+        with fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=ANSWER_S) as copy:
             assert copy.verify(whole) == []
     monkeypatch.undo()
 
@@ -208,7 +213,7 @@ def test_refused_requests_fill_no_log(master, caplog):
     with master.spoke() as spoke:
         for number in range(300):
             spoke.send(Fetch(1, number, "0" * 64, "manifest", "", 0, 4096))
-            assert isinstance(spoke.recv(5.0).message, FetchFailed)
+            assert isinstance(spoke.recv(ANSWER_S).message, FetchFailed)
     assert (
         caplog.messages == ["refused a request of worker-0: the pack 000000000000 is not served here"] * LINES
     )
@@ -313,7 +318,7 @@ def test_a_connection_that_lingers_is_outlasted(master, whole, tmp_path):
     """The same worker again, before the master has seen that its former connection is gone."""
     former = master.spoke()
     former.send(Fetch(1, 1, master.identity, "manifest", "", 0, 4096))
-    assert former.recv(5.0) is not None
+    assert former.recv(ANSWER_S) is not None
     closing = threading.Timer(1.0, former.close)
     closing.start()
     try:

@@ -35,7 +35,7 @@ def main() -> None:
         try:
             store = ShardStore(Path(order["store"]))
             fetch(
-                spoke, store, order["pack"], share, progress, sync_bytes=order["sync_bytes"], lock_wait_s=20.0
+                spoke, store, order["pack"], share, progress, sync_bytes=order["sync_bytes"], lock_wait_s=90.0
             ).close()
             ended = "done"
         except TpiedgeError as error:
