@@ -39,13 +39,15 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import get_args
 
-from peers.decode import compare_decode
-from peers.models import PRECISIONS, SHAPES
-from peers.offload import PEERS, compare_offload
-from peers.serve import compare_serve
-from peers.table import table
 from platformdirs import user_cache_path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tools.peers.decode import compare_decode
+from tools.peers.models import PRECISIONS, SHAPES
+from tools.peers.offload import PEERS, compare_offload
+from tools.peers.serve import compare_serve
+from tools.peers.table import table
 from tpiedge.errors import TpiedgeError
 from tpiedge.host.device import default_threads
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
@@ -207,7 +209,7 @@ def _positive(text: str) -> int:
 
 
 def _transformers(arguments: argparse.Namespace) -> int:
-    from peers.resident import compare_transformers  # imports torch
+    from tools.peers.resident import compare_transformers  # imports torch
 
     print(json.dumps(compare_transformers(arguments), indent=2))
     return 0
@@ -230,7 +232,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _allreduce(arguments: argparse.Namespace) -> int:
-    from peers.allreduce import compare_allreduces  # imports torch
+    from tools.peers.allreduce import compare_allreduces  # imports torch
 
     print(json.dumps(compare_allreduces(arguments), indent=2))
     return 0

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import make_faults
-import make_reference
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tools import make_faults, make_reference
 from tpiedge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +35,7 @@ def main() -> int:
     broken = [f"{name}: {complaint}" for name in DOCUMENTS for complaint in check(ROOT / name)]
     for made in (make_reference, make_faults):
         if not made.is_current():
-            broken.append(f"docs/{made.PATH.name} is old: python tools/{made.__name__}.py")
+            broken.append(f"docs/{made.PATH.name} is old: python -m {made.__name__}")
     for line in broken:
         print(line, file=sys.stderr)
     return 1 if broken else 0

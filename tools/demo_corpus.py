@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import demo_facts as facts
-import demo_words as words
-from demo_stories import (
+from tools import demo_facts as facts
+from tools import demo_words as words
+from tools.demo_stories import (
     Person,
     capital,
     draw_cast,

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from demo_stories import story_text
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tools.demo_stories import story_text
 
 SEED = 771_001
 DOCUMENTS = 64

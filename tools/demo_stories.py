@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-import demo_facts as facts
-import demo_words as words
+from tools import demo_facts as facts
+from tools import demo_words as words
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _ARTICLE = re.compile(r"\b([Aa]) (?=[aeiou])(?!one |use|uni)")

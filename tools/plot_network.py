@@ -17,8 +17,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from network_plots.records import AllReduce, Decode, load
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from tools.network_plots.records import AllReduce, Decode, load
 from tpiedge.errors import TpiedgeError, UserError
 
 _INTERRUPTED = 130
@@ -57,7 +58,7 @@ def draw(files: Iterable[Path], folder: Path) -> list[Path]:
         reduces += more_reduces
         decodes += more_decodes
     try:
-        from network_plots.pictures import draw_allreduces, draw_decodes
+        from tools.network_plots.pictures import draw_allreduces, draw_decodes
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("matplotlib"):
             raise

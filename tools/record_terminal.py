@@ -26,11 +26,12 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from terminal_recording.picture import picture
-from terminal_recording.script import PROMPT, Script, load
-from terminal_recording.shell import Shell
-from terminal_recording.snapshots import Snapshot, shorten_pauses, thin
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from tools.terminal_recording.picture import picture
+from tools.terminal_recording.script import PROMPT, Script, load
+from tools.terminal_recording.shell import Shell
+from tools.terminal_recording.snapshots import Snapshot, shorten_pauses, thin
 from tpiedge.errors import TpiedgeError, UserError
 
 _INTERRUPTED = 130

@@ -11,16 +11,20 @@ import argparse
 import itertools
 import math
 import random
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from demo_corpus import Document, documents
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tools.demo_corpus import Document, documents
 
 BOS, EOS, END = "<|bos|>", "<|eos|>", "<|end|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
@@ -227,11 +231,11 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, readme: str, out: Path) 
     """Write an ordinary Hugging Face folder, the weights rounded to bf16."""
     out.mkdir(parents=True, exist_ok=True)
     eos = [token_id(tokenizer, EOS), token_id(tokenizer, END)]
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         bos_token_id=token_id(tokenizer, BOS), eos_token_id=eos, pad_token_id=eos[0]
     )
     model.bfloat16().save_pretrained(out)
-    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,
