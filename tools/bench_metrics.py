@@ -119,6 +119,7 @@ def _picture_us() -> float:
                     (),
                     pictures.shown(timeline, status.nodes, status.epoch),
                     float(number),
+                    lambda _request: None,
                 )
             )
 

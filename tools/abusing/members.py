@@ -2,7 +2,7 @@
 
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import zmq
 
@@ -34,7 +34,7 @@ from tpiedge.wire.epochs import (
     Preparing,
     Spawned,
 )
-from tpiedge.wire.files import Fetch
+from tpiedge.wire.files import Fetch, FilePart
 from tpiedge.wire.limits import MAX_CONTROL_HEADER
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.weights import Keeping
@@ -123,7 +123,8 @@ def _fetch(target: Target, bout: Bout, number: int, *, missing: bool) -> Fetch:
     if not missing:
         return Fetch(1, number, target.pack, "manifest", "", 0, 1 << 20)
     pack = target.pack if bout.rng.random() < 0.5 else bout.rng.randbytes(32).hex()
-    part = bout.rng.choice(("hashes", "blob"))
+    parts: tuple[FilePart, ...] = ("hashes", "blob")
+    part = bout.rng.choice(parts)
     return Fetch(1, number, pack, part, bout.rng.randbytes(32).hex(), bout.rng.getrandbits(40), 1 << 16)
 
 
@@ -131,7 +132,7 @@ def imposter_nodes(target: Target, bout: Bout) -> None:
     """Members with a part of the plan, whose node breaks the rules in the survey, or instead of its first contribution,
     or floods the master."""
     while bout.left_s > 1:
-        imposter = _Saboteur(target.token, f"mallory-{secrets.token_hex(3)}")
+        imposter = _Saboteur(target.token, target.pack, f"mallory-{secrets.token_hex(3)}")
         what = bout.rng.choice([*VIOLATIONS, *_SURVEY, *_ON_CONTROL, "flood"])
         imposter.sabotage = VIOLATIONS.get(what, VIOLATIONS["junk"])[0]
         imposter.on_survey = _SURVEY.get(what)
@@ -158,7 +159,7 @@ class _Saboteur(Imposter):
     sabotage: Mischief
 
     @property
-    def mischief(self) -> Mischief:  # type: ignore[override]
+    def mischief(self) -> Mischief:
         return self._once
 
     @mischief.setter
@@ -179,9 +180,14 @@ class _Saboteur(Imposter):
                 self.close()
 
 
+def _tell_rank_zero(node: Node, message: Message) -> None:
+    assert node.tensors is not None, "there is no survey without a link to rank 0"
+    node.tensors.send(message)
+
+
 _SURVEY: dict[str, Mischief] = {
-    "links that it cannot have": lambda node: node.tensors.send(node.links(0, 2)),
-    "a survey of its own": lambda node: node.tensors.send(Survey(node.epoch, 1)),
+    "links that it cannot have": lambda node: _tell_rank_zero(node, node.links(0, 2)),
+    "a survey of its own": lambda node: _tell_rank_zero(node, Survey(node.epoch, 1)),
     "silence in the survey": lambda _node: None,
 }
 
@@ -192,7 +198,7 @@ _ON_CONTROL: dict[str, Callable[[ZmqSpoke], None]] = {
 
 
 @contextlib.contextmanager
-def _member(target: Target, keys: CurveKeys | None = None):
+def _member(target: Target, keys: CurveKeys | None = None) -> Iterator[ZmqSpoke]:
     """A link to the master that has just let the worker in."""
     keys = keys or CurveKeys.generate()
     token = parse_token(target.token)

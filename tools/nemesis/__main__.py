@@ -177,9 +177,9 @@ def _strike(scene: Scene, nemesis: Nemesis, options: argparse.Namespace) -> int:
 
 
 def _pack_bytes(stage: Stage) -> int:
-    cluster = stage.cluster
-    places = [Path(cluster.model)] if Path(cluster.model).is_dir() else [cluster.cache]
-    return sum(file.stat().st_size for place in places for file in place.rglob("*") if file.is_file())
+    model, cache = Path(stage.cluster.model), stage.cluster.cache
+    place = model if model.is_dir() or cache is None else cache
+    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
 
 
 def _kinds(text: str) -> list[str]:

@@ -33,7 +33,7 @@ class Scene:
         self.unexplained: list[str] = []
         #: When, by the monotonic clock, and what broke or was mended.
         self.changes: list[tuple[float, str]] = [(time.monotonic(), "nothing")]
-        self._due: list[tuple[float, str, Callable[[], None]]] = []
+        self._due: list[tuple[float, str, Callable[[], object]]] = []
         self._away: set[str] = set()  # workers without an agent, or that stand still
         self._broken: set[tuple[str, str]] = set()  # kind, machine
         self._excused: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Scene:
                 self.changes.append((time.monotonic(), name))
                 act()
 
-    def later(self, seconds: Seconds, name: str, act: Callable[[], None]) -> None:
+    def later(self, seconds: Seconds, name: str, act: Callable[[], object]) -> None:
         """Some time from now on."""
         self._due.append((time.monotonic() + self.draws.uniform(*seconds), name, act))
 

@@ -18,6 +18,7 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.dtypes import Array
+from tpiedge.pack.sources.imported import AnyTensor
 from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
 
 __all__ = [
@@ -84,10 +85,11 @@ def write_gguf(folder: Path, out: Path) -> None:
     """Convert the checkpoint in `folder`; `out` appears when it is complete. Raises UserError."""
     checkpoint = Checkpoint.open(folder)
     checkpoint.check(model_spec(checkpoint.config))
-    values, tensors = metadata(checkpoint.config), describe(checkpoint.tensors)
+    stored = plain(checkpoint.tensors)
+    values, tensors = metadata(checkpoint.config), describe(stored)
     partial = out.with_name(f".{out.name}.partial")
     try:
-        with open(partial, "wb") as file, closing(CheckpointSource(checkpoint.tensors)) as source:
+        with open(partial, "wb") as file, closing(CheckpointSource(stored)) as source:
             file.write(header(values, tensors))
             for tensor in tensors:
                 data = _values(source, tensor, checkpoint.config).tobytes()
@@ -120,11 +122,19 @@ def metadata(config: ModelConfig) -> dict[str, GgufValue]:
     }
 
 
+def plain(tensors: Mapping[str, AnyTensor]) -> dict[str, SourceTensor]:
+    """The same `tensors`. Raises UserError where one is stored otherwise than in bf16."""
+    found = {}
+    for name, tensor in tensors.items():
+        kind = tensor.dtype if isinstance(tensor, SourceTensor) else "quantised"
+        if not isinstance(tensor, SourceTensor) or kind != "BF16":
+            raise UserError(f"tensor {name} is {kind}: the comparison is of bf16 weights")
+        found[name] = tensor
+    return found
+
+
 def describe(tensors: Mapping[str, SourceTensor]) -> list[GgufTensor]:
-    """Every tensor of a bf16 checkpoint. Raises UserError for other precisions and unknown names."""
-    wrong = [name for name, tensor in tensors.items() if tensor.dtype != "BF16"]
-    if wrong:
-        raise UserError(f"tensor {wrong[0]} is {tensors[wrong[0]].dtype}: the comparison is of bf16 weights")
+    """Every tensor of a bf16 checkpoint. Raises UserError for unknown names."""
     return [GgufTensor(gguf_name(name), name, tensor.shape) for name, tensor in tensors.items()]
 
 
