@@ -14,7 +14,7 @@ from tpiedge.testing.service import FakeGeneration, FakeService
 __all__ = ["LOOKS", "PICTURES", "Look", "differing", "letters"]
 
 #: Where the pictures are that others are compared with.
-PICTURES: Final = Path(__file__).with_name("looks")
+PICTURES: Final = Path(__file__).with_name("pictures")
 
 _ANSWER: Final = """Three machines share the work:
 

@@ -25,7 +25,7 @@ SECRET = "the-admin-secret"
 class InstantTemplate(ChatTemplate):
     """The rendering itself is tested elsewhere, and takes a process."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__({}, {})
 
     def render(self, messages, *, add_generation_prompt=True, tools=None, variables=None):

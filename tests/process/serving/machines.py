@@ -104,7 +104,7 @@ class Worker:
         self.state, self.cache = folder / f"{name}-state", folder / f"{name}-cache"
         self.address = address
         self.options = options
-        self.process: Process | None = None
+        self._process: Process | None = None
         self._log = folder / f"{name}.log"
         measured(self.state / "worker", bytes_per_s)
 
@@ -115,13 +115,18 @@ class Worker:
         return ["worker", "--connect", self.address, *folders, *who, *self.options]
 
     def start(self, token: str | None = None) -> None:
-        self.process = Process(
+        self._process = Process(
             self._log, *self.arguments, *(["--token", token] if token else []), program=self.program
         )
 
     @property
+    def process(self) -> Process:
+        """The one that was started last."""
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process
+
+    @property
     def agent(self) -> psutil.Process:
-        assert self.process is not None
         return psutil.Process(self.process.pid)
 
     @property
@@ -131,7 +136,6 @@ class Worker:
 
     @property
     def log(self) -> str:
-        assert self.process is not None
         return self.process.log
 
     def weights(self) -> dict[str, tuple[int, int, int]]:

@@ -103,7 +103,7 @@ class Serving:
         self.port = free_ports()
         self.address = Address(HOST, self.port)
         self.workers: dict[str, Worker] = {}
-        self.master: Process | None = None
+        self._master: Process | None = None
         self._everything: list[Process] = []
         self._http = httpx.Client(trust_env=False, timeout=_ANSWER_S)
         measured(self.state / "master", bytes_per_s)
@@ -114,15 +114,15 @@ class Serving:
         """Returns once it answers, or at once."""
         cache = ["--cache", self.cache] if self.cache else []
         listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 4}"]
-        self.master = Process(
+        self._master = Process(
             self.folder / "master.log", "master", "--model", self.model, *listen,
             "--state", self.state, *cache, "--threads", THREADS, *self.options,
             program=self.program, descriptors=self.descriptors,
         )  # fmt: skip
-        self._everything.append(self.master)
+        self._everything.append(self._master)
         if wait:
             wait_for(self.answers, START_S)
-        return self.master
+        return self._master
 
     def start_worker(
         self,
@@ -148,6 +148,12 @@ class Serving:
         return JoinToken(load_or_create_keys(folder).public, secret, self.address).text
 
     # --- seeing
+
+    @property
+    def master(self) -> Process:
+        """The one that was started last."""
+        assert self._master is not None, "the master was never started"
+        return self._master
 
     @property
     def url(self) -> str:
@@ -276,8 +282,8 @@ class Serving:
         try:
             for worker in self.workers.values():
                 worker.process.end()
-            if self.master is not None:
-                self.master.end()
+            if self._master is not None:
+                self._master.end()
             wait_for(lambda: all(map(gone, family)), END_S)
             self._check_ports()
         finally:
