@@ -219,6 +219,7 @@ def _bare_server() -> Iterator[int]:
     """Its port. It reads to the end of a head, as /health's clients write it."""
     with subprocess.Popen([sys.executable, "-c", _BARE], stdout=subprocess.PIPE, text=True) as server:
         try:
+            assert server.stdout is not None
             yield int(server.stdout.readline())
         finally:
             server.kill()

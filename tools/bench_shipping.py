@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
@@ -64,17 +66,17 @@ def _compare(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
     return {"preset": arguments.preset, "share": "all heads and tiles", "runs": runs}
 
 
-def _run(pack: Path, store: Path, share: list[int]) -> dict[str, object]:
+def _run(pack: Path, store: Path, share: list[int]) -> dict[str, Any]:
     master, worker = CurveKeys.generate(), CurveKeys.generate()
-    order = {"pack": str(pack), "store": str(store), "share": share, "worker": worker.public}
+    order: dict[str, Any] = {"pack": str(pack), "store": str(store), "share": share, "worker": worker.public}
     order |= {"public": master.public, "secret": master.secret}
     with _process("serve") as server, _process("fetch") as client:
         _tell(server, order)
-        order |= json.loads(server.stdout.readline()) | {"secret": worker.secret}
+        order |= _heard(server) | {"secret": worker.secret}
         _tell(client, order)
-        fetched = json.loads(client.stdout.readline())
-        server.stdin.close()
-        served = json.loads(server.stdout.readline())
+        fetched = _heard(client)
+        _hang_up(server)
+        served = _heard(server)
     shutil.rmtree(store)
     return fetched | served
 
@@ -84,12 +86,25 @@ def _process(role: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, __file__, "--role", role], stdin=pipe, stdout=pipe, text=True)
 
 
-def _tell(process: subprocess.Popen[str], order: dict[str, object]) -> None:
+def _tell(process: subprocess.Popen[str], order: Mapping[str, Any]) -> None:
+    assert process.stdin is not None
     process.stdin.write(json.dumps(order) + "\n")
     process.stdin.flush()
 
 
-def _serve(order: dict[str, str]) -> dict[str, object]:
+def _heard(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line that it writes."""
+    assert process.stdout is not None
+    said: dict[str, Any] = json.loads(process.stdout.readline())
+    return said
+
+
+def _hang_up(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def _serve(order: Mapping[str, Any]) -> dict[str, object]:
     keys = CurveKeys(order["public"], order["secret"])
     hub = ZmqHub("tcp://127.0.0.1:*", keys, "master", {order["worker"]: "w"}, plane=FILES)
     server = ShipServer(hub)
@@ -105,27 +120,27 @@ def _serve(order: dict[str, str]) -> dict[str, object]:
     return {"server_extra_mib": round(grown / MIB, 1), "server_cpu_s": round(spent, 2)}
 
 
-def _fetch(order: dict[str, object]) -> dict[str, object]:
+def _fetch(order: Mapping[str, Any]) -> dict[str, object]:
     heads, tiles = order["share"]
     keys = CurveKeys(order["worker"], order["secret"])
     with ZmqSpoke(order["address"], order["public"], keys, "w", hub_name="master", plane=FILES) as spoke:
         store = ShardStore(Path(order["store"]))
         before, cpu, started = _rss("VmRSS"), time.process_time(), time.monotonic()
-        done = []
+        totals: list[int] = []
         share = NodeShare(Share(0, heads), Share(0, tiles))
         copy = fetch(
             spoke,
             store,
             order["identity"],
             share,
-            lambda _done, total: done.append(total) if not done else None,
+            lambda _done, total: totals.append(total),
         )
         elapsed, spent = time.monotonic() - started, time.process_time() - cpu
         copy.close()
     return {
-        "bytes": done[0],
+        "bytes": totals[0],
         "seconds": round(elapsed, 2),
-        "mb_per_s": round(done[0] / elapsed / 1e6, 1),
+        "mb_per_s": round(totals[0] / elapsed / 1e6, 1),
         "client_extra_mib": round((_rss("VmHWM") - before) / MIB, 1),
         "client_cpu_s": round(spent, 2),
     }

@@ -43,7 +43,7 @@ from tpiedge.planner.partition import LayerShape, ShareWeight, partition
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.transport.link_model import LinkModel, LinkSettings
 from tpiedge.transport.shaped import ShapedNetwork
-from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.control import AnswerPart, Token
 from tpiedge.wire.requests import GenerationRequest
 
 TRACES: Final = Path(__file__).parent / "traces"
@@ -119,7 +119,7 @@ class Replay:
         times: list[float] = []
         self.tokens = []
 
-        def emit(event: Token | PromptScores) -> None:
+        def emit(event: AnswerPart) -> None:
             times.append(time.perf_counter())
             if isinstance(event, Token):
                 self.tokens.append(event.token)

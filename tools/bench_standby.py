@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -38,7 +39,7 @@ def main() -> int:
     times: dict[str, list[float]] = {"report": [], "promoted": [], "cold": []}
     for _ in range(arguments.repeats):
         standby = Standby(arguments.threads, measure=True)
-        times["report"].append(seconds(lambda standby=standby: get_ready(standby)))
+        times["report"].append(seconds(partial(get_ready, standby)))
         with mock.patch("tpiedge.local.cluster.Child", promoting(standby)):
             times["promoted"].append(start(spec))
         times["cold"].append(start(spec))

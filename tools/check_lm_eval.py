@@ -91,7 +91,7 @@ def _evaluated(
         "tokenizer_backend": "huggingface",
         "tokenizer": str(arguments.folder.resolve()),
     }
-    command = [
+    command: list[str | Path] = [
         _lm_eval(), "--model", "local-completions", "--tasks", "halves", "--include_path", folder,
         "--model_args", ",".join(f"{name}={value}" for name, value in model.items()),
         "--batch_size", str(arguments.batch), "--output_path", folder / "found", "--log_samples",

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,11 @@ def _take(exchange: Exchange, event: dict[str, Any]) -> None:
         exchange.finish_reason = choice["finish_reason"] or exchange.finish_reason
 
 
+def _has_enough(tokens: int, seen: Exchange) -> bool:
+    """So many as its client waits for; 0: all of them."""
+    return 0 < tokens <= len(seen.logprobs)
+
+
 class Talker:
     """One client; its choices are functions of the seed and of the answers."""
 
@@ -150,9 +156,7 @@ class Talker:
             question = draws.choice(_QUESTIONS).format(*draws.sample(_TOPICS, 2))
             messages.append({"role": "user", "content": question})
             gone_after = draws.randrange(1, 40) if draws.random() < _LEAVES else 0
-            exchange = ask(
-                client, self._body(messages), lambda seen, after=gone_after: 0 < after <= len(seen.logprobs)
-            )
+            exchange = ask(client, self._body(messages), partial(_has_enough, gone_after))
             self.exchanges.append(exchange)
             if exchange.error or exchange.left or self._is_over:
                 return

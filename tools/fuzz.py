@@ -12,6 +12,7 @@ import json
 import secrets
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -31,7 +32,7 @@ def main() -> int:
         if options.replay:
             report = campaign.replay(options.replay)
         else:
-            report = campaign.run(options.inputs, options.jobs, lambda ends=ends: time.monotonic() > ends)
+            report = campaign.run(options.inputs, options.jobs, partial(_is_over, ends))
         record = {
             "parser": name,
             "seed": options.seed,
@@ -43,6 +44,10 @@ def main() -> int:
         print(json.dumps(record), flush=True)
         found = found or bool(report.findings)
     return 1 if found else 0
+
+
+def _is_over(ends: float) -> bool:
+    return time.monotonic() > ends
 
 
 def _options() -> argparse.Namespace:

@@ -18,6 +18,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from tests.browsing.browser import Browser
 from tests.browsing.looks import LOOKS, PICTURES, letters
@@ -106,7 +107,11 @@ def _looks(browser: Browser) -> None:
 def _chat(browser: Browser, said: Sequence[str]) -> None:
     for number, text in enumerate(said, 1):
         browser.say(text)
-        browser.wait(lambda number=number: len(browser.texts(".facts")) == number)
+        browser.wait(partial(_has_answered, browser, number))
+
+
+def _has_answered(browser: Browser, times: int) -> bool:
+    return len(browser.texts(".facts")) == times
 
 
 def _watch(browser: Browser, key: str) -> None:

@@ -123,7 +123,8 @@ def main() -> int:
 def record(model: PreparedModel, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids of the prompt and of the answer, up to an end token."""
     prompt = model.message_ids([{"role": "user", "content": task.message}])
-    replaced = dict([[_token(model, text) for text in task.replaced]] if task.replaced else [])
+    pairs = [task.replaced] if task.replaced else []
+    replaced = {_token(model, old): _token(model, new) for old, new in pairs}
     request = GenerationRequest(task.name, prompt, task.tokens, task.sampling, stop_ids=model.config.eos_ids)
 
     def sampler_of(request: GenerationRequest) -> Replacing:

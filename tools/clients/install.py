@@ -68,7 +68,9 @@ def install(folder: Path) -> None:
     clients = [one for one in CLIENTS.values() if not one.node]
     wanted = [f"{one.package}=={one.version}" for one in clients if not one.only]
     wanted += [package for one in clients for package in one.only]
-    pip = [python / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        python / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+    ]  # fmt: skip
     subprocess.run([*pip, *wanted], check=True)
     alone = [f"{one.package}=={one.version}" for one in clients if one.only]
     subprocess.run([*pip, "--no-deps", *alone], check=True)

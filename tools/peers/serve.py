@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -118,8 +120,9 @@ def _compare(arguments: argparse.Namespace, found: list[dict[str, Any]]) -> None
             sizes = (arguments.threads, most, arguments.context)
             peer = stack.enter_context(llama_server(program, gguf, *sizes, arguments.llama_options))
             own = stack.enter_context(own_cluster(_wish(arguments, pack)))
-            streams = [stack.enter_context(Streams(server, MonotonicClock())) for server in (peer, own)]
-            _alternate(_Contestants(*streams, arguments), arguments, found)
+            peer_streams = stack.enter_context(Streams(peer, MonotonicClock()))
+            own_streams = stack.enter_context(Streams(own, MonotonicClock()))
+            _alternate(_Contestants(peer_streams, own_streams, arguments), arguments, found)
     finally:
         shutil.rmtree(folder)
 
@@ -167,7 +170,7 @@ def report_of_streams(streams: int, rounds: Sequence[ServeRound]) -> dict[str, A
     """Of both, with their ratio round by round. "answering": while all streams received an answer."""
     report: dict[str, Any] = {"streams": streams, "rounds": len(rounds)}
     for name in ("answering_tokens_per_s", "tokens_per_s"):
-        report[name] = _pair(rounds, lambda figures, name=name: getattr(figures, name))
+        report[name] = _pair(rounds, attrgetter(name))
     report["prefill_tokens_per_s"] = {
         "llama_server": spread([one.peer_prefill for one in rounds]),
         "tpiedge": spread([one.own_prefill for one in rounds]),
@@ -175,9 +178,7 @@ def report_of_streams(streams: int, rounds: Sequence[ServeRound]) -> dict[str, A
     }
     for name in ("first_s", "gap_s"):
         for percent in ("p50", "p99"):
-            report[f"{name}_{percent}"] = _pair(
-                rounds, lambda figures, name=name, percent=percent: _time(figures, name, percent)
-            )
+            report[f"{name}_{percent}"] = _pair(rounds, partial(_time, name=name, percent=percent))
     found = report["answering_tokens_per_s"]["times_that_of_llama_server"]
     report["answering_tokens_per_s"] |= _met(found, _REQUIRED_OF_PEER.get(streams))
     of_prefill = spread_of(rounds, lambda one: _ratio(one.own.answering_tokens_per_s, one.own_prefill))

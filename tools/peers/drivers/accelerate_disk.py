@@ -9,6 +9,7 @@ disk_offload keeps every weight on disk; device_map keeps the first RAM_BYTES of
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import disk_offload, init_empty_weights
@@ -23,7 +24,7 @@ def prepare(checkpoint: str, folder: str) -> None:
     offload_state_dict(folder, model.state_dict())
 
 
-def from_files(checkpoint: str, folder: str):
+def from_files(checkpoint: str, folder: str) -> Any:
     """The model without weights, each of which is read from its file when it is used."""
     if not (Path(folder) / "index.json").is_file():
         raise SystemExit(f"{folder} was not prepared")
@@ -32,7 +33,7 @@ def from_files(checkpoint: str, folder: str):
     return disk_offload(model.eval(), folder, execution_device=torch.device("cpu"))
 
 
-def from_map(checkpoint: str, ram_bytes: str):
+def from_map(checkpoint: str, ram_bytes: str) -> Any:
     """The first layers in memory, the others read from the checkpoint's own files when they are used."""
     return AutoModelForCausalLM.from_pretrained(
         checkpoint,

@@ -36,7 +36,7 @@ def main() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(job["address"])
     torch.set_num_threads(1)
     first = job["rank"] == 0
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # documented, and imported there without `as`
         job["root"], job["port"], job["size"], is_master=first, timeout=_PATIENCE, wait_for_workers=False
     )
     if first:

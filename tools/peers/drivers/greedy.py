@@ -2,12 +2,14 @@
 
 import json
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 
 @torch.no_grad()
-def decode(model, prompt: list[int], tokens: int) -> None:
+def decode(model: Callable[..., Any], prompt: list[int], tokens: int) -> None:
     """Feed `prompt`, which is not timed, then time `tokens` further steps of one token each."""
     out = model(input_ids=torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
     ids, seconds = [], []
