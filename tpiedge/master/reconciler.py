@@ -48,10 +48,11 @@ RECOVERY_GRACE_S: Final = 120.0
 
 _log = logging.getLogger(__name__)
 
-#: While nothing is served, a worker that will fetch for longer than this is not waited for. Its rate is measured for
-#: _MEASURED_AFTER_S first.
+#: While nothing is served, a worker that will fetch for longer than this is not waited for, nor one that gets no
+#: further for _SILENCE_S. Its rate is measured for _MEASURED_AFTER_S first.
 _PATIENCE_S = 10.0
 _MEASURED_AFTER_S = 2.0
+_SILENCE_S = 20.0
 
 #: Answers that pause for longer are told so.
 _TOLD_S = 0.5
@@ -253,7 +254,7 @@ class Reconciler:
             self._roster.changed_beside()
 
     def _look_for_slow(self, now: float) -> None:
-        """While nothing is served, finds the workers that fetch for long, so that the others can serve without them.
+        """While nothing is served, finds the workers that are late, so that the others can serve without them.
 
         Once the others serve, plans contain the slow workers again, and they go on fetching.
         """
@@ -262,10 +263,12 @@ class Reconciler:
             if self._selection.slow and serving.phase is Phase.READY:
                 self._selection.slow = frozenset()
                 self._debounce.again()
-        elif coming is not None and now - self._begun >= _MEASURED_AFTER_S:
-            slow = {name for name, one in coming.fetching.items() if one.remaining_s > _PATIENCE_S}
-            if self._selection.add_slow(slow):
-                self._debounce.again()
+        elif (
+            coming is not None
+            and now - self._begun >= _MEASURED_AFTER_S
+            and self._selection.add_slow(coming.late(_PATIENCE_S, _SILENCE_S))
+        ):
+            self._debounce.again()
 
     def _publish(self) -> None:
         self.status = snapshot(

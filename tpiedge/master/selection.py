@@ -31,7 +31,7 @@ class Selection:
     def __init__(
         self, clock: Clock, plan: PlaceNodes, roster: Roster, reputation: Reputation, sessions: SessionManager
     ) -> None:
-        #: Workers that fetch for long, while nothing is served.
+        #: Workers that fetch for long, or get no further, while nothing is served.
         self.slow: frozenset[str] = frozenset()
         self._clock = clock
         self._plan = plan
@@ -41,7 +41,7 @@ class Selection:
         self._resting: tuple[str, ...] = ()  # avoided workers that the last plan leaves out
 
     def add_slow(self, names: Collection[str]) -> bool:
-        """They fetch for long, too; returns whether that is new of one of them."""
+        """These are slow, too; returns whether that is new of one of them."""
         if self.slow.issuperset(names):
             return False
         self.slow = self.slow.union(names) & {machine.name for machine in self._roster.machines}

@@ -163,6 +163,17 @@ class Session:
             return "fetching"
         return "prepared" if self._ranks.get(machine) in self._keys else "preparing"
 
+    def late(self, patience_s: float, silence_s: float) -> set[str]:
+        """The workers that will fetch for longer than `patience_s`, at their rate, or got no further for `silence_s`,
+        as where a disk hangs."""
+        if self.phase is not Phase.PREPARING:
+            return set()
+        since = self._clock.now() - silence_s
+        silent = {
+            one for one, news in self._news.items() if news < since and self._ranks[one] not in self._keys
+        }
+        return silent.union(one for one, found in self.fetching.items() if found.remaining_s > patience_s)
+
     def prepare(self) -> None:
         """Asks every worker to fetch the weights that it lacks."""
         for machine, rank in self._ranks.items():

@@ -37,8 +37,9 @@ class FailingDisk:
 
     @contextlib.contextmanager
     def failing_from(self, path: Path, offset: int) -> Iterator[None]:
-        """Whatever reads or writes the disk where this byte of the file is, or behind it, meets an I/O error. What was
-        there is there again afterwards."""
+        """Whatever reads or writes the disk where this byte of the file is, or behind it, meets an I/O error; a writer
+        may also hang, where the file system needs a block of its own from there. What was there is there again
+        afterwards."""
         with path.open("rb") as file:
             block = fcntl.ioctl(file.fileno(), _FIBMAP, struct.pack("i", offset // _BLOCK))
         self._cut(struct.unpack("i", block)[0] * _BLOCK)
@@ -60,6 +61,15 @@ class FailingDisk:
             yield
         finally:
             filler.unlink()
+
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Whatever writes the disk waits until the end of the block."""
+        _run("fsfreeze", "--freeze", self.folder)
+        try:
+            yield
+        finally:
+            _run("fsfreeze", "--unfreeze", self.folder)
 
     def _cut(self, size: int) -> None:
         """The device ends there; 0: where its file does."""

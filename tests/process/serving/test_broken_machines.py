@@ -13,7 +13,7 @@ from tests.process.command import wait_for
 from tests.process.serving.conftest import NO_LIMIT
 from tests.process.serving.disks import FailingDisk, failing_disk, read_only
 from tests.process.serving.machines import Worker
-from tests.process.serving.serving import Serving, node_of
+from tests.process.serving.serving import Serving, node_of, rank_of
 from tpiedge.host.memory_group import MemoryGroup
 
 #: So slow, as they say, that more machines are better.
@@ -79,6 +79,8 @@ def disk(cluster: Serving, request: pytest.FixtureRequest, tmp_path: Path) -> It
 def test_a_disk_cannot_be_read(cluster: Serving, disk: FailingDisk, victim: Worker, exact):
     """What is in memory serves on."""
     cluster.wait_ready(3)
+    # Whatever the next plan is, nothing is written.
+    cluster.wait_until(lambda status: node_of(status, victim.name)["stocked"])
     blobs = [path for path in (victim.cache / "shards" / "blobs").iterdir() if len(path.name) == 64]
     largest = max(blobs, key=lambda path: path.stat().st_blocks)
     with largest.open("rb") as file:
@@ -87,6 +89,21 @@ def test_a_disk_cannot_be_read(cluster: Serving, disk: FailingDisk, victim: Work
         exact(cluster)
         victim.node.kill()
         check_left_out(cluster, victim, "cannot read .*: Input/output error", exact)
+
+
+@pytest.mark.fault("F6", "a disk that hangs: the others begin without the worker, which comes when it moves")
+def test_a_disk_hangs(cluster: Serving, disk: FailingDisk, exact):
+    """Nothing can be written to it, and nobody is told so."""
+    cluster.wait_ready(2)
+    cluster.workers["ann"].process.end()
+    with disk.hanging():
+        cluster.start_worker(disk.folder.name.removesuffix("-cache"), bytes_per_s=SLOW)
+        cluster.wait_until(lambda status: not status["ready"] and "preparing 2 nodes" in status["reason"])
+        cluster.start_worker("ann", token=False, bytes_per_s=SLOW)
+        cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
+        exact(cluster)
+    cluster.wait_ready(3)
+    exact(cluster)
 
 
 def try_limit(group: MemoryGroup, nbytes: int) -> bool:

@@ -115,6 +115,31 @@ def test_a_worker_that_is_about_to_have_its_part_is_waited_for(story: Story) -> 
     assert slow.count(Prepare) == 1
 
 
+def test_where_nothing_is_served_a_worker_whose_disk_hangs_is_not_waited_for(story: Story) -> None:
+    """Until the others serve; then it has its time."""
+    story.join("w-1")
+    stuck = story.join("w-2")
+    stuck.prepares = False
+    story.wait(15.0)
+    assert not story.ready, "it may look through what it has"
+    story.wait_for(lambda: story.ready, 10.0)
+    assert story.members() == ("master", "w-1")
+    story.answer()
+    stuck.prepared()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+
+
+def test_a_worker_that_stops_fetching_is_not_waited_for(story: Story) -> None:
+    stuck = fetching(story, 10)
+    story.wait(15.0)
+    stuck.preparing(2, 10)
+    story.wait(15.0)
+    assert not story.ready
+    story.wait_for(lambda: story.ready, 10.0)
+    assert story.members() == ("master", "w-1")
+
+
 def test_a_worker_that_fetches_for_long_is_waited_for_where_it_is_needed(story: Story) -> None:
     story.min_workers = 2
     slow = fetching(story, 1000)
