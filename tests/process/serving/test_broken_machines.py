@@ -92,18 +92,23 @@ def test_a_disk_cannot_be_read(cluster: Serving, disk: FailingDisk, victim: Work
 
 
 @pytest.mark.fault("F6", "a disk that hangs: the others begin without the worker, which comes when it moves")
-def test_a_disk_hangs(cluster: Serving, disk: FailingDisk, exact):
+def test_a_disk_hangs(clusters, tmp_path: Path, exact):
     """Nothing can be written to it, and nobody is told so."""
-    cluster.wait_ready(2)
-    cluster.workers["ann"].process.end()
-    with disk.hanging():
-        cluster.start_worker(disk.folder.name.removesuffix("-cache"), bytes_per_s=SLOW)
-        cluster.wait_until(lambda status: not status["ready"] and "preparing 2 nodes" in status["reason"])
-        cluster.start_worker("ann", token=False, bytes_per_s=SLOW)
-        cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
+    cluster = clusters("--min-workers", 2, bytes_per_s=SLOW)
+    cluster.start_master()
+    with failing_disk(cluster.folder / "eve-cache", tmp_path / "image") as disk:
+        eve = cluster.start_worker("eve", bytes_per_s=SLOW)
+        cluster.wait_until(lambda status: "1 of 2 workers here" in status["reason"])
+        with disk.hanging():
+            cluster.start_worker("ann", bytes_per_s=SLOW)
+            cluster.wait_until(lambda status: "preparing 3 nodes" in status["reason"])
+            cluster.start_worker("bob", bytes_per_s=SLOW)
+            status = cluster.wait_ready(3)
+            assert rank_of(status, "eve") is None
+            exact(cluster)
+        cluster.wait_ready(4)
         exact(cluster)
-    cluster.wait_ready(3)
-    exact(cluster)
+        eve.process.end()
 
 
 def try_limit(group: MemoryGroup, nbytes: int) -> bool:
