@@ -96,7 +96,8 @@ def _watch(state: Path | None) -> None:
     picture, problem = _look(state), ""  # what is wrong from the start ends the command
     with _well_formed(), _single_keys() as quits, Live(screen=True, auto_refresh=False) as live:
         while True:
-            screen = screen_of(picture, date.today(), live.console.width, problem)
+            width, height = live.console.size
+            screen = screen_of(picture, date.today(), width, problem, height)
             live.update(screen, refresh=True)
             if quits(_LOOK_S):
                 return

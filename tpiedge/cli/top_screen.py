@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from datetime import date
 from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -68,9 +69,27 @@ _STATES: Final = {
 }
 
 
-def screen_of(picture: PictureJson, today: date, width: int, problem: str = "") -> RenderableType:
-    """The whole screen, `width` columns wide. `problem`: why the picture is an old one."""
-    return Group(*_screen(picture, today, width, problem))
+def screen_of(
+    picture: PictureJson, today: date, width: int, problem: str = "", height: int | None = None
+) -> RenderableType:
+    """The whole screen, `width` columns wide; what has no room in `height` lines is left out above the last one.
+    `problem`: why the picture is an old one."""
+    return _Footed(Group(*_screen(picture, today, width, problem)), Text("\nq ends", style=_FAINT), height)
+
+
+class _Footed:
+    """Of the body so many lines as leave room on the screen for the foot, which has two."""
+
+    def __init__(self, body: RenderableType, foot: Text, height: int | None) -> None:
+        self._body = body
+        self._foot = foot
+        self._room = None if height is None else max(0, height - 2)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in console.render_lines(self._body, options.update(height=None), pad=False)[: self._room]:
+            yield from line
+            yield Segment.line()
+        yield self._foot
 
 
 def _screen(picture: PictureJson, today: date, width: int, problem: str) -> Iterator[RenderableType]:
@@ -99,7 +118,6 @@ def _screen(picture: PictureJson, today: date, width: int, problem: str) -> Iter
     for header, *trips in link_tables(picture, max(1, (width - _NAME) // _TRIP)):
         yield Text()
         yield _table(header, [[_name(name), *map(Text, cells)] for name, *cells in trips])
-    yield Text("\nq ends", style=_FAINT)
 
 
 def _timeline(timeline: PictureJson, width: int) -> Iterator[Text]:

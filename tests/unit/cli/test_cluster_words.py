@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.screen import Screen
 
 from tpiedge.cli.cluster_words import (
     bar_cells,
@@ -278,6 +279,17 @@ def test_the_screen_has_every_round_trip_within_its_width(workers: int, width: i
                 assert str(10 * low + high) in shown
         assert "1 raspberrypi-i…" in lines[starts[0] + 1]
     assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("height", [3, 10, 24, 200])
+def test_a_low_screen_says_how_to_leave_it(height: int) -> None:
+    console = Console(width=80, height=height, file=StringIO())
+    with console.capture() as captured:
+        console.print(Screen(screen_of(PICTURE, NOON.date(), 80, height=height)))
+    lines = captured.get().rstrip().splitlines()
+    assert len(lines) <= height
+    assert lines[-1].rstrip() == "q ends"
+    assert ("step 48" in captured.get()) == (height > 20)
 
 
 @pytest.mark.parametrize("width", [80, 120])
