@@ -34,7 +34,7 @@ class Assignment:
     host: str = field(default="", compare=False)
     memory_bytes: int = field(default=0, compare=False)
     speed: float = field(default=0.0, compare=False)
-    #: Seconds of its FFN's arithmetic in each layer of a step with one token; 0: not known.
+    #: Seconds of its FFN in each layer of a step with one token; 0: not known.
     ffn_s: float = field(default=0.0, compare=False)
     #: By how much the machine is planned to be slower than it measured.
     slowdown: float = field(default=1.0, compare=False)

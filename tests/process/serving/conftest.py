@@ -81,7 +81,7 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
 def slow_trio(clusters: Callable[..., Serving]) -> Serving:
     """The master and two workers, of which the others could do without one."""
     # So slow that what a machine computes counts, and each of them is worth its round trips.
-    found = clusters("--min-workers", 1, bytes_per_s=SLOW)
+    found = clusters("--min-workers", 1)
     found.start_master()
     for name in ("ann", "bob"):
         found.start_worker(name, bytes_per_s=SLOW)

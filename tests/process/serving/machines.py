@@ -13,11 +13,14 @@ from tpiedge.launch.measurements import Measurements
 from tpiedge.launch.readiness import NodeReport
 from tpiedge.wire.epochs import Capacity
 
-__all__ = ["END_S", "PANELS_SLOWER", "SPEED", "THREADS", "Process", "Worker", "measured"]
+__all__ = ["END_S", "PANELS_SLOWER", "SPEED", "THREADS", "UNMEASURED", "Process", "Worker", "measured"]
 
 END_S = 60.0
 THREADS = 1
 SPEED = 1e10
+#: Of the master's machine: it counts as its workers do, and nobody's pace is compared with its own. What nodes that
+#: tests suspend, or beside other tests, take for their FFN has nothing to do with the speeds that tests make up.
+UNMEASURED = 0.0
 #: Quantised weights go at another speed.
 PANELS_SLOWER = 4
 

@@ -16,7 +16,7 @@ import psutil
 from openai.types import Completion
 
 from tests.process.command import COMMAND, gone, wait_for
-from tests.process.serving.machines import END_S, SPEED, THREADS, Process, Worker, measured
+from tests.process.serving.machines import END_S, SPEED, THREADS, UNMEASURED, Process, Worker, measured
 from tests.process.serving.slowness import crawling
 from tests.process.serving.streaming import Streaming
 from tpiedge.host.addresses import Address
@@ -88,7 +88,7 @@ class Serving:
         *options: object,
         cache: Path | None = None,
         model: str = "demo",
-        bytes_per_s: float = SPEED,
+        bytes_per_s: float = UNMEASURED,
         program: tuple[object, ...] = (COMMAND,),
     ) -> None:
         """`program`: what the master is, instead of `tpiedge`."""

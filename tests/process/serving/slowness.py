@@ -27,8 +27,12 @@ def slowed_down(node: psutil.Process) -> Iterator[None]:
 
 @contextlib.contextmanager
 def crawling(nodes: Sequence[psutil.Process]) -> Iterator[None]:
-    """All of them get a twentieth of their time, so that none is taken for slower than the others. An answer of 900
-    tokens takes at least twenty seconds; what starts meanwhile is quick."""
+    """All of them get a twentieth of their time. An answer of 900 tokens takes at least twenty seconds; what starts
+    meanwhile is quick.
+
+    Which of them is stopped in its FFN is chance, and what that takes, too: after half a minute somebody is taken for
+    many times slower than the others, where the master's machine has a speed to compare with (UNMEASURED).
+    """
     with _in_turns(nodes, _AWAKE_S, _RESTS, _REST_S):
         yield
 

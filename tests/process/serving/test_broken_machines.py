@@ -29,7 +29,7 @@ MARGIN = 1 << 20
 @pytest.fixture(scope="module")
 def cluster(clusters) -> Serving:
     """The master and one honest worker."""
-    cluster = clusters("--min-workers", 1, bytes_per_s=SLOW)
+    cluster = clusters("--min-workers", 1)
     cluster.start_master()
     cluster.start_worker("ann", bytes_per_s=SLOW)
     return cluster
@@ -94,7 +94,7 @@ def test_a_disk_cannot_be_read(cluster: Serving, disk: FailingDisk, victim: Work
 @pytest.mark.fault("F6", "a disk that hangs: the others begin without the worker, which comes when it moves")
 def test_a_disk_hangs(clusters, tmp_path: Path, exact):
     """Nothing can be written to it, and nobody is told so."""
-    cluster = clusters("--min-workers", 2, bytes_per_s=SLOW)
+    cluster = clusters("--min-workers", 2)
     cluster.start_master()
     with failing_disk(cluster.folder / "eve-cache", tmp_path / "image") as disk:
         eve = cluster.start_worker("eve", bytes_per_s=SLOW)

@@ -38,7 +38,7 @@ def computed(cluster: Serving) -> float:
 @pytest.mark.fault("P18", "it is drained: the answer pauses once the others are ready, goes on and is exact")
 def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(clusters):
     # So slow that what a machine computes counts, and not the noise of its round trips.
-    cluster = clusters("--min-workers", 1, "--precision", "q4", "--speculate", "off", bytes_per_s=SLOW)
+    cluster = clusters("--min-workers", 1, "--precision", "q4", "--speculate", "off")
     cluster.start_master()
     _ann, bob = (cluster.start_worker(name, bytes_per_s=SLOW) for name in ("ann", "bob"))
     cluster.wait_ready(3)

@@ -63,7 +63,7 @@ class Watched(Serving):
 
     def __init__(self, folder: Path) -> None:
         # All are so slow, as they say, that one more machine is worth having.
-        super().__init__(folder, "--min-workers", 1, bytes_per_s=SLOW)
+        super().__init__(folder, "--min-workers", 1)
         self.masters, self.anns = (Terminal(folder / f"{name}.log") for name in ("master", "ann"))
 
     def logs(self) -> str:

@@ -52,7 +52,7 @@ os.killpg(0, signal.SIGKILL)
 def cluster(clusters) -> Serving:
     """The master and one worker."""
     options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", KV_TOKENS)
-    cluster = clusters(*options, bytes_per_s=SLOW)
+    cluster = clusters(*options)
     cluster.start_master()
     cluster.start_worker("bob", bytes_per_s=SLOW)
     return cluster
@@ -174,7 +174,7 @@ def own(clusters, group: MemoryGroup, request: pytest.FixtureRequest) -> Iterato
     memory, kv_tokens = request.param
     options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", kv_tokens)
     program = ("sh", "-c", ENTER, group.members_file, COMMAND)
-    cluster = clusters(*options, "--memory", f"{memory >> 20}MiB", bytes_per_s=SLOW, program=program)
+    cluster = clusters(*options, "--memory", f"{memory >> 20}MiB", program=program)
     cluster.start_master()
     cluster.start_worker("ann", bytes_per_s=SLOW)
     cluster.wait_ready(2)

@@ -31,7 +31,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(clusters: Callable[..., Serving], deaths: Path) -> Serving:
     """Whose master can serve with either worker alone, and not without."""
-    cluster = clusters("--min-workers", 1, "--parallel", len(OTHERS) + 1, bytes_per_s=SLOW)
+    cluster = clusters("--min-workers", 1, "--parallel", len(OTHERS) + 1)
     cluster.start_master()
     for name in ("ann", "bob"):
         cluster.start_worker(name, bytes_per_s=SLOW, program=Fault("poison", deaths).program)

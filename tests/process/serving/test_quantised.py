@@ -25,7 +25,7 @@ def expected(_session_cache) -> str:
 
 
 def test_a_worker_takes_part(clusters, exact):
-    cluster = clusters("--shares", SHARES, "--precision", "q4")
+    cluster = clusters("--shares", SHARES, "--precision", "q4", bytes_per_s=SPEED)
     cluster.start_master()
     cluster.start_worker("ann")
     status = cluster.wait_ready(2)

@@ -98,6 +98,26 @@ def test_the_speed_that_counts_is_that_with_the_model_s_weights(
     assert assignments[1].speed == speed
 
 
+@pytest.mark.parametrize(("tile_bytes", "least", "most"), [(1000, 1.0, 1.1), (10 * MIB, 2.9, 3.0)])
+def test_the_ffn_of_a_small_model_hardly_differs_however_different_its_parts_are(
+    tile_bytes: int, least: float, most: float
+) -> None:
+    """Nobody is taken for slow because a third of next to nothing took it more than a third of the time."""
+    weights = (ShareWeight(3, 3), ShareWeight(1, 1))
+    model = replace(MODEL, ffn_tile_bytes=(tile_bytes,) * 3, last_tile_bytes=(tile_bytes,) * 3)
+    first, second = arranged(
+        placement(weights=weights, model=model, memory_bytes=99 * GIB)((machine(),), ())
+    ).assignments
+    assert len(first.share.ffn) == 3 * len(second.share.ffn)
+    assert least < first.ffn_s / second.ffn_s < most
+
+
+def test_a_machine_without_an_ffn_has_no_pace() -> None:
+    weights = (ShareWeight(1, 0), ShareWeight(1, 1))
+    first, second = arranged(placement(weights=weights)((machine(),), ())).assignments
+    assert first.ffn_s == 0 < second.ffn_s
+
+
 def test_a_machine_on_a_slow_link_has_no_seat() -> None:
     found = arranged(placement()((machine(link=LinkSpeed(1.0, 1e3)),), ()))
     assert len(found.assignments) == 1
