@@ -159,10 +159,11 @@ class Epoch:
         else:
             self.fail(rank, cause)
 
-    def tick(self) -> None:
-        """Looks for silent nodes, then sends every node the progress of all."""
+    def tick(self, *, excused: bool = False) -> None:
+        """Looks for silent nodes, unless they are `excused`, then sends every node the progress of all."""
         now = self._clock.now()
-        self._announce(self._membership.tick(now))
+        if not excused:
+            self._announce(self._membership.tick(now))
         for rank, since in list(self._listeners.items()):
             if now - since >= _LISTEN_S:
                 del self._listeners[rank]

@@ -104,7 +104,9 @@ class Master:
             plan, plan_ahead = arranger.over(plan), arranger.over(plan_ahead)
         foresight = Foresight(plan_ahead, outbox.send, served.pack_id, stock=stock)
         self._drains = Drains(roster)
-        self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions, foresight)
+        self._reception = Reception(
+            hub, clock, outbox, door, roster, reputation, self._sessions, foresight, timing.heartbeat_s
+        )
         self._reconciler = Reconciler(
             clock,
             plan,
@@ -243,9 +245,10 @@ class Master:
             return
         while not self._calls.empty():
             self._calls.get()()
-        if self._clock.now() >= self._beat:
-            self._beat = self._clock.now() + self._heartbeat_s
-            self._reception.tick()
+        late_s = self._clock.now() - self._beat
+        if late_s >= 0:
+            self._beat += late_s + self._heartbeat_s
+            self._reception.tick(late_s)
         self._reconciler.reconcile()
         if self._seats is not None and self._seats.seats != self._roster.seats:
             self._seats.keep(self._roster.seats)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from tpiedge.clock import Clock
 from tpiedge.joining.door import Door
 from tpiedge.launch.bootstrap import node_of
+from tpiedge.launch.own_stalls import OwnStalls
 from tpiedge.master.foresight import Foresight
 from tpiedge.master.offer_rate import OfferRate
 from tpiedge.master.outbox import Outbox
@@ -59,6 +60,7 @@ class Reception:
         reputation: Reputation,
         sessions: SessionManager,
         foresight: Foresight,
+        heartbeat_s: float,
     ) -> None:
         self._hub = hub
         self._clock = clock
@@ -69,6 +71,7 @@ class Reception:
         self._sessions = sessions
         self._foresight = foresight
         self._traffic = Traffic()
+        self._stalls = OwnStalls(heartbeat_s)
         self._offer_rate = OfferRate()
         self._probings: dict[str, Probing] = {}
         #: Machines whose connection was gone at the last heartbeat, and since when.
@@ -76,40 +79,31 @@ class Reception:
 
     def hear(self, until: float) -> None:
         """Handles what has arrived, but at `until` the rest waits: a crowd's messages do not hold heartbeats up. Blocks
-        for the first message until then, or until woken.
+        for the first message until then, or until woken. What comes while it blocks is heard, however long that took.
 
         Raises EndpointClosed once the hub is closed.
         """
         self._door.settle()
         for name in self._door.newcomers():
             self._roster.expect(name)
-        now = self._clock.now()
-        wait_s, enough = max(0.0, until - now), max(until, now + _LEAST_S)
+        self._hear_one(max(0.0, until - self._clock.now()))
+        enough = max(until, self._clock.now() + _LEAST_S)
         for _ in range(_BURST):
-            try:
-                envelope = self._hub.recv(wait_s)
-                if envelope is None:
-                    return
-                self._handle(envelope)
-            except MalformedMessage as error:
-                self._broke_protocol(error.peer, str(error))
-            except LinkReset as error:
-                self._link_broke(error.peer, str(error))
-            if self._clock.now() >= enough:
+            if not self._hear_one(0.0) or self._clock.now() >= enough:
                 return
-            wait_s = 0.0
 
-    def tick(self) -> None:
-        """A heartbeat: machines that were silent for too long are lost, and the others get the master's pulse."""
-        now = self._clock.now()
+    def tick(self, late_s: float) -> None:
+        """A heartbeat, so long after it was due: machines that were silent for too long are lost, unless the silence
+        may be this process's own (OwnStalls), and the others get the master's pulse."""
+        now, excused = self._clock.now(), self._stalls.beat(late_s)
         self._traffic.tick()
         self._door.tick(now)
-        for name, cause in self._roster.tick(now):
+        for name, cause in () if excused else self._roster.tick(now):
             self._sessions.lose(name, cause)
             self._count_loss(name, cause)
             self._offer_rate.lost(name)
         self._look_at_links()
-        self._sessions.tick()
+        self._sessions.tick(excused=excused)
         for session in self._sessions.active:
             crashed = session.failure.crashed if session.failure is not None else None
             if crashed is not None:  # its machine may have fallen silent with it
@@ -124,6 +118,19 @@ class Reception:
         self._reputation.forget(name)
         self._offer_rate.forget(name)
         self._sessions.lose(name, "its membership was revoked", intended=True)
+
+    def _hear_one(self, wait_s: float) -> bool:
+        """Returns whether there was a message."""
+        try:
+            envelope = self._hub.recv(wait_s)
+            if envelope is None:
+                return False
+            self._handle(envelope)
+        except MalformedMessage as error:
+            self._broke_protocol(error.peer, str(error))
+        except LinkReset as error:
+            self._link_broke(error.peer, str(error))
+        return True
 
     def _handle(self, envelope: Envelope) -> None:
         sender, message = envelope.sender, envelope.message

@@ -119,15 +119,16 @@ class SessionManager:
         """The worker of the serving session's node `rank`; "" for the master's own."""
         return self.serving.assignments[rank].machine if self.serving is not None else ""
 
-    def tick(self) -> None:
-        """A heartbeat: looks for nodes that ended, fell silent or are stuck, and how much memory there is."""
+    def tick(self, *, excused: bool) -> None:
+        """A heartbeat: looks for nodes that ended, fell silent or are stuck, and how much memory there is. `excused`:
+        nobody's silence counts."""
         self._rank_zero.weigh()
         serving = self.serving
         if serving is not None and serving.epoch is not None:
             ended = self._rank_zero.exit_cause()
             if ended is not None:
                 serving.epoch.ended(0, ended)
-            serving.epoch.tick()
+            serving.epoch.tick(excused=excused)
         for session in self.active:
             session.tick()
         now = self._clock.now()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tpiedge.clock import Clock
 from tpiedge.errors import TpiedgeError
+from tpiedge.launch.own_stalls import OwnStalls
 from tpiedge.node.liveness import ClusterLiveness, Progress
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire.control import (
@@ -98,17 +99,18 @@ class ControlLink:
                 self.commands.put(error)
 
     def _serve(self) -> None:
-        due = self._clock.now()
+        due, stalls = self._clock.now(), OwnStalls(self._heartbeat_s)
         while not self._closing.is_set():
             now = self._clock.now()
             if now >= due:
+                stalls.beat(now - due)
                 if not self._endpoint.posted:  # which are signs of life as well, and would be waited for
                     self._endpoint.send(self._heartbeat())
                 due = now + self._heartbeat_s
             envelope = self._endpoint.recv(max(0.0, due - now))
-            if envelope is None:
+            if envelope is None and not stalls.excuse:
                 self._liveness.heard_nothing()
-            else:
+            elif envelope is not None:
                 self._liveness.heard_master()
                 self._handle(envelope.message)
 

@@ -22,6 +22,7 @@ from tpiedge.joining.connecting import introduction
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.measurements import Measurements
 from tpiedge.launch.memory_offer import LOOK_S, MemoryOffer
+from tpiedge.launch.own_stalls import OwnStalls
 from tpiedge.launch.slot import SETTLED_S, NodeSlot
 from tpiedge.launch.standby import Standby
 from tpiedge.launch.timing import Timing
@@ -199,12 +200,14 @@ class Agent:
     def _serve(self) -> None:
         self._introduce()
         due = self._heard = self._clock.now()
+        stalls = OwnStalls(self._settings.timing.heartbeat_s)
         while not self._stopping.is_set():
             now = self._clock.now()
             if now >= due:
+                excused = stalls.beat(now - due)
                 due = now + self._settings.timing.heartbeat_s
                 # First: the master plans anew for a lost node once it hears this machine, with what it offers by then.
-                self._watch(now)
+                self._watch(now, excused=excused)
                 self._send(AgentPulse(self._epoch))
             try:
                 envelope = self._endpoint.recv(min(_SLICE_S, max(0.0, due - now)))
@@ -343,8 +346,9 @@ class Agent:
             self._send(NodeEnded(epoch, "", "the master released it"))
             self._look(self._clock.now())
 
-    def _watch(self, now: float) -> None:
-        """Reports a node that has ended, and notices a silent master and what becomes of the memory."""
+    def _watch(self, now: float, *, excused: bool) -> None:
+        """Reports a node that has ended, and notices a silent master, unless it is `excused`, and what becomes of the
+        memory."""
         cause = self._slot.exit_cause()
         if cause is not None:
             epoch = self._epoch
@@ -357,7 +361,7 @@ class Agent:
         if now - self._weighed >= LOOK_S:
             self._weighed = now
             self._weigh(self._memory.look(self._usable_memory(), now))
-        if now - self._heard > self._settings.timing.timeout_s and not self._silent:
+        if now - self._heard > self._settings.timing.timeout_s and not self._silent and not excused:
             self._silent, self._standing, self._at_rest = True, "", False
             # A preparation goes on: the master may not have noticed the silence, and wait for it.
             self._say("the master is silent; waiting for it")
