@@ -9,7 +9,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -181,19 +181,26 @@ class Agent:
         )
 
     def _introduce(self) -> None:
-        """Says what this machine can give, and what it has."""
+        """Says what this machine can give, and what it has: at once, or it is planned for as if it had nothing."""
+        held = self._held()  # which may take its disk some time
         self._make_offer()
-        self._tell_held()
+        self._send_all(held)
 
     def _make_offer(self) -> None:
         offer = self._offer()
         if self._send(offer):
             self._offered_bytes = offer.memory_bytes
 
-    def _tell_held(self) -> None:
-        for pack, units in self._stockroom.held().items():
-            attention, ffn = units.intervals
-            self._send(Held(0, pack, attention[:MAX_NODES], ffn[:MAX_NODES]))
+    def _held(self) -> list[Held]:
+        intervals = {pack: units.intervals for pack, units in self._stockroom.held().items()}
+        return [
+            Held(0, pack, attention[:MAX_NODES], ffn[:MAX_NODES])
+            for pack, (attention, ffn) in intervals.items()
+        ]
+
+    def _send_all(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._send(message)
 
     # --- serving
 
@@ -264,7 +271,7 @@ class Agent:
             self._stocking.pause()
         said = self._stocking.finished()
         if said is not None:
-            self._tell_held()
+            self._send_all(self._held())
             self._send(said)
 
     def _serves(self, epoch: int, running: _Running) -> None:
@@ -303,7 +310,7 @@ class Agent:
                 self._cannot(preparation.order.epoch, error)
             else:
                 self._distrust = False
-                self._tell_held()
+                self._send_all(self._held())
                 self._send(Prepared(preparation.order.epoch, preparation.keys.public))
 
     def _launch(self, epoch: int) -> None:

@@ -170,8 +170,12 @@ class FakeStockroom:
         self.cancelled = threading.Event()
         self.error: TpiedgeError | None = None
         self.units: dict[str, HeldUnits] = {}
+        self.asked_what_is_held, self.finds = threading.Event(), threading.Event()
+        self.finds.set()
 
     def held(self) -> Mapping[str, HeldUnits]:
+        self.asked_what_is_held.set()
+        assert self.finds.wait(WAIT_S)
         return self.units
 
     def stock(self, order: Stock, cancelled: threading.Event) -> None:
@@ -724,6 +728,23 @@ def test_other_plans_parts_are_fetched_only_while_the_cluster_is_at_rest(worker:
     assert room.asked.get(timeout=WAIT_S) == STOCK
     worker.sync()
     assert room.asked.empty(), "it is there"
+
+
+def test_a_slow_disk_is_asked_before_the_offer_and_not_between_it_and_what_is_held(
+    make: Callable[..., Worker],
+) -> None:
+    """The master plans soon after an offer, as if a machine had nothing that says nothing."""
+    worker = make()
+    worker.stockroom.units = {"p1": HeldUnits(0b1, 0b1)}
+    worker.stockroom.finds.clear()
+    worker.thread.start()
+    assert worker.stockroom.asked_what_is_held.wait(WAIT_S)
+    assert not any(isinstance(said.message, Offer) for said in iter(lambda: worker.hub.recv(0.0), None))
+    worker.stockroom.finds.set()
+    worker.expect(Offer)
+    envelope = worker.hub.recv(WAIT_S)
+    assert envelope is not None
+    assert isinstance(envelope.message, Held)
 
 
 def test_the_master_hears_what_is_on_the_disk_before_it_relies_on_that(make: Callable[..., Worker]) -> None:
