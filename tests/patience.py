@@ -21,8 +21,8 @@ class Meanwhile:
 
     def patience(self) -> float:
         """By how much a deadline grew so far: 1 on an idle machine, 3 on one whose processors were all busy."""
-        before, after = self._times, psutil.cpu_times()
-        idle_s = after.idle - before.idle + getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0)
+        # One that waits for a disk isn't idle (nor counted so): whoever needs the same disk waits as well.
+        idle_s = psutil.cpu_times().idle - self._times.idle
         processors = psutil.cpu_count() or 1
         return 1.0 + 2.0 * min(1.0, max(0.0, 1.0 - idle_s / (processors * self.spent_s)))
 

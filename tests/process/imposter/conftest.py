@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.process.imposter.imposter import SLOW, Imposter
+from tests.process.imposter.imposter import SLOW
+from tests.process.imposter.imposter_process import ImposterProcess
 from tests.process.serving.conftest import _leak_check, clusters, exact, expected  # noqa: F401
-from tests.process.serving.machines import measured
 from tests.process.serving.serving import Serving
 
 
@@ -14,7 +14,6 @@ from tests.process.serving.serving import Serving
 def cluster(clusters: Callable[..., Serving]) -> Serving:  # noqa: F811
     """All are so slow, as they say, that three machines are better than two."""
     cluster = clusters("--min-workers", 1)
-    measured(cluster.state / "master", SLOW)
     cluster.start_master()
     cluster.start_worker("ann", bytes_per_s=SLOW)
     cluster.wait_ready(2)
@@ -22,11 +21,11 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:  # noqa: F811
 
 
 @pytest.fixture
-def outsider(cluster: Serving) -> Iterator[Imposter]:
+def outsider(cluster: Serving) -> Iterator[ImposterProcess]:
     """It is to be started by the test. Each one has a key of its own, so that no quarantine is inherited."""
     cluster.wait_ready(2)
     (pack,) = (cluster.workers["ann"].cache / "shards" / "packs").iterdir()
-    imposter = Imposter(cluster.token(), pack.name)
+    imposter = ImposterProcess(cluster.token(), pack.name)
     try:
         yield imposter
         assert imposter.failure is None
@@ -35,7 +34,7 @@ def outsider(cluster: Serving) -> Iterator[Imposter]:
 
 
 @pytest.fixture
-def imposter(cluster: Serving, outsider: Imposter) -> Imposter:
+def imposter(cluster: Serving, outsider: ImposterProcess) -> ImposterProcess:
     """It has a part of the plan."""
     outsider.start()
     cluster.wait_ready(3)
@@ -43,7 +42,11 @@ def imposter(cluster: Serving, outsider: Imposter) -> Imposter:
 
 
 @pytest.fixture
-def fenced(cluster: Serving, outsider: Imposter, exact: Callable[[Serving], None]) -> Callable[[str], None]:  # noqa: F811
+def fenced(
+    cluster: Serving,
+    outsider: ImposterProcess,
+    exact: Callable[[Serving], None],  # noqa: F811
+) -> Callable[[str], None]:
     """Fails unless the imposter is left out for these words, and the others answer as ever."""
 
     def check(words: str) -> None:

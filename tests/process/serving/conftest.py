@@ -77,16 +77,19 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
     return cluster
 
 
+def start_trio(cluster: Serving) -> Serving:
+    """So slow that what a machine computes counts, and each of them is worth its round trips."""
+    cluster.start_master()
+    for name in ("ann", "bob"):
+        cluster.start_worker(name, bytes_per_s=SLOW)
+    cluster.wait_ready(3)
+    return cluster
+
+
 @pytest.fixture(scope="module")
 def slow_trio(clusters: Callable[..., Serving]) -> Serving:
     """The master and two workers, of which the others could do without one."""
-    # So slow that what a machine computes counts, and each of them is worth its round trips.
-    found = clusters("--min-workers", 1)
-    found.start_master()
-    for name in ("ann", "bob"):
-        found.start_worker(name, bytes_per_s=SLOW)
-    found.wait_ready(3)
-    return found
+    return start_trio(clusters("--min-workers", 1))
 
 
 @pytest.fixture

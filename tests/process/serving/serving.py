@@ -4,6 +4,7 @@ make one. What a test does not say costs no time: speeds are given, not measured
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import time
@@ -222,6 +223,13 @@ class Serving:
     def losses(self) -> int:
         """How often what served has ended so far, but for the next plan: on a busy machine for other reasons, too."""
         return self.master.log.count("stopped serving: ")
+
+    def silences(self, logged: int) -> int:
+        """How often what served has ended since the master's log was so long, because others kept a process from saying
+        that it lives. Fails if it ended for another reason."""
+        losses = re.findall("stopped serving: (.*)", self.master.log[logged:])
+        assert all("silent for " in loss for loss in losses), losses
+        return len(losses)
 
     def rank_zero(self) -> psutil.Process:
         return psutil.Process(self.node("master")["pid"])

@@ -2,13 +2,13 @@
 line and leaves nothing."""
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.patience import Meanwhile
 from tests.process.command import Started, gone
 from tests.process.testbed.beds import left_of, why_no_testbed, written
 from tpiedge.testbed.running import attach
@@ -48,11 +48,11 @@ def answering(bed: str, tmp_path: Path, start: Callable[..., Started]) -> Pendin
 
 
 def assert_names(
-    command: Started, rank: int, since: float, patience: float, bed: str, nodes: list[psutil.Process]
+    command: Started, rank: int, since: Meanwhile, bed: str, nodes: list[psutil.Process]
 ) -> None:
     """It has ended by the loss of this node, soon after `since`, and so has all that it started."""
     ended = command.finish(4 * ENDED_S)
-    took_s = time.monotonic() - since
+    took_s, patience = since.spent_s, since.patience()
     assert ended.status == 3, ended.err
     (line,) = [line for line in ended.err.splitlines() if line.startswith("tpiedge: ")]
     assert f"node {rank} was lost" in line
@@ -65,21 +65,17 @@ def assert_names(
 @pytest.mark.parametrize(
     ("way", "rank"), [("star", 0), ("mesh", 2), ("two-shot", 1), ("tree", 2), ("ring", 2)]
 )
-def test_a_frozen_node_is_named(
-    bed: str, patience: float, answering: PendingAnswer, way: str, rank: int
-) -> None:
+def test_a_frozen_node_is_named(bed: str, answering: PendingAnswer, way: str, rank: int) -> None:
     command, nodes = answering(way)
-    since = time.monotonic()
+    since = Meanwhile()
     nodes[rank].send_signal(signal.SIGSTOP)
-    assert_names(command, rank, since, patience, bed, nodes)
+    assert_names(command, rank, since, bed, nodes)
 
 
 @pytest.mark.parametrize("way", ["star", "mesh"])
 @pytest.mark.fault("P8", "`tpiedge run` names the node and ends")
-def test_a_node_whose_link_is_cut_is_named(
-    bed: str, patience: float, answering: PendingAnswer, way: str
-) -> None:
+def test_a_node_whose_link_is_cut_is_named(bed: str, answering: PendingAnswer, way: str) -> None:
     command, nodes = answering(way)
-    since = time.monotonic()
+    since = Meanwhile()
     attach(bed).set_links("device2", loss=1.0)
-    assert_names(command, 2, since, patience, bed, nodes)
+    assert_names(command, 2, since, bed, nodes)
