@@ -3,32 +3,40 @@
 `slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says, and, where it names a thread, for
 those of other threads; then FILE.stuck is there.
 `poison`: its nodes die of a sequence of POISON tokens (`poisoned_node.py`), each leaving a line in FILE.
-`held`: its nodes compute no sequence of POISON tokens (`held_node.py`) while FILE is there.
+`held`: while FILE is there, its nodes begin no step beyond as many tokens of a sequence as FILE says, but are heard
+(`held_node.py`); then FILE.stuck is there.
+`slow`: while FILE is there, the FFN of each layer takes its nodes SLOWER_S more (`slow_node.py`).
 The name of a thread: it fails at what it does next, once FILE is there; the process ends for that once FILE is gone.
 """
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from tests.process.command import wait_for
 from tpiedge.cli.main import main
 from tpiedge.launch import standby
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.admission import Gatekeeper
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
-__all__ = ["POISON", "POISON_FILE", "Fault"]
+__all__ = ["NODE_FAULT_FILE", "POISON", "SLOWER_S", "Fault", "wait_where_held"]
 
-#: For the nodes: of how many tokens they die, and the variable with FILE.
+#: For the nodes: the variable with FILE, and of how many tokens they die.
+NODE_FAULT_FILE = "NODE_FAULT_FILE"
 POISON = 333
-POISON_FILE = "POISONED_NODE_FILE"
+#: Ten times what the FFN of the demo model's layers takes on a machine that does ten other things, and more on others.
+SLOWER_S = 0.03
 _POLL_S = 0.01
+#: Generous: the machine may be doing ten other things.
+_MET_S = 90.0
 
 
 class Fault:
@@ -39,7 +47,9 @@ class Fault:
         self._path = path
 
     def begin(self, spared: int = 0, thread: str = "") -> None:
-        """`spared`: how many calls go well before the first that does not; `thread`: whose calls, "" for any's."""
+        """`spared`: how many calls (`held`: tokens) go well before the first that does not; `thread`: whose calls, ""
+        for any's."""
+        _stuck(self._path).unlink(missing_ok=True)
         partial = self._path.with_suffix(".partial")
         partial.write_text(f"{spared} {thread}")
         partial.replace(self._path)
@@ -53,9 +63,41 @@ class Fault:
         """Whether the process is in it."""
         return _stuck(self._path).exists()
 
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """The process is in it for the length of the block."""
+        self.begin()
+        try:
+            wait_for(lambda: self.met, _MET_S)
+            yield
+        finally:
+            self.end()
+
 
 def _stuck(path: Path) -> Path:
     return path.with_suffix(".stuck")
+
+
+def _spared(path: Path) -> int | None:
+    """How many; None while there is no fault for this thread."""
+    try:
+        spared, _, thread = path.read_text().partition(" ")
+    except FileNotFoundError:
+        return None
+    return int(spared) if thread in ("", threading.current_thread().name) else None
+
+
+def wait_where_held(path: Path, tokens: int) -> None:
+    """Until a step with so many of a sequence may begin."""
+
+    def is_held() -> bool:
+        spared = _spared(path)
+        return spared is not None and tokens > spared
+
+    if is_held():
+        _stuck(path).touch()
+        while is_held():
+            time.sleep(_POLL_S)
 
 
 def _slow_disk(path: Path) -> None:
@@ -64,14 +106,11 @@ def _slow_disk(path: Path) -> None:
 
     def is_due() -> bool:
         nonlocal passed
-        try:
-            spared, _, thread = path.read_text().partition(" ")
-        except FileNotFoundError:
-            return False
-        if thread not in ("", threading.current_thread().name):
+        spared = _spared(path)
+        if spared is None:
             return False
         passed += 1
-        return passed > int(spared)
+        return passed > spared
 
     def wait_and_sync(fd: int) -> None:
         if is_due():
@@ -85,7 +124,7 @@ def _slow_disk(path: Path) -> None:
 
 def _other_nodes(module: str, path: Path) -> None:
     """For the nodes that it starts, which look for modules where they are told to alone."""
-    os.environ |= {POISON_FILE: str(path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    os.environ |= {NODE_FAULT_FILE: str(path), "PYTHONPATH": str(Path(__file__).parents[2])}
     standby.NODE_MODULE = f"tests.process.{module}"
 
 
@@ -122,6 +161,8 @@ if __name__ == "__main__":
         _other_nodes("poisoned_node", Path(file))
     elif kind == "held":
         _other_nodes("held_node", Path(file))
+    elif kind == "slow":
+        _other_nodes("slow_node", Path(file))
     else:
         _failing_thread(kind, Path(file))
     sys.argv[1:] = arguments

@@ -1,34 +1,33 @@
-"""A node that halts in one prompt: `python -m tests.process.held_node`, in place of `tpiedge.node.process`.
+"""A node whose answers stand still while it lives: `python -m tests.process.held_node`, in place of
+`tpiedge.node.process`.
 
-A step that reaches the position POISON of any sequence does not begin while the file is there that POISON_FILE names.
+A step does not begin while the file is there that NODE_FAULT_FILE names, where it reaches beyond as many tokens of any
+sequence as the file says. Unlike one that is suspended the node is heard meanwhile, so nobody takes it for lost; the
+others wait for it inside an all-reduce.
 """
 
 import os
 import sys
-import time
 from pathlib import Path
 
 from torch import Tensor
 
-from tests.process.faulty import POISON, POISON_FILE
+from tests.process.faulty import NODE_FAULT_FILE, wait_where_held
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.node.process import main
 from tpiedge.wire.data import StepPlan
-
-_POLL_S = 0.01
 
 
 def _hold(path: Path) -> None:
     run = ForwardPass.run
 
     def run_later(forward: ForwardPass, x_TH: Tensor, plan: StepPlan) -> None:
-        while any(one.start + one.length >= POISON for one in plan.segments) and path.exists():
-            time.sleep(_POLL_S)
+        wait_where_held(path, max((one.start + one.length for one in plan.segments), default=0))
         run(forward, x_TH, plan)
 
     ForwardPass.run = run_later
 
 
 if __name__ == "__main__":
-    _hold(Path(os.environ[POISON_FILE]))
+    _hold(Path(os.environ[NODE_FAULT_FILE]))
     sys.exit(main())

@@ -1,7 +1,7 @@
 """A node that dies of one prompt: `python -m tests.process.poisoned_node`, in place of `tpiedge.node.process`.
 
 It is killed by SIGSEGV, as where a kernel computes what nobody tried, in a step that reaches the position POISON of any
-sequence, and leaves a line with the number of the sequences in that step in the file that POISON_FILE names.
+sequence, and leaves a line with the number of the sequences in that step in the file that NODE_FAULT_FILE names.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tests.process.faulty import POISON, POISON_FILE
+from tests.process.faulty import NODE_FAULT_FILE, POISON
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.node.process import main
 from tpiedge.wire.data import StepPlan
@@ -31,5 +31,5 @@ def _poison(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    _poison(Path(os.environ[POISON_FILE]))
+    _poison(Path(os.environ[NODE_FAULT_FILE]))
     sys.exit(main())

@@ -5,6 +5,7 @@ import socket
 from dataclasses import dataclass
 
 from tests.process.command import run_command, wait_for
+from tests.process.faulty import Fault
 from tests.process.network.capture import Capture, Recording
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces
@@ -20,25 +21,28 @@ _JOIN_S = 90.0
 
 @dataclass(frozen=True)
 class Observed:
-    """`recording`, of a time in which `token` was used, weights were shipped, and `answer` was given to PROMPT."""
+    """`recording`, of a time in which `token` was used, weights were shipped, and `answer` was given to PROMPT. While
+    worker2 is `held`, it begins no step."""
 
     cluster: NetworkCluster
     recording: Recording
     token: str
     answer: str
+    held: Fault
 
 
 def observe(cluster: NetworkCluster, namespaces: Namespaces) -> Observed:
     """One worker joins with a token and one with a code; weights are shipped, and a question is answered."""
+    held = Fault("held", cluster.folder / "held")
     with Capture(namespaces) as capture:
         cluster.start_master()
         token = cluster.token()
         cluster.join("worker1", "--token", token, token=False)
-        _approve(cluster, cluster.join("worker2", token=False))
+        _approve(cluster, cluster.join("worker2", token=False, program=held.program))
         cluster.wait_ready(3)
         answer = cluster.ask(PROMPT, TOKENS)
         _say_in_the_open(namespaces)
-    return Observed(cluster, capture.recording(), token, answer)
+    return Observed(cluster, capture.recording(), token, answer, held)
 
 
 def _approve(cluster: NetworkCluster, worker: Worker) -> None:

@@ -57,11 +57,12 @@ def whole(observed: Observed) -> str:
 def test_a_cut_is_seen_said_and_mended(cluster: NetworkCluster, whole: str, exact, name: str) -> None:
     rank = cluster.node("worker1")["rank"]
     with cluster.streaming(PROMPT, _LONG) as stream:
+        watch = _Watch(cluster)
         with _CUTS[name](cluster.namespaces):
             if name == "reset":
-                _check_broken(cluster, rank)
+                watch.check_broken(rank)
             else:
-                _check_loss(cluster, rank)
+                watch.check_loss(rank)
             meanwhile = Meanwhile()
             lost = cluster.wait_until(lambda status: _state(status, "worker1") == "lost")
             assert meanwhile.spent_s < 2 * _SEEN_S * meanwhile.patience()
@@ -82,8 +83,9 @@ def test_a_cut_in_prefill(cluster: NetworkCluster, exact, name: str) -> None:
     other = [token + 1 for token in _LONG_PROMPT]  # none of its pages is kept
     with cluster.namespaces.slow("worker1", _MEGABITS), _asking(cluster, other) as answer:
         _wait_for_prefill(cluster)
+        watch = _Watch(cluster)
         with _CUTS[name](cluster.namespaces):
-            _check_loss(cluster, rank)
+            watch.check_loss(rank)
         disturbed = answer.result(_ANSWER_S)
     cluster.wait_ready(3, _BACK_S)
     with cluster.client() as client:
@@ -93,19 +95,16 @@ def test_a_cut_in_prefill(cluster: NetworkCluster, exact, name: str) -> None:
 
 
 @pytest.mark.fault("P8", "inside an all-reduce: seen within 2 s; the answer goes on, and is exact")
-def test_a_cut_inside_an_all_reduce(cluster: NetworkCluster, whole: str, exact) -> None:
-    """Another node holds it up, so that the one that is cut off waits in it."""
+def test_a_cut_inside_an_all_reduce(observed: Observed, cluster: NetworkCluster, whole: str, exact) -> None:
+    """Another node holds it up, so that the one that is cut off waits in it; and is heard, so that it is not lost."""
     rank = cluster.node("worker1")["rank"]
-    node = cluster.workers["worker2"].node
     with cluster.streaming(PROMPT, _LONG) as stream:
         with contextlib.ExitStack() as cut:
-            node.suspend()
-            try:
+            with observed.held.holding():
                 stream.wait_until_it_stalls(_STALL_S)
+                watch = _Watch(cluster)
                 cut.enter_context(cluster.namespaces.dropping("worker1"))
-            finally:
-                node.resume()
-            _check_loss(cluster, rank)
+            watch.check_loss(rank)
         stream.join(_ANSWER_S)
     assert (stream.error, stream.text) == (None, whole)
     cluster.wait_ready(3, _BACK_S)
@@ -133,26 +132,35 @@ def _wait_for_prefill(cluster: NetworkCluster) -> None:
     wait_for(lambda: cluster.namespaces.received_bytes("worker1") - before > _SOME_STATES, 20)
 
 
-def _check_loss(cluster: NetworkCluster, rank: int) -> None:
-    """Seen in time, and said with the node and what is known of the cause."""
-    before, meanwhile = len(cluster.master.log), Meanwhile()
-    took_s = wait_for(lambda: _SILENT.search(cluster.master.log[before:]), START_S)
-    patience = meanwhile.patience()
-    found = _SILENT.search(cluster.master.log[before:])
-    assert found is not None
-    assert int(found[1]) == rank
-    assert 1.5 <= float(found[2]) <= _SEEN_S * patience
-    assert took_s < (_SEEN_S + _SLACK_S) * patience
+class _Watch:
+    """Of what the master says from now on: made before a cut, which is seen while the command that makes it still
+    runs."""
 
+    def __init__(self, cluster: NetworkCluster) -> None:
+        self._cluster = cluster
+        self._before, self._meanwhile = len(cluster.master.log), Meanwhile()
 
-def _check_broken(cluster: NetworkCluster, rank: int) -> None:
-    """The master's own system was told, so it is not silence that says so."""
-    before, meanwhile = len(cluster.master.log), Meanwhile()
-    took_s = wait_for(lambda: _BROKEN.search(cluster.master.log[before:]), START_S)
-    assert took_s < (_SEEN_S + _SLACK_S) * meanwhile.patience()
-    found = _BROKEN.search(cluster.master.log[before:])
-    assert found is not None
-    assert int(found[1]) == rank
+    def check_loss(self, rank: int) -> None:
+        """Seen in time, and said with the node and what is known of the cause."""
+        found = self._said(_SILENT)
+        assert int(found[1]) == rank
+        assert 1.5 <= float(found[2]) <= _SEEN_S * self._meanwhile.patience()
+
+    def check_broken(self, rank: int) -> None:
+        """The master's own system was told, so it is not silence that says so."""
+        assert int(self._said(_BROKEN)[1]) == rank
+
+    def _said(self, words: re.Pattern[str]) -> re.Match[str]:
+        """Soon after the cut, which has begun. The first that was said since this watch began."""
+        took_s = wait_for(lambda: words.search(self._new), START_S)
+        assert took_s < (_SEEN_S + _SLACK_S) * self._meanwhile.patience()
+        found = words.search(self._new)
+        assert found is not None
+        return found
+
+    @property
+    def _new(self) -> str:
+        return self._cluster.master.log[self._before :]
 
 
 def _state(status: dict, name: str) -> str:

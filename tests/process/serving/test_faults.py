@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.patience import Meanwhile
+from tests.process import faulty
 from tests.process.command import wait_for
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import START_S, Serving, words_of_loss
@@ -104,11 +105,18 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def cluster(clusters) -> Serving:
+def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, faulty.Fault]:
+    """By the name of the worker, which begins no step then."""
+    folder = tmp_path_factory.mktemp("held")
+    return {name: faulty.Fault("held", folder / name) for name in ("ann", "bob")}
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters, held: dict[str, faulty.Fault]) -> Serving:
     cluster = clusters("--min-workers", 2)
     cluster.start_master()
-    cluster.start_worker("ann")
-    cluster.start_worker("bob")
+    for name, fault in held.items():
+        cluster.start_worker(name, program=fault.program)
     return cluster
 
 
@@ -253,19 +261,17 @@ def test_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker, wh
 
 @pytest.mark.parametrize("fault", ["node killed", "rank 0 killed"], indirect=True)
 @pytest.mark.fault("P1", "inside an all-reduce: the answer pauses, goes on and is exact")
-def test_killed_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker, whole: str):
-    """The other worker holds it up, so that the victim waits in it; not for so long that it is lost itself."""
-    (other,) = (worker for worker in cluster.workers.values() if worker is not victim)
-    node, before, harm = other.node, resumed(cluster), fault.aim(cluster, victim)
+def test_killed_inside_an_all_reduce(
+    cluster: Serving, fault: Fault, victim: Worker, whole: str, held: dict[str, faulty.Fault]
+):
+    """The other worker holds it up, so that the victim waits in it; and is heard, so that it is not lost itself."""
+    (other,) = (name for name in cluster.workers if name != victim.name)
+    before, harm = resumed(cluster), fault.aim(cluster, victim)
     with cluster.streaming("Once", LONG) as stream:
-        node.suspend()
-        try:
+        with held[other].holding():
             stream.wait_until_it_stalls(STALL_S)
             with harmed(cluster, fault, victim, harm):
                 pass
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the epoch
-                node.resume()
         stream.join(ANSWER_S)
     assert (stream.error, stream.text) == (None, whole)
     assert resumed(cluster) > before

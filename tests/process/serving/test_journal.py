@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.process.command import COMMAND, wait_for
+from tests.process.faulty import Fault
 from tests.process.serving.serving import START_S, Serving
 from tpiedge.api.records import RECORD_VERSION
 
@@ -33,6 +34,10 @@ MESSAGES = [{"role": "user", "content": "Tell me a story"}]
 BROKEN = (httpx.RemoteProtocolError, httpx.ReadError)
 #: Lines of a record when an answer is well under way.
 UNDER_WAY = 20
+#: Tokens of an answer and its prompt, far beyond that and far before the end; and later ones.
+HALF_WAY, LATER = 400, 700
+#: Generous, but less than the minute after which a step that does not end is given up, and everything begins anew.
+GIVES_WAY_S = 40.0
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,14 @@ def cluster(clusters) -> Serving:
     cluster.start_master()
     cluster.wait_ready(1)
     return cluster
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Fault]:
+    """Once it has begun, answers stand still at a length."""
+    fault = Fault("held", tmp_path / "held")
+    yield fault
+    fault.end()
 
 
 @pytest.fixture(scope="module")
@@ -203,21 +216,25 @@ def test_a_whole_answer_is_collected(cluster: Serving, expected: str):
 @pytest.mark.fault(
     "P7", "killed with --journal: who asks the next master comes before answers that nobody waits for"
 )
-def test_what_nobody_waits_for_gives_way(clusters, expected: str):
+def test_what_nobody_waits_for_gives_way(clusters, expected: str, held: Fault):
     """One request at a time is computed: the answer of the master before gives its place back, and goes on later."""
-    cluster = clusters(*OPTIONS, "--parallel", 1)
+    cluster = clusters(*OPTIONS, "--parallel", 1, program=held.program)
     cluster.start_master()
     cluster.wait_ready(1)
     short = BODY | {"max_tokens": 5}
-    with client(cluster) as http:
+    with client(cluster) as http, ThreadPoolExecutor(1) as threads:
         path = kill_during_whole_answer(cluster, http)
         lines = recorded_lines(cluster)
+        held.begin(HALF_WAY)
         cluster.start_master()
-        cluster.wait_ready(1)
-        with cluster.crawling():
-            wait_for_record(cluster, lines)
-            assert http.post("/v1/completions", json=short).json()["usage"]["completion_tokens"] == 5
-            assert recorded_lines(cluster) < BODY["max_tokens"]
+        wait_for(lambda: held.met, START_S)
+        assert recorded_lines(cluster) > lines
+        asked = threads.submit(http.post, "/v1/completions", json=short)
+        cluster.wait_until(lambda status: status["queued"] == 1)
+        held.begin(LATER)  # where the answer stands still, if it has not given way
+        assert asked.result(GIVES_WAY_S).json()["usage"]["completion_tokens"] == 5
+        assert recorded_lines(cluster) < BODY["max_tokens"]
+        held.end()
         assert http.get(path).json()["choices"][0]["text"] == expected
 
 

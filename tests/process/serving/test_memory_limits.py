@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.process.command import COMMAND, wait_for
+from tests.process.command import COMMAND, gone, wait_for
+from tests.process.faulty import Fault
 from tests.process.serving.conftest import NO_LIMIT, PROMPT, SLOW
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import START_S, Serving, node_of, words_of_loss
@@ -25,10 +27,11 @@ LOW = 400 << 20
 #: Of these, most is reserved for a KV cache, so that there is a plan with three quarters.
 LARGE = 900 << 20
 LARGE_KV_TOKENS = 4 * KV_TOKENS
-#: What another program takes, in a process of its own, at each line that it gets.
+#: What another program takes at a time while there is room.
 STEP = 20 << 20
-#: Any of them is ended before a master or an agent, and after a node.
-_TAKE = f"""
+#: For each line that it gets it takes so many bytes, in a process of its own. Any of them is ended before a master or
+#: an agent, and after a node.
+_TAKE = """
 import os, signal, sys
 from tpiedge import oom_score
 
@@ -37,7 +40,7 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     told, tells = os.pipe()
     if not os.fork():
-        taken = b"x" * {STEP}
+        taken = b"x" * int(line)
         os.write(tells, b"x")
         signal.pause()
     os.close(tells)
@@ -59,48 +62,68 @@ def cluster(clusters) -> Serving:
 
 
 @pytest.fixture
-def victim(cluster: Serving, group: MemoryGroup, request: pytest.FixtureRequest) -> Iterator[Worker]:
-    """All of its processes are in the group."""
-    cluster.wait_ready(2)
-    name, program = request.node.name, ("sh", "-c", ENTER, group.members_file, COMMAND)
-    worker = cluster.start_worker(name, "--memory", f"{ENOUGH >> 20}MiB", bytes_per_s=SLOW, program=program)
-    cluster.wait_ready(3)
-    yield worker
-    cluster.workers.pop(name).process.end()
+def slow(tmp_path: Path) -> Iterator[Fault]:
+    """Of one machine: an answer lasts, and nobody is silent for that."""
+    fault = Fault("slow", tmp_path / "slow")
+    yield fault
+    fault.end()
 
 
 @pytest.fixture
-def whole(cluster: Serving, victim: Worker) -> str:
-    """The answer that nothing disturbs."""
-    return cluster.whole(PROMPT, LONG)
+def held(tmp_path: Path) -> Iterator[Fault]:
+    """Of one machine: an answer stands still, and nobody is silent for that."""
+    fault = Fault("held", tmp_path / "held")
+    yield fault
+    fault.end()
+
+
+@pytest.fixture
+def start_victim(
+    cluster: Serving, group: MemoryGroup, request: pytest.FixtureRequest
+) -> Iterator[Callable[[Fault], Worker]]:
+    """Starts a worker all of whose processes are in the group."""
+    name = request.node.name
+
+    def start(fault: Fault) -> Worker:
+        cluster.wait_ready(2)
+        memory, program = ("--memory", f"{ENOUGH >> 20}MiB"), within(group, *fault.program)
+        worker = cluster.start_worker(name, *memory, bytes_per_s=SLOW, program=program)
+        cluster.wait_ready(3)
+        return worker
+
+    yield start
+    cluster.workers.pop(name).process.end()
+
+
+def within(group: MemoryGroup, *program: object) -> tuple[object, ...]:
+    return "sh", "-c", ENTER, group.members_file, *program
 
 
 def follows_its_limit(
-    cluster: Serving, group: MemoryGroup, name: str, log: Callable[[], str], enough: int, low: int
+    cluster: Serving, group: MemoryGroup, slow: Fault, name: str, log: Callable[[], str], low: int
 ) -> None:
-    """The machine of that name, all of whose processes are in the group, gives `enough` bytes. Its limit is lowered in
+    """The machine of that name, all of whose processes are in the group, gives ENOUGH bytes. Its limit is lowered in
     the middle of an answer, and lifted after it."""
     whole, status = cluster.whole(PROMPT, LONG), cluster.status()
     before = node_of(status, name)
 
     def is_planned_anew(now: dict) -> bool:
         """Another plan may have begun meanwhile, for another reason."""
-        return (
-            now["ready"] and now["epoch"] != status["epoch"] and node_of(now, name)["memory_bytes"] != enough
-        )
+        return now["ready"] and now["epoch"] != status["epoch"] and node_of(now, name)["planned_bytes"] <= low
 
     with cluster.streaming(PROMPT, LONG) as stream:
-        with cluster.crawling():
-            group.limit(low)
-            now = cluster.wait_until(is_planned_anew)
+        slow.begin()
+        said = len(cluster.master.log)
+        group.limit(low)
+        node = node_of(cluster.wait_until(is_planned_anew), name)
+        slow.end()
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, whole)
-    node = node_of(now, name)
-    assert node["planned_bytes"] <= node["memory_bytes"] == low
+    assert node["memory_bytes"] == low
     assert before["planned_bytes"] > low
-    words = f"it offers {low / 1e6:.1f} MB (before: {enough / 1e6:.1f} MB)"
+    words = f"it offers {low / 1e6:.1f} MB (before: {ENOUGH / 1e6:.1f} MB)"
     wait_for(lambda: words in log(), START_S)
-    assert "stopped serving" not in cluster.master.log
+    assert "stopped serving" not in cluster.master.log[said:]
     assert group.use().oom_kills == 0
     group.limit(NO_LIMIT)
     cluster.wait_until(lambda status: node_of(status, name)["attention"] == before["attention"])
@@ -111,22 +134,28 @@ def follows_its_limit(
     "P2", "less memory in the middle of an answer: a smaller part, no loss; the answer is exact"
 )
 def test_a_limit_is_lowered_in_an_answer_and_lifted_after_it(
-    cluster: Serving, group: MemoryGroup, victim: Worker
+    cluster: Serving, group: MemoryGroup, start_victim: Callable[[Fault], Worker], slow: Fault
 ):
-    follows_its_limit(cluster, group, victim.name, lambda: victim.log, ENOUGH, LOW)
+    victim = start_victim(slow)
+    follows_its_limit(cluster, group, slow, victim.name, lambda: victim.log, LOW)
 
 
 @contextlib.contextmanager
 def memory_taken(group: MemoryGroup, node: psutil.Process) -> Iterator[None]:
-    """Another program of the group takes ever more, until the node has ended. It takes it quickly: a group whose
-    memory is all but used up stands still for as long as that lasts, and then the node is taken for frozen."""
+    """Another program of the group takes ever more, until the node has ended; where that means to take back what the
+    system has of files, all of it at once: a group whose memory is all but used up stands still for as long as that
+    lasts, and then the node is taken for frozen."""
     command = ["sh", "-c", ENTER, str(group.members_file), sys.executable, "-c", _TAKE]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as other:
         assert other.stdin is not None
         assert other.stdout is not None
-        while node.is_running() and node.status() != psutil.STATUS_ZOMBIE:
-            other.stdin.write(b"\n")
+        limit = group.limit_bytes
+        assert limit is not None
+        while not gone(node):
+            room = limit - group.used_bytes
+            nbytes = STEP if room > 2 * STEP else limit - group.held_bytes + STEP
+            other.stdin.write(b"%d\n" % nbytes)
             other.stdin.flush()
             assert other.stdout.readline()
         yield
@@ -136,12 +165,14 @@ def memory_taken(group: MemoryGroup, node: psutil.Process) -> Iterator[None]:
     "P2", "called so; where no limit has changed less is offered for a while: there is no loop"
 )
 def test_others_take_the_memory_that_was_offered(
-    cluster: Serving, group: MemoryGroup, victim: Worker, whole: str
+    cluster: Serving, group: MemoryGroup, start_victim: Callable[[Fault], Worker], held: Fault
 ):
+    victim = start_victim(held)
+    whole = cluster.whole(PROMPT, LONG)
     group.limit(ENOUGH)
     agent, rank = victim.agent, cluster.node(victim.name)["rank"]
     with cluster.streaming(PROMPT, LONG) as stream:
-        with cluster.crawling(), memory_taken(group, victim.node):
+        with held.holding(), memory_taken(group, victim.node):
             pass
         status = cluster.wait_ready(2)  # before that minute is over
         stream.join(START_S)
@@ -159,7 +190,7 @@ def test_others_take_the_memory_that_was_offered(
 def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup):
     group.limit(ENOUGH)
     cluster.wait_ready(2)
-    program = ("sh", "-c", ENTER, group.members_file, COMMAND)
+    program = within(group, COMMAND)
     worker = cluster.start_worker("generous", "--memory", "2TB", bytes_per_s=SLOW, program=program)
     assert node_of(cluster.wait_ready(3), worker.name)["memory_bytes"] == ENOUGH
     most = f"{ENOUGH / 1e6:.1f} MB"
@@ -169,38 +200,47 @@ def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup)
 
 
 @pytest.fixture
-def own(clusters, group: MemoryGroup, request: pytest.FixtureRequest) -> Iterator[Serving]:
-    """A master, all of whose processes are in the group, and one worker."""
-    memory, kv_tokens = request.param
-    options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", kv_tokens)
-    program = ("sh", "-c", ENTER, group.members_file, COMMAND)
-    cluster = clusters(*options, "--memory", f"{memory >> 20}MiB", program=program)
-    cluster.start_master()
-    cluster.start_worker("ann", bytes_per_s=SLOW)
-    cluster.wait_ready(2)
-    yield cluster
-    for worker in cluster.workers.values():
-        worker.process.end()
-    cluster.master.end()
+def start_own(clusters, group: MemoryGroup) -> Iterator[Callable[[int, int, Fault], Serving]]:
+    """Starts a master with so much memory and KV cache, all of whose processes are in the group, and one worker."""
+    started: list[Serving] = []
+
+    def start(memory: int, kv_tokens: int, fault: Fault) -> Serving:
+        options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", kv_tokens)
+        own = clusters(*options, "--memory", f"{memory >> 20}MiB", program=within(group, *fault.program))
+        started.append(own)
+        own.start_master()
+        own.start_worker("ann", bytes_per_s=SLOW)
+        own.wait_ready(2)
+        return own
+
+    yield start
+    for own in started:
+        for worker in own.workers.values():
+            worker.process.end()
+        own.master.end()
 
 
-@pytest.mark.parametrize("own", [(ENOUGH, KV_TOKENS)], indirect=True, ids=[""])
 @pytest.mark.fault(
     "P2", "less memory of the master's own machine: a smaller part of it, no loss; the answer is exact"
 )
-def test_the_master_s_own_limit_is_lowered_in_an_answer_and_lifted_after_it(own: Serving, group: MemoryGroup):
-    follows_its_limit(own, group, "master", lambda: own.master.log, ENOUGH, LOW)
+def test_the_master_s_own_limit_is_lowered_in_an_answer_and_lifted_after_it(
+    start_own: Callable[[int, int, Fault], Serving], group: MemoryGroup, slow: Fault
+):
+    own = start_own(ENOUGH, KV_TOKENS, slow)
+    follows_its_limit(own, group, slow, "master", lambda: own.master.log, LOW)
 
 
-@pytest.mark.parametrize("own", [(LARGE, LARGE_KV_TOKENS)], indirect=True, ids=[""])
 @pytest.mark.fault(
     "P2", "the master's own node, killed for it: less is planned for it, and the answer goes on, exactly"
 )
-def test_others_take_the_memory_that_the_master_had(own: Serving, group: MemoryGroup):
+def test_others_take_the_memory_that_the_master_had(
+    start_own: Callable[[int, int, Fault], Serving], group: MemoryGroup, held: Fault
+):
+    own = start_own(LARGE, LARGE_KV_TOKENS, held)
     whole, pid, before = own.whole(PROMPT, LONG), own.master.pid, own.node("master")
     group.limit(LARGE)
     with own.streaming(PROMPT, LONG) as stream:
-        with own.crawling(), memory_taken(group, own.rank_zero()):
+        with held.holding(), memory_taken(group, own.rank_zero()):
             pass
         now = own.wait_until(lambda now: now["ready"] and node_of(now, "master")["pid"] != before["pid"])
         stream.join(START_S)

@@ -1,7 +1,6 @@
 """Who takes part: machines that come during an answer, machines that are missing, machines that are too small."""
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import openai
 import pytest
 
 from tests.process.command import run_command, wait_for
+from tests.process.faulty import Fault
 from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import START_S, Serving, node_of, rank_of
-from tests.process.serving.slowness import slowed_down
 
 SLOW = 1e4
 LONG = 900
@@ -69,25 +68,28 @@ def test_without_spare_nothing_else_is_fetched(clusters):
 @pytest.mark.fault(
     "P17", "one that stays slow gets less, in the middle of an answer, which pauses and is exact"
 )
-def test_a_worker_that_stays_slow_gets_a_smaller_part(clusters):
+def test_a_worker_that_stays_slow_gets_a_smaller_part(clusters, tmp_path: Path):
+    slow = Fault("slow", tmp_path / "slow")
     cluster = clusters("--min-workers", 2, "--precision", "q4", "--speculate", "off", bytes_per_s=SLOW)
     cluster.start_master()
-    for name in ("ann", "zoe"):
-        cluster.start_worker(name, bytes_per_s=SLOW)
+    cluster.start_worker("ann", bytes_per_s=SLOW, program=slow.program)
+    cluster.start_worker("zoe", bytes_per_s=SLOW)
     before = cluster.wait_ready(3)
-    undisturbed = cluster.ask(PROMPT, LONG)
+    undisturbed = cluster.whole(PROMPT, LONG)
 
     def has_less(now: dict) -> bool:
         old, new = node_of(before, "ann"), node_of(now, "ann")
         slower = now["epoch"] > before["epoch"] and "times as long as it measured" in new["why"]
         return slower and new["weight_bytes"] < old["weight_bytes"]
 
-    ended = time.monotonic() + 2 * START_S
-    with slowed_down(cluster.workers["ann"].node):
-        while not has_less(after := cluster.status()):
-            assert time.monotonic() < ended, after
-            assert cluster.ask(PROMPT, LONG) == undisturbed
-    assert cluster.ask(PROMPT, LONG) == undisturbed
+    with cluster.streaming(PROMPT, LONG) as stream:
+        slow.begin()
+        cluster.wait_until(has_less, 2 * START_S)
+        assert not stream.ended_at
+        slow.end()
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, undisturbed)
+    assert cluster.whole(PROMPT, LONG) == undisturbed
 
 
 @pytest.mark.fault("P18", "it takes part in the middle of an answer, which pauses, goes on and is exact")
