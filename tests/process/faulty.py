@@ -2,8 +2,10 @@
 
 `slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says, and, where it names a thread, for
 those of other threads; then FILE.stuck is there.
-`poison`: its nodes die of a sequence of POISON tokens (`poisoned_node.py`), each leaving a line in FILE.
+`poison`: its nodes die of a sequence of POISON tokens (`poisoned_node.py`), each leaving a line in FILE; they begin no
+step while FILE.gate is there.
 `held`: its nodes compute no sequence of POISON tokens (`held_node.py`) while FILE is there.
+`slow-steps`: each step of its nodes takes at least STEP_S (`slow_node.py`) while FILE is there.
 The name of a thread: it fails at what it does next, once FILE is there; the process ends for that once FILE is gone.
 """
 
@@ -23,11 +25,13 @@ from tpiedge.supervision import Supervisor
 from tpiedge.transport.admission import Gatekeeper
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
-__all__ = ["POISON", "POISON_FILE", "Fault"]
+__all__ = ["POISON", "POISON_FILE", "STEP_S", "Fault", "gate_of"]
 
 #: For the nodes: of how many tokens they die, and the variable with FILE.
 POISON = 333
 POISON_FILE = "POISONED_NODE_FILE"
+#: Of slow nodes: the steps of an answer of 900 tokens take longer than anything that a test waits for meanwhile.
+STEP_S = 0.3
 _POLL_S = 0.01
 
 
@@ -52,6 +56,10 @@ class Fault:
     def met(self) -> bool:
         """Whether the process is in it."""
         return _stuck(self._path).exists()
+
+
+def gate_of(path: Path) -> Path:
+    return path.with_suffix(".gate")
 
 
 def _stuck(path: Path) -> Path:
@@ -122,6 +130,8 @@ if __name__ == "__main__":
         _other_nodes("poisoned_node", Path(file))
     elif kind == "held":
         _other_nodes("held_node", Path(file))
+    elif kind == "slow-steps":
+        _other_nodes("slow_node", Path(file))
     else:
         _failing_thread(kind, Path(file))
     sys.argv[1:] = arguments
