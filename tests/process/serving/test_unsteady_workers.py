@@ -29,14 +29,14 @@ def left_out_s(cluster: Serving, name: str) -> int:
     return int(found[1])
 
 
-def comes_and_goes(cluster: Serving, name: str) -> None:
-    """Its agent is killed and started again."""
+def comes_and_goes(cluster: Serving, name: str) -> dict:
+    """Its agent is killed and started again. Returns the first status with it."""
     worker = cluster.workers[name]
     worker.agent.kill()
     worker.process.wait()
     cluster.wait_until(lambda status: state_of(status, name) == "lost")
     cluster.start_worker(name, token=False)
-    cluster.wait_until(lambda status: state_of(status, name) != "lost")
+    return cluster.wait_until(lambda status: state_of(status, name) != "lost")
 
 
 @pytest.mark.timeout(900)
@@ -52,19 +52,16 @@ def test_a_worker_that_comes_and_goes(slow_trio: Serving) -> None:
     # On a busy machine the first pause may be too short for one coming; each is longer than the one before.
     while not times:
         for _ in range(MOST_LOSSES):
-            comes_and_goes(cluster, "ann")
-            if state_of(cluster.status(), "ann") == "left out":
+            if state_of(comes_and_goes(cluster, "ann"), "ann") == "left out":
                 break
         rest_s = left_out_s(cluster, "ann")
         assert rest_s < MOST_S
         ends = time.monotonic() + rest_s - 1
-        cluster.wait_until(lambda status: status["ready"])
-        epoch = cluster.status()["epoch"]
+        epoch = cluster.wait_until(lambda status: status["ready"])["epoch"]
         with cluster.streaming(PROMPT, LONG) as stream:
             with cluster.crawling():
                 while True:
-                    comes_and_goes(cluster, "ann")
-                    status = cluster.status()
+                    status = comes_and_goes(cluster, "ann")
                     if time.monotonic() > ends:
                         break
                     assert status["ready"]
