@@ -2,7 +2,8 @@
 
 `slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says, and, where it names a thread, for
 those of other threads; then FILE.stuck is there.
-`poison`: its nodes die of a sequence of POISON tokens (`poisoned_node.py`), each leaving a line in FILE.
+`poison`: its nodes die of a sequence of POISON tokens (`poisoned_node.py`), each leaving a line in FILE; they begin no
+step while FILE.gate is there.
 `held`: while FILE is there, its nodes begin no step beyond as many tokens of a sequence as FILE says, but are heard
 (`held_node.py`); then FILE.stuck is there.
 `slow`: while FILE is there, the FFN of each layer takes its nodes SLOWER_S more (`slow_node.py`).
@@ -27,13 +28,14 @@ from tpiedge.supervision import Supervisor
 from tpiedge.transport.admission import Gatekeeper
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
-__all__ = ["NODE_FAULT_FILE", "POISON", "SLOWER_S", "Fault", "wait_where_held"]
+__all__ = ["NODE_FAULT_FILE", "POISON", "SLOWER_S", "Fault", "gate_of", "wait_where_held"]
 
 #: For the nodes: the variable with FILE, and of how many tokens they die.
 NODE_FAULT_FILE = "NODE_FAULT_FILE"
 POISON = 333
 #: Ten times what the FFN of the demo model's layers takes on a machine that does ten other things, and more on others.
-SLOWER_S = 0.03
+#: An answer of 900 tokens takes longer than anything that a test waits for meanwhile.
+SLOWER_S = 0.05
 _POLL_S = 0.01
 #: Generous: the machine may be doing ten other things.
 _MET_S = 90.0
@@ -72,6 +74,10 @@ class Fault:
             yield
         finally:
             self.end()
+
+
+def gate_of(path: Path) -> Path:
+    return path.with_suffix(".gate")
 
 
 def _stuck(path: Path) -> Path:

@@ -21,5 +21,6 @@ def test_an_answer_that_takes_longer_ends_and_the_next_one_is_given(clusters: Ca
             late = http.post("/v1/completions", json=body)
         assert late.status_code == 504
         assert late.json()["error"]["code"] == "deadline_exceeded"
+        cluster.wait_ready(1)
         short = http.post("/v1/completions", json=body | {"max_tokens": 2})
         assert short.json()["usage"]["completion_tokens"] == 2

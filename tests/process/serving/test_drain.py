@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.process.command import gone, run_command, wait_for
+from tests.process.faulty import Fault
 from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving, rank_of
 
@@ -36,18 +37,21 @@ def computed(cluster: Serving) -> float:
 
 
 @pytest.mark.fault("P18", "it is drained: the answer pauses once the others are ready, goes on and is exact")
-def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(clusters):
+def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(clusters, tmp_path):
+    slow = Fault("slow", tmp_path / "slow")
     # So slow that what a machine computes counts, and not the noise of its round trips.
     cluster = clusters("--min-workers", 1, "--precision", "q4", "--speculate", "off")
     cluster.start_master()
-    _ann, bob = (cluster.start_worker(name, bytes_per_s=SLOW) for name in ("ann", "bob"))
+    cluster.start_worker("ann", bytes_per_s=SLOW, program=slow.program)
+    bob = cluster.start_worker("bob", bytes_per_s=SLOW)
     cluster.wait_ready(3)
     with cluster.streaming(PROMPT, LONG) as undisturbed:
         undisturbed.join(START_S)
     node = bob.node
+    slow.begin()  # so that it runs until the others are ready
     with cluster.streaming(PROMPT, LONG) as stream:
-        with cluster.crawling():  # so that it runs until the others are ready
-            ended = nodes(cluster, "drain", "bob")
+        ended = nodes(cluster, "drain", "bob")
+        slow.end()
         assert (ended.status, ended.out.count("\n")) == (0, 1), ended.err
         assert "(bob) has no part any more: it may be switched off" in ended.out
         stream.join(START_S)

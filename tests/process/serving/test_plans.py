@@ -93,17 +93,19 @@ def test_a_worker_that_stays_slow_gets_a_smaller_part(clusters, tmp_path: Path):
 
 
 @pytest.mark.fault("P18", "it takes part in the middle of an answer, which pauses, goes on and is exact")
-def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(clusters, exact):
+def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(clusters, exact, tmp_path):
+    slow = Fault("slow", tmp_path / "slow")
     # So slow that what a machine computes counts, and not the noise of its round trips.
-    cluster = clusters("--min-workers", 1, bytes_per_s=SLOW)
+    cluster = clusters("--min-workers", 1)
     cluster.start_master()
-    cluster.start_worker("ann", bytes_per_s=SLOW)
+    cluster.start_worker("ann", bytes_per_s=SLOW, program=slow.program)
     before = cluster.wait_ready(2)["epoch"]
     undisturbed = cluster.whole(PROMPT, LONG)
+    slow.begin()  # so that it runs for long enough
     with cluster.streaming(PROMPT, LONG) as stream:
-        with cluster.crawling():  # so that it runs for long enough
-            worker = cluster.start_worker("zoe", bytes_per_s=100 * SLOW)
-            cluster.wait_until(lambda status: status["epoch"] > before and rank_of(status, "zoe") == 1)
+        worker = cluster.start_worker("zoe", bytes_per_s=100 * SLOW)
+        cluster.wait_until(lambda status: status["epoch"] > before and rank_of(status, "zoe") == 1)
+        slow.end()
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, undisturbed)
     page = httpx.get(f"{cluster.url}/metrics", trust_env=False, timeout=START_S).text

@@ -8,8 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.process.command import wait_for
-from tests.process.faulty import POISON, Fault
+from tests.process.faulty import POISON, Fault, gate_of
 from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import Serving, words_of_loss
 from tpiedge.master.journal import GUILTY
@@ -61,12 +60,14 @@ def test_it_fails_alone_and_the_others_answers_are_whole(
     cluster.wait_ready(3)
     undisturbed = [cluster.whole(prompt, TOKENS) for prompt in OTHERS]
     before = len(cluster.master.log)
+    gate = gate_of(deaths)
+    gate.touch()  # or they may have ended before it begins
     with ThreadPoolExecutor(len(OTHERS) + 1) as threads:
         answers = [threads.submit(cluster.whole, prompt, TOKENS, LIMIT_S) for prompt in OTHERS]
-        with cluster.crawling():  # or they may have ended before it begins
-            cluster.wait_until(lambda status: status["running"] == len(OTHERS))
-            poisoned = threads.submit(poison, cluster)
-            wait_for(deaths.exists, LIMIT_S)
+        cluster.wait_until(lambda status: status["running"] == len(OTHERS))
+        poisoned = threads.submit(poison, cluster)
+        cluster.wait_until(lambda status: status["running"] == len(OTHERS) + 1)
+        gate.unlink()
         error = poisoned.result(LIMIT_S)
         assert [answer.result(LIMIT_S) for answer in answers] == undisturbed
     log, died = cluster.master.log[before:], words_of_loss("[12]", ".*killed by SIGSEGV")

@@ -52,14 +52,14 @@ def longest_s(why: str) -> float:
     return REST_S * 2 ** (int(found[1]) - FLAPS)
 
 
-def comes_and_goes(cluster: Serving, name: str) -> None:
-    """Its agent is killed and started again."""
+def comes_and_goes(cluster: Serving, name: str) -> dict:
+    """Its agent is killed and started again. Returns the first status with it."""
     worker = cluster.workers[name]
     worker.agent.kill()
     worker.process.wait()
     cluster.wait_until(lambda status: state_of(status, name) == "lost")
     cluster.start_worker(name, token=False)
-    cluster.wait_until(lambda status: state_of(status, name) != "lost")
+    return cluster.wait_until(lambda status: state_of(status, name) != "lost")
 
 
 @pytest.mark.timeout(900)
@@ -75,19 +75,16 @@ def test_a_worker_that_comes_and_goes(slow_trio: Serving) -> None:
     # On a busy machine the first pause may be too short for one coming; each is longer than the one before.
     while not times:
         for _ in range(MOST_LOSSES):
-            comes_and_goes(cluster, "ann")
-            if state_of(cluster.status(), "ann") == "left out":
+            if state_of(comes_and_goes(cluster, "ann"), "ann") == "left out":
                 break
         rest_s = left_out_s(why_left_out(cluster, "ann"))
         assert rest_s < MOST_S
         ends = time.monotonic() + rest_s - 1
-        cluster.wait_until(lambda status: status["ready"])
-        epoch = cluster.status()["epoch"]
+        epoch = cluster.wait_until(lambda status: status["ready"])["epoch"]
         with cluster.streaming(PROMPT, LONG) as stream:
             with cluster.crawling():
                 while True:
-                    comes_and_goes(cluster, "ann")
-                    status = cluster.status()
+                    status = comes_and_goes(cluster, "ann")
                     if time.monotonic() > ends:
                         break
                     assert status["ready"]
