@@ -1,8 +1,8 @@
 """A node that dies of one prompt: `python -m tests.process.poisoned_node`, in place of `tpiedge.node.process`.
 
 It is killed by SIGSEGV, as where a kernel computes what nobody tried, in a step that reaches the position POISON of any
-sequence, and leaves a line with the number of the sequences in that step in the file that NODE_FAULT_FILE names. No step
-begins while the file `gate_of` that one is there.
+sequence, and leaves a line with the number of the sequences in that step in the file that NODE_FAULT_FILE names. No
+step begins while the file `gate_of` that one is there.
 """
 
 import os
