@@ -48,10 +48,16 @@ def events(
 
 
 class Crowd:
-    """A thread for each of the `talks`, which gets a connection of its own."""
+    """A thread for each of the `talks`, which gets a connection of its own, made by `connect`."""
 
-    def __init__(self, url: str, talks: Sequence[Callable[[httpx.Client], None]]) -> None:
+    def __init__(
+        self,
+        url: str,
+        talks: Sequence[Callable[[httpx.Client], None]],
+        connect: Callable[[str], httpx.Client] = connection,
+    ) -> None:
         self._url = url
+        self._connect = connect
         self._failures: list[str] = []
         self._threads = [
             threading.Thread(target=self._run, args=(talk,), name=f"client {number}")
@@ -72,7 +78,7 @@ class Crowd:
 
     def _run(self, talk: Callable[[httpx.Client], None]) -> None:
         try:
-            with connection(self._url) as client:
+            with self._connect(self._url) as client:
                 talk(client)
         except Exception as error:
             self._failures.append(f"{threading.current_thread().name}: {type(error).__name__}: {error}")

@@ -1,6 +1,7 @@
 """What `python -m tools.nemesis` consists of.
 
 `stage` is a cluster on machines that can be broken; `scene` draws who is hit, and mends later; the faults are in
-`of_processes`, `of_links` and `of_machines`, and `nemesis` strikes. `readers` ask meanwhile and compare; `holdings` is
+`of_processes`, `of_links` and `of_machines`, and `nemesis` strikes. `readers` ask
+meanwhile and compare, `forms` are what they ask for, and `breaking` breaks their connections; `holdings` is
 what is held before and afterwards; `figures` are what is printed.
 """

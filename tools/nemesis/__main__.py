@@ -1,7 +1,7 @@
 """Break a cluster again and again while clients read answers, and compare every answer with the undisturbed one.
 
     .venv/bin/python -m tools.nemesis [MODEL] [--kills 100 | --minutes 10] [--faults kills,links] [--seed 1]
-        [--apart 2] [--workers 2] [--clients 4] [--tokens 300] [--precision q4] [--json] [--keep FOLDER]
+        [--apart 2] [--workers 2] [--clients 4] [--tokens 300] [--precision q4] [--forms] [--json] [--keep FOLDER]
 
 A master and its workers, real processes with folders of their own, answer clients that ask one thing after the other,
 greedy or sampled with a seed. First each question is answered without a fault. Then things break at random instants,
@@ -16,6 +16,11 @@ sometimes two at once; --faults says what, and all that can be done here breaks 
     memory      a worker may take hardly more memory than it has, for 0.5 to 10 s (root: control groups)
     clocks      the time of day of one machine jumps by up to an hour, for 0.5 to 10 s (a C compiler)
     master      the master itself is killed (-9) and started again; clients connect again and read on (--journal)
+    readers     a client stands still for up to 4 s in the middle of an answer, which may end meanwhile; its connection
+                breaks, and it connects again and reads on (--journal)
+
+With --forms every kind of answer of every API is asked for (tools/nemesis/forms.py): choices, log probabilities, stop
+strings, schemas, calls of tools; streamed and whole. The model is then the demo with a template that knows tools.
 
 What does not mend itself, as a killed agent, is started again some seconds later. --min-workers is one less than there
 are, so that the cluster goes on without one. With --precision q8 or q4 every answer must be the undisturbed one, byte
@@ -45,11 +50,12 @@ from typing import Any
 
 from tests.process.command import wait_for
 from tools.nemesis.figures import pauses, say
+from tools.nemesis.forms import FORMS
 from tools.nemesis.holdings import held, left_over, reading_s
 from tools.nemesis.nemesis import Nemesis
 from tools.nemesis.readers import Readers, answer, prefill_s, questions
 from tools.nemesis.scene import Scene, Seconds
-from tools.nemesis.stage import KINDS, Stage, set_up, why_not
+from tools.nemesis.stage import KINDS, RECORDED, Stage, calling_model, set_up, why_not
 from tools.streaming import connection
 
 _INTERRUPTED = 130
@@ -107,10 +113,11 @@ def _break(folder: Path, kinds: Sequence[str], options: argparse.Namespace) -> d
     names = [f"worker-{number}" for number in range(options.workers)]
     flags = ("--min-workers", max(0, options.workers - 1), "--precision", options.precision)
     sizes = ("--context", _CONTEXT, "--kv-tokens", _CONTEXT * options.clients)
-    journal = ("--journal",) if "master" in kinds else ()
+    journal = ("--journal",) if RECORDED.intersection(kinds) else ()
+    model = calling_model(folder) if options.forms else options.model
     record: dict[str, Any] | None = None
     try:
-        with set_up(folder, kinds, names, options.model, (*flags, *sizes, *journal)) as stage:
+        with set_up(folder, kinds, names, model, (*flags, *sizes, *journal)) as stage:
             stage.start(_STARTED_S)
             record = _run(stage, kinds, options)
     except AssertionError as error:  # of the cluster: it does not start, or leaves something behind
@@ -125,17 +132,21 @@ def _break(folder: Path, kinds: Sequence[str], options: argparse.Namespace) -> d
 
 def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     url = stage.cluster.url
-    asked = questions(url, options.seed, options.tokens)
+    recorded = RECORDED.intersection(kinds)
+    forms = [form for form in FORMS if form.resumable or not recorded] if options.forms else []
+    asked = questions(url, options.seed, options.tokens, forms)
     reading, prefill = reading_s(stage), prefill_s(url, asked)
     before = held(stage)
     if not options.as_json:
+        asked_kinds = len({one.form for one in asked})
         span = f"{options.minutes:g} min" if options.minutes else f"{options.kills} faults"
         print(
-            f"{len(asked)} questions are answered; {span} of {', '.join(kinds)}, {options.clients} clients",
+            f"{len(asked)} questions of {asked_kinds} kinds are answered; {span} of {', '.join(kinds)}, "
+            f"{options.clients} clients",
             flush=True,
         )
-    readers = Readers(url, asked, options.clients, options.seed)
     scene = Scene(stage, options.seed)
+    readers = Readers(url, asked, options.clients, options.seed, scene.breaks)
     nemesis = Nemesis(scene, kinds)
     readers.start()
     try:
@@ -147,9 +158,10 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
     found = readers.found
     leavings = left_over(stage, before, _pack_bytes(stage), scene.mend)
     with connection(url) as client:
-        again = [one for one in asked if answer(client, one.body) != one.tokens]
+        again = [one for one in asked if answer(client, one) != one.right]
     return {
         "seed": options.seed,
+        "forms": sorted({one.form.name for one in asked}),
         "kills": struck,
         "by_kind": dict(nemesis.count),
         "answers": found.answers,
@@ -209,6 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=2, help="beside the master [default: 2]")
     parser.add_argument("--clients", type=int, default=4, help="[default: 4]")
     parser.add_argument("--precision", choices=("q8", "q4"), default="q4", help="[default: q4]")
+    parser.add_argument("--forms", action="store_true", help="ask for every kind of answer of every API")
     parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="new, for logs and states [default: temporary]"

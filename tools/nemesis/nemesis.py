@@ -16,6 +16,13 @@ __all__ = ["FAULTS", "Fault", "Nemesis"]
 Fault = Callable[[Scene], bool]
 """Whether there was somebody whom it could hit."""
 
+
+def _stop_reader(scene: Scene) -> bool:
+    """Has a client stand still for a while or not at all, and then lose its connection."""
+    scene.breaks.add()
+    return True
+
+
 #: Kind, as of `stage.KINDS` -> its faults.
 FAULTS: dict[str, dict[str, Fault]] = {
     "kills": {
@@ -44,6 +51,7 @@ FAULTS: dict[str, dict[str, Fault]] = {
     "memory": {"little memory": of_machines.little_memory},
     "clocks": {"clock jumped": of_machines.other_time},
     "master": {"master killed": of_processes.kill_master},
+    "readers": {"reader stopped": _stop_reader},
 }
 _TWO_AT_ONCE = 0.2
 

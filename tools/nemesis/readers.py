@@ -1,5 +1,6 @@
 """Clients that ask one thing after the other, and compare every answer with the undisturbed one."""
 
+import itertools
 import random
 import threading
 import time
@@ -9,24 +10,30 @@ from typing import Any
 
 import httpx
 
-from tools.streaming import BrokenAnswer, Crowd, connection, events
+from tools.nemesis.breaking import BreakingTransport, Breaks
+from tools.nemesis.forms import FORMS, Form, Json, Prompt, differences, folded
+from tools.streaming import ANSWER_S, BrokenAnswer, Crowd, connection
 
 __all__ = ["Found", "Pause", "Question", "Readers", "answer", "prefill_s", "questions"]
 
-_PATH = "/v1/completions"
 #: A master is away for a few seconds.
 _NO_MASTER_S, _AGAIN_S = 60.0, 0.2
 _PROMPTS, _PROMPT_TOKENS = 6, 8
+_TEXTS = ("Tell me a story", "Where is the fox", "Say something about the sea")
+#: What every model has an answer to, whatever its template and tokenizer.
+_PLAIN = FORMS[:2]
+_TOKENS = ".choices[0].token_ids"
 #: Token ids that every model has.
 _IDS = range(10, 1000)
 
 
 @dataclass
 class Question:
-    """A request, and its answer without a fault."""
+    """A request of one form, and its answer without a fault, folded."""
 
-    body: dict[str, Any]
-    tokens: tuple[int, ...] = ()
+    form: Form
+    body: Json
+    right: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,31 +60,29 @@ class Found:
     pauses: list[Pause] = field(default_factory=list)
 
 
-def questions(url: str, seed: int, tokens: int) -> list[Question]:
-    """Greedy and sampled ones, with their answers, each of so many tokens."""
+def questions(url: str, seed: int, tokens: int, forms: Sequence[Form] = ()) -> list[Question]:
+    """Greedy and sampled ones with their answers, each of so many tokens at most: of each of the `forms` for texts, or
+    of completions for token ids."""
     draws = random.Random(f"{seed}/questions")
+    prompts: list[Prompt] = list(_TEXTS)
+    if not forms:
+        prompts = [draws.choices(_IDS, k=_PROMPT_TOKENS) for _ in range(_PROMPTS)]
     with connection(url) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
         found = []
-        for _ in range(_PROMPTS):
-            prompt = draws.choices(_IDS, k=_PROMPT_TOKENS)
-            body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-            body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
-            body |= {"return_token_ids": True}
-            sampled = {"temperature": 0.8, "seed": draws.randrange(1 << 31), "presence_penalty": 0.3}
-            found += [Question(body), Question(body | sampled)]
+        for prompt, form in itertools.product(prompts, forms or _PLAIN):
+            body = {"model": model, **form.body(prompt, tokens)}
+            if body.get("temperature"):
+                body["seed"] = draws.randrange(1 << 31)
+            found.append(Question(form, body))
         for question in found:
-            question.tokens = answer(client, question.body)
+            question.right = answer(client, question)
     return found
 
 
-def answer(client: httpx.Client, body: dict[str, Any]) -> tuple[int, ...]:
-    """All its tokens. Raises BrokenAnswer, httpx.HTTPError."""
-    return tuple(token for event in events(client, _PATH, body) for token in _tokens(event))
-
-
-def _tokens(event: dict[str, Any]) -> list[int]:
-    return [token for choice in event.get("choices", ()) for token in choice["token_ids"]]
+def answer(client: httpx.Client, question: Question) -> Json:
+    """An answer to it, folded. Raises BrokenAnswer, httpx.HTTPError."""
+    return folded(question.form.ask(client, question.body))
 
 
 def prefill_s(url: str, asked: Sequence[Question]) -> float:
@@ -85,11 +90,13 @@ def prefill_s(url: str, asked: Sequence[Question]) -> float:
     taken = []
     with connection(url) as client:
         for question in asked:
+            if question.form not in _PLAIN:
+                continue
+            prompt = question.body["prompt"]
             # None of its pages is kept: it begins in another way.
-            prompt = [_IDS.start - 1, *question.body["prompt"], *question.tokens]
-            body = question.body | {"prompt": prompt, "max_tokens": 1}
+            longer = [_IDS.start - 1, *(prompt if isinstance(prompt, list) else ()), *question.right[_TOKENS]]
             began = time.monotonic()
-            answer(client, body)
+            answer(client, Question(question.form, question.body | {"prompt": longer, "max_tokens": 1}))
             taken.append(time.monotonic() - began)
     return max(taken)
 
@@ -97,13 +104,17 @@ def prefill_s(url: str, asked: Sequence[Question]) -> float:
 class Readers:
     """So many threads, each with a question after the other until `stop`."""
 
-    def __init__(self, url: str, asked: Sequence[Question], count: int, seed: int) -> None:
+    def __init__(
+        self, url: str, asked: Sequence[Question], count: int, seed: int, breaks: Breaks | None = None
+    ) -> None:
+        """`breaks`: connections of these clients break so."""
         self.found = Found()
         self._questions = asked
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._seed = seed
-        self._crowd = Crowd(url, [self._talk(number) for number in range(count)])
+        self._breaks = breaks
+        self._crowd = Crowd(url, [self._talk(number) for number in range(count)], self._connection)
 
     def start(self) -> None:
         """Returns at once."""
@@ -122,10 +133,15 @@ class Readers:
 
         return talk
 
+    def _connection(self, url: str) -> httpx.Client:
+        if self._breaks is None:
+            return connection(url)
+        transport = BreakingTransport(self._breaks)
+        return httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False, transport=transport)
+
     def _ask(self, client: httpx.Client, question: Question) -> None:
-        tokens: list[int] = []
+        events: list[Json] = []
         lost = ""
-        usage: dict[str, Any] = {}
         pauses: list[Pause] = []
         said_before: list[tuple[float, str]] = []  # since the last token: when, and what
 
@@ -134,25 +150,25 @@ class Readers:
 
         try:
             for said in self._begun(client, question, note):
-                if said_before and said.get("choices"):
+                if said_before and said.get("choices", True):
                     began, why = said_before[0]
                     pauses.append(Pause(began, time.monotonic(), why))
                     said_before.clear()
-                tokens += _tokens(said)
-                usage = said.get("usage") or usage
+                events.append(said)
+            found = folded(events)
         # All but the first two: of events that are none.
         except (BrokenAnswer, httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            lost = f"{type(error).__name__} after {len(tokens)} tokens: {error}"
+            lost = f"{question.form.name}: {type(error).__name__} after {len(events)} events: {error}"
+        usage = _usage(events)
         with self._lock:
-            found = self.found
-            found.answers += 1
-            found.tokens += usage.get("completion_tokens", 0)
-            found.paused += bool(usage.get("pauses"))
-            found.pauses += pauses
+            self.found.answers += 1
+            self.found.tokens += usage.get("completion_tokens") or usage.get("output_tokens") or 0
+            self.found.paused += bool(usage.get("pauses") or pauses)
+            self.found.pauses += pauses
             if lost:
-                found.lost.append(lost)
-            elif tuple(tokens) != question.tokens:
-                found.wrong.append(f"{question.body}: {tokens} where {question.tokens} belongs")
+                self.found.lost.append(lost)
+            elif found != question.right:
+                self.found.wrong.append(f"{question.body}: {differences(found, question.right)}")
 
     def _begun(
         self, client: httpx.Client, question: Question, note: Callable[[str], None]
@@ -163,7 +179,7 @@ class Readers:
         while True:
             begun = False
             try:
-                for said in events(client, _PATH, question.body, note):
+                for said in question.form.ask(client, question.body, note):
                     begun = True
                     yield said
             except httpx.TransportError:
@@ -174,3 +190,12 @@ class Readers:
             with self._lock:
                 self.found.again += 1
             self._ended.wait(_AGAIN_S)
+
+
+def _usage(events: Sequence[Json]) -> Json:
+    """What the last event says of it that says anything: in itself, or in the response that it is about."""
+    for one in reversed(events):
+        usage: Json | None = one.get("usage") or one.get("response", {}).get("usage")
+        if usage:
+            return usage
+    return {}

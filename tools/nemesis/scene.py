@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import psutil
 
 from tests.process.serving.machines import Worker
+from tools.nemesis.breaking import Breaks
 from tools.nemesis.stage import Stage
 
 __all__ = ["Scene", "Seconds"]
@@ -33,6 +34,7 @@ class Scene:
         self.unexplained: list[str] = []
         #: When, by the monotonic clock, and what broke or was mended.
         self.changes: list[tuple[float, str]] = [(time.monotonic(), "nothing")]
+        self.breaks = Breaks(seed)
         self._due: list[tuple[float, str, Callable[[], object]]] = []
         self._away: set[str] = set()  # workers without an agent, or that stand still
         self._broken: set[tuple[str, str]] = set()  # kind, machine

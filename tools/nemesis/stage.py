@@ -3,6 +3,7 @@ as that is possible here and wanted."""
 
 import contextlib
 import os
+import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,18 @@ from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
 from tests.process.serving.disks import FailingDisk, NoDisk, mounted_disk
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving
+from tests.process.serving.test_structured import OPENER, RARE, TEMPLATE
 from tests.process.serving.wall_clock import WallClock, build_shim, why_no_shim
 from tpiedge.errors import UserError
 from tpiedge.host.memory_group import MemoryGroup, memory_group
+from tpiedge.model.source import DEMO, resolve_model
 
-__all__ = ["KINDS", "NO_LIMIT", "Stage", "set_up", "why_not"]
+__all__ = ["KINDS", "NO_LIMIT", "RECORDED", "Stage", "calling_model", "set_up", "why_not"]
 
 #: Of faults, as --faults names them.
-KINDS = ("kills", "processes", "links", "disks", "memory", "clocks", "master")
+KINDS = ("kills", "processes", "links", "disks", "memory", "clocks", "master", "readers")
+#: What a master that records its answers goes on after.
+RECORDED = frozenset(("master", "readers"))
 #: Of memory, in bytes.
 NO_LIMIT = 1 << 50
 _SLOW = 1e6  # as every machine says of its memory: one more is worth having
@@ -46,6 +51,16 @@ def why_not(kind: str, folder: Path) -> str | None:
         except UserError as error:
             return f"groups: {error}"
     return why_no_shim() if kind == "clocks" else None
+
+
+def calling_model(folder: Path) -> str:
+    """The demo model below `folder`, with a template that knows tools and a token that opens calls."""
+    model = folder / "demo"
+    shutil.copytree(resolve_model(DEMO), model)
+    (model / "chat_template.jinja").write_text(TEMPLATE.replace(RARE, "<|user|>"))
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace(RARE, OPENER))
+    return str(model)
 
 
 @dataclass(frozen=True)

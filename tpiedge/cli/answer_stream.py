@@ -23,6 +23,8 @@ _REQUEST_ID, _RESUMABLE = "x-request-id", "x-resumable"
 _RETRY_S = 0.5
 #: Whoever stops an answer does not wait for long.
 _DELETE_S = 2.0
+#: Names of the last events of Anthropic's streams and of Responses, which have no [DONE].
+_LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 _MAX_ERROR = 65_536
 _MOST_DIGITS = 18
 #: As `api/transcript.py` says it.
@@ -147,7 +149,7 @@ class AnswerStream:
             time.sleep(_RETRY_S)
 
     def _read(self, answer: httpx.Response) -> Iterator[str]:
-        number = 0
+        number, name = 0, ""
         for line in answer.iter_lines():
             if line == "data: [DONE]":
                 return
@@ -157,9 +159,14 @@ class AnswerStream:
                 self._deadline = None
             if line.startswith("id: "):
                 number = _number(line.removeprefix("id: "))
-            if line.startswith("data: ") and not 0 < number <= self._last:
-                self._last = number
-                yield line.removeprefix("data: ")
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            if line.startswith("data: "):
+                if not 0 < number <= self._last:
+                    self._last = number
+                    yield line.removeprefix("data: ")
+                if name in _LAST_EVENTS:
+                    return
         raise PeerError("the master ended the answer early")
 
     def _comment(self, text: str) -> None:

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 from tools.nemesis import figures, nemesis, stage
+from tools.nemesis.forms import FORMS, differences, folded
 from tools.nemesis.readers import Found, Pause
 from tpiedge.master.pauses import PLANNED
 
@@ -45,3 +46,37 @@ def test_the_floor_plan_names_every_module() -> None:
     plan = ast.get_docstring(ast.parse((FOLDER / "__init__.py").read_text())) or ""
     for path in FOLDER.glob("[a-z]*.py"):
         assert f"`{path.stem}`" in plan
+
+
+def chunk(text: str, index: int = 0, **more: object) -> dict:
+    choice = {"index": index, "delta": {"role": "assistant", "content": text}, "finish_reason": None} | more
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "choices": [choice]}
+
+
+def test_an_answer_is_the_same_however_it_is_cut_into_events() -> None:
+    cut = [chunk("Once "), chunk("A", 1), chunk("upon"), chunk("", finish_reason="stop")]
+    joined = [chunk("A", 1), chunk("Once upon", finish_reason="stop")]
+    assert folded(cut) == folded(joined)
+    assert folded(cut)[".choices[0].delta.content"] == "Once upon"
+
+
+def test_a_token_more_or_less_is_a_difference() -> None:
+    right = folded([chunk("Once upon", finish_reason="stop")])
+    assert differences(right, right) == ""
+    for wrong in ([chunk("Once upo", finish_reason="stop")], [chunk("Once upon")], [chunk("OnceOnce upon")]):
+        assert "belongs" in differences(folded(wrong), right)
+
+
+def test_lists_go_on_and_calls_have_places_of_their_own() -> None:
+    def call(index: int, arguments: str) -> dict:
+        delta = {"tool_calls": [{"index": index, "id": "x", "function": {"arguments": arguments}}]}
+        return {"choices": [{"index": 0, "token_ids": [index], "delta": delta}]}
+
+    found = folded([call(0, "{"), call(0, "}"), call(1, "[]")])
+    assert found[".choices[0].token_ids"] == [0, 0, 1]
+    assert found[".choices[0].delta.tool_calls[0].function.arguments"] == "{}"
+    assert found[".choices[0].delta.tool_calls[1].function.arguments"] == "[]"
+
+
+def test_forms_have_names_of_their_own() -> None:
+    assert len({form.name for form in FORMS}) == len(FORMS) == 20

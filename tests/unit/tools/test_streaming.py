@@ -22,6 +22,12 @@ def test_a_stream_to_its_end() -> None:
     assert heard(said) == ([{"choices": []}] * 2, ["the answer pauses: node 1 was lost"])
 
 
+@pytest.mark.parametrize("last", ["message_stop", "response.completed", "response.incomplete"])
+def test_streams_of_other_apis_end_with_an_event_of_theirs(last: str) -> None:
+    said = f'event: ping\ndata: {{"n": 1}}\n\nevent: {last}\ndata: {{"n": 2}}\n\n'
+    assert heard(said)[0] == [{"n": 1}, {"n": 2}]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
