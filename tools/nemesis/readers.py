@@ -150,7 +150,7 @@ class Readers:
 
         try:
             for said in self._begun(client, question, note):
-                if said_before and said.get("choices", True):
+                if said_before and said.get("choices", said.get("type") != "ping"):
                     began, why = said_before[0]
                     pauses.append(Pause(began, time.monotonic(), why))
                     said_before.clear()

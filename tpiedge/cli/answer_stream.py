@@ -163,8 +163,9 @@ class AnswerStream:
                 name = line.removeprefix("event: ")
             if line.startswith("data: "):
                 if not 0 < number <= self._last:
-                    self._last = number
+                    self._last = max(self._last, number)  # a ping that is an event has no number
                     yield line.removeprefix("data: ")
+                number = 0
                 if name in _LAST_EVENTS:
                     return
         raise PeerError("the master ended the answer early")

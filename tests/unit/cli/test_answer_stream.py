@@ -101,6 +101,21 @@ def test_each_break_is_mended_after_the_last_whole_event() -> None:
     assert master.notes == [BROKE, AGAIN, AGAIN, BROKE, AGAIN], "said again where it had got on"
 
 
+def test_a_ping_that_is_an_event_moves_no_number() -> None:
+    """Anthropic's: the stream breaks again behind it, and goes on after the last event with a number."""
+
+    def only_pings(_request: httpx.Request) -> httpx.Response:
+        def lines() -> Iterator[bytes]:
+            yield b"event: ping\ndata: ping\n\n"
+            raise httpx.ReadError("cut")
+
+        return httpx.Response(200, content=lines())
+
+    master = Master(begun(1, 3), only_pings, begun(3, 6))
+    assert master.events() == ["one", "two", "ping", "three", "four"]
+    assert [after for _, _, after in master.asked] == [None, "2", "2"]
+
+
 @pytest.mark.parametrize("reply", [refusal(404), unreachable, lambda _request: httpx.Response(200)])
 def test_who_stops_reading_has_the_answer_deleted(reply: Reply) -> None:
     master = Master(begun(1, 6), reply)
