@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.network.namespaces import why_impossible
+from tools.nemesis.forms import FORMS
 
 ROOT = Path(__file__).parents[3]
 KILLS = 10
@@ -52,3 +53,27 @@ def test_faults_of_several_kinds() -> None:
     found = broken("--kills", FEW, "--seed", 2, "--faults", "kills,processes,links,master")
     assert found["kills"] >= FEW
     assert sum(found["by_kind"].values()) == found["kills"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.fault(
+    "P19",
+    "every kind of answer of every API, clients that stop reading and come again among them: none is wrong or lost",
+)
+def test_every_kind_of_answer() -> None:
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    found = broken(
+        "--forms",
+        "--kills",
+        FEW,
+        "--apart",
+        4,
+        "--seed",
+        3,
+        "--tokens",
+        60,
+        "--faults",
+        "kills,readers,master",
+    )
+    assert found["kills"] >= FEW
+    assert len(found["forms"]) == len([form for form in FORMS if form.resumable])
