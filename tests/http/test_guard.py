@@ -163,6 +163,7 @@ def test_whoever_watches_the_state_needs_no_host_header(serve, path, insecure):
         ("example.org", 403),
     ],
 )
+@pytest.mark.fault("H5", "403 for all but the names that the user gave")
 def test_a_public_name_is_one_of_the_server_s(serve, host, status):
     names = [public_name("AI.example.org."), public_name("chat.example.org:8443")]
     server = serve(public_names=names)
