@@ -279,6 +279,27 @@ def test_one_prompt_that_many_ask_is_computed_once(shared: tuple[Reference, Path
         assert len(answers) == 1
 
 
+@pytest.mark.fault("H13", "as much is computed as if nobody had asked it")
+def test_another_client_s_prompt_is_computed_as_if_nobody_had_asked_it(
+    shared: tuple[Reference, Path],
+) -> None:
+    reference, pack = shared
+    with InProcessCluster(
+        pack, split(reference, "1,1"), capacity_tokens=8192, context_tokens=1024, sequences=4
+    ) as cluster:
+        prompt = prompt_of(reference, 700)
+        asked = [replace(ask(number, prompt, 4), scope=scope) for number, scope in enumerate("aabb")]
+        run = Run(cluster.leader, [Arrival(one, 0) for one in asked])
+        cached = [run.finished[one.id].cached_tokens for one in asked]
+        assert cached[0] == cached[2] == 0
+        assert min(cached[1], cached[3]) >= 700 - 512
+        assert cluster.computed == 4 * (700 + 3) - sum(cached)
+        assert len({tuple(run.told(one.id)) for one in asked}) == 1
+        late = replace(ask(4, prompt, 4), scope="c")
+        run = Run(cluster.leader, [Arrival(late, 0)])
+        assert run.finished[late.id].cached_tokens == 0
+
+
 def test_too_little_room_for_all_lets_the_oldest_go_on(shared: tuple[Reference, Path]) -> None:
     """Sequences give up their pages and are computed anew, and every answer is whole and the same."""
     reference, pack = shared

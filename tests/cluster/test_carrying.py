@@ -180,6 +180,39 @@ def test_answers_go_on_with_what_was_computed(
     assert not changed.left
 
 
+@pytest.mark.parametrize("steps", [1, 9])
+@pytest.mark.fault("H13", "nor are they found after a planned change")
+def test_another_client_s_pages_are_not_found_where_they_were_carried_to(
+    references: Callable[[str], Reference], packs: Callable[..., Path], tmp_path: Path, steps: int
+):
+    reference = references("qwen3")
+    pack = packs(reference, Precision.Q4)
+    changed = Change(reference, pack, "a machine joins", tmp_path)
+    one, two, three = requests(reference)
+    asked = [replace(one, scope="a"), replace(two, scope="b"), replace(three, scope="a")]
+    with changed.old() as cluster:
+        told = play(cluster, asked, steps)
+        pages, why = cluster.leave(changed.halt)
+        before = cluster.computed
+    assert not why
+    late = [replace(asked[0], id=scope, prompt_ids=(*one.prompt_ids, 5), scope=scope) for scope in "abc"]
+    with changed.new(pages) as cluster:
+        after = play(
+            cluster,
+            [replace(own, answer_ids=tuple(told[own.id])) for own in asked if len(told[own.id]) < TOKENS],
+        )
+        assert before + cluster.computed == sum(len(own.prompt_ids) + TOKENS - 1 for own in asked)
+        read = []
+        for own in late:
+            computed = cluster.computed
+            play(cluster, [own])
+            read.append(cluster.computed - computed)
+    assert {**told, **after} == undisturbed(reference, pack)
+    every = len(late[0].prompt_ids) + TOKENS - 1
+    found = page_of(pack, Precision.Q4)
+    assert read == [every - found, every - found, every]
+
+
 def damage(change: Change, how: str) -> None:
     """To what was left for ann's node, or for the master's."""
     folder = change.folders[""] if how == "at the master" else change.folders["ann"]

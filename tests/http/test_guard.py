@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from tests.http.conftest import SECRET
 from tpiedge.api.app import Api
-from tpiedge.api.guard import OPEN_PATHS, Guard, check_bind, is_loopback
+from tpiedge.api.guard import OPEN_PATHS, Guard, check_bind, is_loopback, public_name
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.origins import Origins
@@ -133,6 +133,69 @@ def test_administration_needs_its_secret_without_keys_too(serve):
 def test_another_host_name_is_refused_on_loopback(serve, host, status):
     with httpx.Client(base_url=serve().url) as http:
         assert http.get("/v1/models", headers={"Host": host}).status_code == status
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("insecure", [False, True])
+def test_whoever_watches_the_state_needs_no_host_header(serve, path, insecure):
+    """As HAProxy's check, which speaks HTTP/1.0."""
+    server = serve(host="0.0.0.0" if insecure else "127.0.0.1", insecure=insecure)
+    assert status_of(raw(server, f"GET {path} HTTP/1.0\r\n\r\n".encode())) == 200
+    assert status_of(raw(server, f"GET {path} HTTP/1.0\r\nHost:\r\n\r\n".encode())) == 200
+    assert status_of(raw(server, f"HEAD {path} HTTP/1.0\r\n\r\n".encode())) == 200
+    for bad in ("Host: evil.example", "Host: localhost\r\nHost: localhost", "Origin: https://evil.example"):
+        assert status_of(raw(server, f"GET {path} HTTP/1.0\r\n{bad}\r\n\r\n".encode())) in (400, 403), bad
+    for other in ("/v1/models", "/", "/admin/nodes", "/ready/", "/metrics"):
+        assert status_of(raw(server, f"GET {other} HTTP/1.0\r\n\r\n".encode())) == 403, other
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("ai.example.org", 200),
+        ("AI.Example.ORG:443", 200),
+        ("ai.example.org:8080", 200),
+        ("chat.example.org:8443", 200),
+        ("localhost", 200),
+        ("evil.example", 403),
+        ("ai.example.org.evil.example", 403),
+        ("x.ai.example.org", 403),
+        ("example.org", 403),
+    ],
+)
+@pytest.mark.fault("H5", "403 for all but the names that the user gave")
+def test_a_public_name_is_one_of_the_server_s(serve, host, status):
+    names = [public_name("AI.example.org."), public_name("chat.example.org:8443")]
+    server = serve(public_names=names)
+    with httpx.Client(base_url=server.url) as http:
+        assert http.get("/v1/models", headers={"Host": host}).status_code == status
+
+
+def test_a_page_of_a_public_name_is_the_server_s_own_whatever_host_a_proxy_writes(serve):
+    server = serve(public_names=[public_name("ai.example.org"), public_name("ai.example.org:8443")])
+    with httpx.Client(base_url=server.url) as http:
+
+        def status(origin, site="same-origin", **headers):
+            return http.get(
+                "/v1/models", headers={"Origin": origin, "Sec-Fetch-Site": site} | headers
+            ).status_code
+
+        assert status("https://ai.example.org") == 200
+        assert status("https://ai.example.org", Host="ai.example.org") == 200
+        assert status("https://ai.example.org:8443") == 200
+        assert status("https://ai.example.org:9443") == 403
+        assert status("https://ai.example.org", site="same-site") == 403
+        assert status("https://chat.example.org", Host="ai.example.org") == 403
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "https://ai.example.org", "ai.example.org/", "*", "a b", "a:b", "-a", "\u00e4.example", "a" * 5000],
+)
+def test_what_is_no_public_name(name):
+    with pytest.raises(UserError, match="--public-name") as raised:
+        public_name(name)
+    assert len(str(raised.value)) < 250
 
 
 @pytest.fixture

@@ -171,6 +171,8 @@ def test_choices_that_had_not_begun_have_their_turn_at_the_next_server(keep, ser
         assert [one.request.id for one in resumed] == [*(one.request.id for one in begun[2:]), *further]
         assert [one.said for one in resumed] == [0, 0, 0, 1, *[0] * 12]
         assert not any(one.attended for one in resumed)
+        (scope,) = {one.request.scope for one in (*begun, *resumed)}
+        assert scope, "it is the same client's, and no other's"
         resumed[0].say(7)
         resumed[0].finish()
         last = service.generations.get(timeout=LIMIT_S)

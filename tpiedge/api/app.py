@@ -94,7 +94,7 @@ class Api:
             send = self._origins.permitting(headers, send)
             permitted = self._origins.preflight(scope["method"], headers)
         try:
-            self._guard.check_sender(headers)
+            self._guard.check_sender(path, headers)
             if permitted is not None:  # browsers send no key with this question
                 await _permit(send, permitted)
                 return

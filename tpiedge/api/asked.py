@@ -5,7 +5,7 @@ Clients of other servers send fields that are not known here. They are accepted,
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
@@ -136,6 +136,11 @@ class Asked:
     choices: tuple[Choice, ...]
     reply: Reply
     ignored: tuple[str, ...]
+
+    def within(self, scope: str) -> Self:
+        """The same of a client that shares beginnings of prompts with those of that scope alone."""
+        choices = [replace(one, request=replace(one.request, scope=scope)) for one in self.choices]
+        return replace(self, choices=tuple(choices))
 
 
 class AnsweredAtOnce(Exception):

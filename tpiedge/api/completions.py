@@ -62,12 +62,13 @@ class Completions:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         request, loop = Request(scope, receive), asyncio.get_running_loop()
         key, client = self._guard.key_needed(scope["headers"]), self._intake.client(request)
+        own = self._intake.scope(request)
         with self._intake.place(client) as take:
             body = await self._intake.body(request, take)
             try:
                 accepted = self._intake.run(
                     client,
-                    lambda: self._accept(body, key, client, loop),
+                    lambda: self._accept(body, key, client, own, loop),
                     lambda late: late.leave(Parting.FOR_GOOD),
                 )
                 work = await self._intake.awaited(accepted, request)
@@ -76,12 +77,14 @@ class Completions:
                 return
         await self._deliveries.deliver(work, scope, receive, send)
 
-    def _accept(self, body: bytearray, key: bytes, client: str, loop: asyncio.AbstractEventLoop) -> Work:
+    def _accept(
+        self, body: bytearray, key: bytes, client: str, scope: str, loop: asyncio.AbstractEventLoop
+    ) -> Work:
         """Parse, check, tokenize, submit: in a thread. The answer will be read on `loop`."""
         values = parse_object(body, self._limits.body_values)
         form = ANSWER_FORMS[self._form]
         name = f"{form.prefix}-{secrets.token_hex(12)}"
-        asked = form.read(values, self._service, name)
+        asked = form.read(values, self._service, name).within(scope)
         self._vain.say(asked.ignored)
         created, model = int(time.time()), self._service.model().name
         if self._kept is not None:

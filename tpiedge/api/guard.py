@@ -5,27 +5,35 @@ Without API keys everybody who reaches the port may use the model; so the port i
 insists. In either case web pages are turned away, since the browser of whoever looks at one reaches the port: a page
 that has its own name resolved to this machine by the Host header, which must be an IP address, localhost or a name of
 this machine, and any other by its Origin and by what browsers say of where a request comes from; but for those that the
-user named.
+user named. Programs that ask for the state alone need not send a Host header: browsers always do.
+
+The guard also says whose a request is: a client's, by its API key, or by its address where none is needed.
 """
 
 import hashlib
 import hmac
 import ipaddress
+import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.origins import Headers, Origins
 from tpiedge.api.page import is_page
+from tpiedge.api.proxies import Proxies
 from tpiedge.errors import UserError
+from tpiedge.sanitise import sanitised_line
 
-__all__ = ["OPEN_PATHS", "Guard", "Sender", "check_bind", "is_admin", "is_loopback", "key_of"]
+__all__ = ["OPEN_PATHS", "Guard", "Sender", "check_bind", "is_admin", "is_loopback", "key_of", "public_name"]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _ADMIN = "/admin"
 _FOREIGN = ("cross-site", "same-site")
+_PUBLIC_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?")
+_SCOPE_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,8 @@ def check_bind(host: str, keys: ApiKeys, insecure: bool, origins: Origins) -> No
 
 class Guard:
     """Checks the head of every request before anything else looks at it. `names` are those of this machine, in lower
-    case, that clients without a key may use."""
+    case, that clients without a key may use; `public_names` those that the user added, as `public_name` reads them.
+    `proxies`: whose words count; `share_prefixes`: whether all clients have one scope."""
 
     def __init__(
         self,
@@ -77,23 +86,31 @@ class Guard:
         headers_bytes: int,
         names: Iterable[str] = (),
         origins: Origins | None = None,
+        *,
+        public_names: Iterable[str] = (),
+        proxies: Proxies | None = None,
+        share_prefixes: bool = False,
     ) -> None:
         if not admin_secret or keys.have(admin_secret.encode()):
             raise UserError("the admin secret must not be empty nor one of the API keys")
         self._keys = keys
         self._admin = admin_secret.encode()
         self._headers_bytes = headers_bytes
-        self._names = {"localhost", host.lower(), *names}
+        self._public = frozenset(public_names)
+        self._names = {"localhost", host.lower(), *names, *map(_without_port, self._public)}
         self._origins = origins or Origins()
+        self._proxies = proxies or Proxies()
+        self._share_prefixes = share_prefixes
+        self._scope_key = secrets.token_bytes(_SCOPE_BYTES)
 
-    def check_sender(self, headers: Headers) -> None:
+    def check_sender(self, path: str, headers: Headers) -> None:
         """Before anything is answered. Raises ApiError 431 or 403."""
         if sum(len(name) + len(value) + 4 for name, value in headers) > self._headers_bytes:
             raise ApiError(
                 431, f"the headers have more than {self._headers_bytes} bytes", "headers_too_large"
             )
         if not self._keys.needed:
-            self._check_not_a_page(headers)
+            self._check_not_a_page(headers, nameless=path in OPEN_PATHS)
 
     def check_key(self, path: str, headers: Headers) -> None:
         """Raises ApiError 401."""
@@ -111,10 +128,21 @@ class Guard:
 
     def client(self, headers: Headers, host: str) -> str:
         """Who sent a request that was let in, from `host`: one text for all that have the same API key or, where none
-        is needed, the same address. It does not tell the key."""
+        is needed, the same address; a proxy's own where it is not known for whom that asks. It does not tell the
+        key."""
         if self._keys.needed:
             return hashlib.sha256(key_of(headers)).hexdigest()
-        return host.removeprefix("::ffff:")
+        return self._proxies.address(headers, host) or host.removeprefix("::ffff:")
+
+    def scope(self, headers: Headers, host: str) -> str:
+        """The scope, as of GenerationRequest, in which such a request finds kept beginnings of prompts: its client's,
+        or one that no other request has where the client is not known. It tells neither key nor address."""
+        if self._share_prefixes:
+            return ""
+        if not self._keys.needed and self._proxies.address(headers, host) is None:
+            return secrets.token_hex(_SCOPE_BYTES)
+        client = self.client(headers, host).encode()
+        return hashlib.blake2b(client, digest_size=_SCOPE_BYTES, key=self._scope_key).hexdigest()
 
     def sender(self, client: str) -> Sender | None:
         """Whom `client` means, as the method of that name calls them; None for an empty one."""
@@ -125,20 +153,23 @@ class Guard:
         name = self._keys.name_of(bytes.fromhex(client))
         return Sender("former key", "") if name is None else Sender("key", name)
 
-    def _check_not_a_page(self, headers: Headers) -> None:
-        """Refuses what a web page of somebody else may have sent. Raises ApiError 403."""
-        hosts = _values(headers, b"host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+    def _check_not_a_page(self, headers: Headers, *, nameless: bool) -> None:
+        """Refuses what a web page of somebody else may have sent; `nameless`: it needs no Host header. Raises ApiError
+        403."""
+        hosts = _values(headers, b"host") or [""]
+        if len(hosts) != 1 or not (self._is_ours(hosts[0]) or (nameless and not hosts[0])):
             raise ApiError(
                 403,
-                "the Host header does not name this server: use its IP address or host name, or set an API key",
+                "the Host header does not name this server: use its IP address or host name, or have it started with "
+                "--public-name, or with an API key",
                 "host_not_allowed",
             )
         if self._origins.allow(headers):
             return
         # A page that this server itself gave out would have its own address. Images and scripts of others name no
         # origin.
-        if any(origin.partition("://")[2] != hosts[0] for origin in _values(headers, b"origin")) or any(
+        ours = {hosts[0], *self._public}
+        if any(origin.partition("://")[2] not in ours for origin in _values(headers, b"origin")) or any(
             site in _FOREIGN for site in _values(headers, b"sec-fetch-site")
         ):
             raise ApiError(
@@ -147,10 +178,24 @@ class Guard:
 
     def _is_ours(self, name: str) -> bool:
         """Whether the value of a Host header cannot be another's name."""
-        host, _, port = name.rpartition(":")
-        if not (port.isascii() and port.isdigit() and host):
-            host = name
+        host = _without_port(name)
         return host in self._names or _is_ip_address(host)
+
+
+def public_name(name: str) -> str:
+    """A name that the user gave this server, with the port where browsers have to write one. Raises UserError."""
+    found = name.strip().rstrip(".").lower()
+    if not _PUBLIC_NAME.fullmatch(found):
+        raise UserError(
+            f"--public-name {sanitised_line(name, 80)!r} is not a name like ai.example.org, nor one with a port like "
+            "ai.example.org:8443"
+        )
+    return found
+
+
+def _without_port(name: str) -> str:
+    host, _, port = name.rpartition(":")
+    return host if port.isascii() and port.isdigit() and host else name
 
 
 def _values(headers: Headers, wanted: bytes) -> list[str]:

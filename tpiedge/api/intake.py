@@ -41,8 +41,11 @@ class Intake:
 
     def client(self, request: Request) -> str:
         """Who sent a request that was let in."""
-        host = "" if request.client is None else request.client.host
-        return self._guard.client(request.headers.raw, host)
+        return self._guard.client(request.headers.raw, _host(request))
+
+    def scope(self, request: Request) -> str:
+        """The scope in which such a request finds kept beginnings of prompts, as of Guard."""
+        return self._guard.scope(request.headers.raw, _host(request))
 
     @contextmanager
     def place(self, client: str) -> Iterator[Callable[[int], None]]:
@@ -113,6 +116,10 @@ class Intake:
     def close(self, limit_s: float) -> None:
         """After the event loop has ended. Waits for what runs, at most that long."""
         self._threads.close(limit_s)
+
+
+def _host(request: Request) -> str:
+    return "" if request.client is None else request.client.host
 
 
 def _is_a_program_s(request: Request, kind: str) -> bool:

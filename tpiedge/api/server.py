@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvicorn
 
@@ -18,6 +18,7 @@ from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.listener import HttpListener
 from tpiedge.api.origins import Origins
+from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.service import Service
 from tpiedge.errors import InternalError, UserError
@@ -55,15 +56,28 @@ class ApiServer:
         limits: Limits | None = None,
         records: RecordFolder | None = None,
         grace_s: float = RECOVERY_GRACE_S,
+        public_names: Sequence[str] = (),
+        proxies: Proxies | None = None,
+        share_prefixes: bool = False,
     ) -> None:
         """`tls`: with it, clients speak https; `origins`: of web pages that may use it; `records`: with it, answers
         survive the server, and those of the one before go on at once; `grace_s`: for how long its streams wait for
-        their readers. Raises UserError for records that cannot be read."""
+        their readers; the last three as of Guard. Raises UserError for records that cannot be read."""
         pages = origins or Origins()
         check_bind(host, keys, insecure, pages)
         found = limits or Limits.of_context(service.max_sequence)
         names = () if keys.needed or is_loopback(host) else own_names()
-        guard = Guard(host, keys, admin_secret, found.headers_bytes, names, pages)
+        guard = Guard(
+            host,
+            keys,
+            admin_secret,
+            found.headers_bytes,
+            names,
+            pages,
+            public_names=public_names,
+            proxies=proxies,
+            share_prefixes=share_prefixes,
+        )
         self._scheme = "http" if tls is None else "https"
         self._socket = _listen(host, port, found.connections, plain=tls is None)
         kept = None if records is None else KeptAnswers(records, service, grace_s)

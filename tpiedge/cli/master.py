@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from tpiedge.api.guard import check_bind
+from tpiedge.api.guard import check_bind, public_name
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.origins import Origins
+from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import records_in
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import serving_until_stopped
@@ -25,7 +26,15 @@ from tpiedge.cli.nearby import announcing, check_announcing
 from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
-from tpiedge.cli.serving_options import alias_option, kv_tokens_option, parallel_option, speculate_option
+from tpiedge.cli.serving_options import (
+    alias_option,
+    kv_tokens_option,
+    parallel_option,
+    public_name_option,
+    share_prefixes_option,
+    speculate_option,
+    trusted_proxy_option,
+)
 from tpiedge.cli.tls_options import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
 from tpiedge.cli.types import Location, Number
 from tpiedge.cli.watching import watch
@@ -95,6 +104,9 @@ _THIS_COMPUTER = "127.0.0.1"
 @click.option(
     "--cors-origin", "cors_origins", multiple=True, help="Web pages that may use the API; repeatable."
 )
+@public_name_option
+@trusted_proxy_option
+@share_prefixes_option
 @alias_option
 @click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
 @click.option(
@@ -160,6 +172,9 @@ def master(
     tls_key: Path | None,
     tls_self_signed: bool,
     cors_origins: tuple[str, ...],
+    public_names: tuple[str, ...],
+    trusted_proxies: tuple[str, ...],
+    share_prefixes: bool,
     aliases: tuple[str, ...],
     insecure: bool,
     token_file: Path | None,
@@ -181,6 +196,9 @@ def master(
         http=parse_address(http, _HTTP_PORT, _THIS_COMPUTER),
         keys=ApiKeys(api_keys, api_key_file),
         origins=Origins(cors_origins),
+        public_names=tuple(map(public_name, public_names)),
+        proxies=Proxies(trusted_proxies),
+        share_prefixes=share_prefixes,
         aliases=aliases,
         insecure=insecure,
         shares=shares,

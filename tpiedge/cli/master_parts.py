@@ -11,6 +11,7 @@ from pathlib import Path
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.origins import Origins
+from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.first_lines import (
@@ -86,6 +87,9 @@ class MasterFlags:
     http: Address
     keys: ApiKeys
     origins: Origins
+    public_names: tuple[str, ...]
+    proxies: Proxies
+    share_prefixes: bool
     aliases: tuple[str, ...]
     insecure: bool
     shares: str | None
@@ -227,6 +231,9 @@ def master_parts(
             ),
             records=RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None,
             grace_s=max(flags.recovery_grace_s, _LEAST_GRACE_S),
+            public_names=flags.public_names,
+            proxies=flags.proxies,
+            share_prefixes=flags.share_prefixes,
         )
         stack.enter_context(_told_of_order(running, api, supervisor))  # after what may yet fail, or hang
         stack.callback(running.close)

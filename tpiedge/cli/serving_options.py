@@ -1,4 +1,4 @@
-"""How many requests are answered at once, and how: the flags of what answers."""
+"""How many requests are answered at once, how, and for whom: the flags of what answers."""
 
 from typing import Any
 
@@ -8,7 +8,15 @@ from click.shell_completion import CompletionItem
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.limits import MAX_SEQUENCES
 
-__all__ = ["alias_option", "kv_tokens_option", "parallel_option", "speculate_option"]
+__all__ = [
+    "alias_option",
+    "kv_tokens_option",
+    "parallel_option",
+    "public_name_option",
+    "share_prefixes_option",
+    "speculate_option",
+    "trusted_proxy_option",
+]
 
 _PARALLEL = 16
 _NAME_CHARACTERS = 200
@@ -50,6 +58,25 @@ alias_option = click.option(
     type=_Alias(),
     multiple=True,
     help="What clients may call the model, too; repeatable.",
+)
+public_name_option = click.option(
+    "--public-name",
+    "public_names",
+    metavar="NAME[:PORT]",
+    multiple=True,
+    help="What clients may call this server, too, as behind a proxy; repeatable.",
+)
+trusted_proxy_option = click.option(
+    "--trusted-proxy",
+    "trusted_proxies",
+    metavar="ADDRESS[/BITS]",
+    multiple=True,
+    help="A proxy whose X-Forwarded-For or Forwarded says who asks; repeatable.",
+)
+share_prefixes_option = click.option(
+    "--share-prefixes",
+    is_flag=True,
+    help="Beginnings of prompts that were computed for one client are used for all: they can find out each other's.",
 )
 parallel_option = click.option(
     "--parallel",

@@ -126,7 +126,7 @@ class Batcher:
         if self._limits.speculate and not self._turning:
             sequence.lookup = PromptLookup()
         carried = self._carried.pop(request.id, None)
-        if carried is not None and carried.begins(sequence.ids):
+        if carried is not None and carried.begins(request, sequence.ids):
             sequence.carried = carried
         elif carried is not None:
             self._pool.give_back(carried.pages)
@@ -147,7 +147,7 @@ class Batcher:
                 break
             places |= {page: len(places) + at for at, page in enumerate(new)}
             had = tuple(places[page] for page in pages)
-            left.append(CarriedSequence.of(one.request.id, one.ids[: one.done], had))
+            left.append(CarriedSequence.of(one.request, one.ids[: one.done], had))
         return tuple(places), tuple(left)
 
     def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
@@ -244,8 +244,9 @@ class Batcher:
             return list(sequence.carried.pages)
         if not self._shares(sequence):
             return []
-        sequence.expected = sequence.expected or self._pool.names(sequence.ids[:-1])
-        found = self._pool.find(sequence.ids)
+        scope = sequence.request.scope
+        sequence.expected = sequence.expected or self._pool.names(sequence.ids[:-1], scope)
+        found = self._pool.find(sequence.ids, scope)
         at = len(found)
         if at < len(sequence.expected) and any(
             not other.decodes
@@ -299,7 +300,7 @@ class Batcher:
         size = self._pool.positions
         while (len(sequence.names) + 1) * size <= sequence.done:
             at = len(sequence.names)
-            before = sequence.names[-1] if at else self._pool.root
+            before = sequence.names[-1] if at else self._pool.scope_name(sequence.request.scope)
             tokens = sequence.ids[at * size : (at + 1) * size]
             sequence.names.append(self._pool.publish(sequence.pages[at], before, tokens))
 

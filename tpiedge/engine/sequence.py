@@ -15,21 +15,23 @@ __all__ = ["CarriedSequence", "RunningSequence", "StepPiece"]
 @dataclass(frozen=True)
 class CarriedSequence:
     """What a request has in the KV cache when its epoch ends: its first `done` positions, whose tokens have the digest
-    `tokens`, in `pages`, counted among those that are carried."""
+    `tokens`, in `pages`, counted among those that are carried; `scope` as of GenerationRequest."""
 
     request: str
+    scope: str
     done: int
     tokens: str
     pages: tuple[int, ...]
 
     @staticmethod
-    def of(request: str, ids: Sequence[int], pages: tuple[int, ...]) -> "CarriedSequence":
+    def of(request: GenerationRequest, ids: Sequence[int], pages: tuple[int, ...]) -> "CarriedSequence":
         """With the tokens `ids`."""
-        return CarriedSequence(request, len(ids), _digest(ids), pages)
+        return CarriedSequence(request.id, request.scope, len(ids), _digest(ids), pages)
 
-    def begins(self, ids: Sequence[int]) -> bool:
-        """Whether `ids` begin with its tokens, and go on."""
-        return self.done < len(ids) and _digest(ids[: self.done]) == self.tokens
+    def begins(self, request: GenerationRequest, ids: Sequence[int]) -> bool:
+        """Whether `ids`, of that request, begin with its tokens, and go on."""
+        known = self.scope == request.scope and self.done < len(ids)
+        return known and _digest(ids[: self.done]) == self.tokens
 
 
 def _digest(ids: Sequence[int]) -> str:

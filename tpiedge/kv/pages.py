@@ -6,8 +6,9 @@ decided on may be published under a name, so that other sequences that begin ali
 Laws:
 1. A page is cold (without memory), blank (with memory, but nothing in it), idle (published, and no sequence holds it),
    or held by as many sequences as its count says.
-2. A name is the keyed hash of the page's tokens and of the name of the page before it, beginning with the root, which
-   stands for all that the numbers depend on but the tokens. What a name finds is compared with the tokens themselves.
+2. A name is the keyed hash of the page's tokens and of the name of the page before it, beginning with that of a scope:
+   the keyed hash of the scope and of the root, which stands for all that the numbers depend on but the tokens. So a
+   sequence finds pages of its own scope alone. What a name finds is compared with the tokens themselves.
 3. A published page is never written again: whoever publishes goes on in another page.
 4. Blank pages are taken first, then cold ones, the lowest first; then the idle page that was used least recently. What
    a sequence gives back becomes idle from its end on, so that a beginning outlives what follows it.
@@ -46,7 +47,7 @@ class PagePool:
         self.pages = pages
         self.positions = positions
         self._key = key
-        self.root = root
+        self._root = root
         self._counts = [0] * pages
         self._published: dict[int, _Published] = {}
         self._named: dict[bytes, int] = {}
@@ -100,10 +101,13 @@ class PagePool:
                 else:
                     heapq.heappush(self._blank, page)
 
+    def scope_name(self, scope: str) -> bytes:
+        """The name before the first page's, in that scope."""
+        return self._hashed(b"scope", self._root + scope.encode())
+
     def name_of(self, before: bytes, tokens: Sequence[int]) -> bytes:
         """Of a page with `tokens`, after the page named `before`."""
-        data = _bytes_of(tokens)
-        return hashlib.blake2b(before + data, digest_size=_NAME_BYTES, key=self._key).digest()
+        return self._hashed(b"page", before + _bytes_of(tokens))
 
     def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
         """Makes a full page known and returns its name; where another page has the name already, that one stays."""
@@ -113,10 +117,11 @@ class PagePool:
             self._published[page] = _Published(before, _bytes_of(tokens), name)
         return name
 
-    def find(self, ids: Sequence[int]) -> list[int]:
-        """The published pages that hold the beginning of `ids`, but for its last position. They are not shared yet."""
+    def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
+        """The published pages of the scope that hold the beginning of `ids`, but for its last position. They are not
+        shared yet."""
         found: list[int] = []
-        before = self.root
+        before = self.scope_name(scope)
         for start in range(0, len(ids) - self.positions, self.positions):
             tokens = ids[start : start + self.positions]
             name = self.name_of(before, tokens)
@@ -127,10 +132,10 @@ class PagePool:
             before = name
         return found
 
-    def names(self, ids: Sequence[int]) -> list[bytes]:
-        """The names of the full pages of `ids`, whether they are published or not."""
+    def names(self, ids: Sequence[int], scope: str = "") -> list[bytes]:
+        """The names of the full pages of `ids` in the scope, whether they are published or not."""
         names: list[bytes] = []
-        before = self.root
+        before = self.scope_name(scope)
         for start in range(0, len(ids) - self.positions + 1, self.positions):
             before = self.name_of(before, ids[start : start + self.positions])
             names.append(before)
@@ -154,6 +159,9 @@ class PagePool:
         for page in told:
             del self._discarded[page]
         return tuple(told)
+
+    def _hashed(self, what: bytes, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=_NAME_BYTES, key=self._key, person=what).digest()
 
     def _is(self, page: int, before: bytes, tokens: Sequence[int]) -> bool:
         published = self._published[page]

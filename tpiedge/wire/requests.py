@@ -1,13 +1,22 @@
 """What the master asks rank 0 to generate."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from tpiedge.wire.fields import U32, U64, MaxLength, Name, Packed, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS
 
-__all__ = ["GenerationRequest", "Grammar", "GrammarKind", "Pooling", "Sampling", "TokenIds"]
+__all__ = [
+    "SCOPE_CHARACTERS",
+    "GenerationRequest",
+    "Grammar",
+    "GrammarKind",
+    "Pooling",
+    "Sampling",
+    "TokenIds",
+]
 
+SCOPE_CHARACTERS: Final = 32
 TokenIds = tuple[int, ...]
 GrammarKind = Literal["json", "lark", "regex"]
 """A JSON schema, a context-free grammar as llguidance or llama.cpp take it, or a regular expression."""
@@ -54,7 +63,8 @@ class Grammar:
 class GenerationRequest:
     """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
 
-    `keep_prefix`: the KV cache of the prompt may be kept for a later request that starts alike.
+    `keep_prefix`: the KV cache of the prompt may be kept for a later request of the same `scope` that starts alike. A
+    scope is an opaque text that stands for a client (`api/clients.py`); an empty one is one for all that have none.
     `prompt_scores`: the log probabilities of the prompt's own tokens come back too.
     `answer_ids`: the first tokens of the answer, which an earlier epoch drew; they count as part of `max_tokens` and do
     not come back.
@@ -73,3 +83,4 @@ class GenerationRequest:
     answer_ids: Annotated[TokenIds, Packed("<I", MAX_ANSWER_TOKENS)] = ()
     pooling: Pooling = "none"
     grammar: Grammar | None = None
+    scope: Annotated[str, MaxLength(SCOPE_CHARACTERS)] = ""

@@ -218,6 +218,12 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
         ),
         (("master", "--model", "demo", "--cors-origin", "chat.example"), "is not an origin like https", USER),
         (("master", "--model", "demo", "--cors-origin", "*"), "lets every web page in", USER),
+        (("master", "--model", "demo", "--trusted-proxy", "pi.local"), "is not an address like 127", USER),
+        (
+            ("master", "--model", "demo", "--public-name", "https://a.b"),
+            "is not a name like ai.example",
+            USER,
+        ),
         (("master", "--model", "demo", "--alias", " "), "a name has 1 to 200 printable characters", USER),
         (("chat", "--prompt", "x", "--tls-fingerprint", "1"), "64 hex digits", USER),
         (("master", "--model", "demo", "--token-file", "."), "is a directory", USER),

@@ -14,6 +14,17 @@ from tests.process.command import run_command, wait_for
 from tests.process.serving.serving import START_S, Serving
 
 
+def cached(client, address="192.0.2.1"):
+    """How many tokens of a long prompt from that address were kept from earlier requests."""
+    answer = client.completions.create(
+        model="demo",
+        prompt="Once upon a time " * 100,
+        max_tokens=2,
+        extra_headers={"X-Forwarded-For": address},
+    )
+    return answer.usage.prompt_tokens_details.cached_tokens
+
+
 @pytest.mark.thin
 def test_keys_in_a_file(tmp_path):
     path = tmp_path / "keys"
@@ -27,8 +38,15 @@ def test_keys_in_a_file(tmp_path):
             with contextlib.suppress(psutil.NoSuchProcess):  # a child that had little to do
                 assert not any("sk-" in word for word in one.cmdline())
         options = {"base_url": f"{cluster.url}/v1", "max_retries": 0, "timeout": START_S}
-        with openai.OpenAI(api_key="sk-phone", **options) as phone:
-            phone.completions.create(model="demo", prompt="Once", max_tokens=2)
+        with (
+            openai.OpenAI(api_key="sk-phone", **options) as phone,
+            openai.OpenAI(api_key="sk-laptop", **options) as laptop,
+        ):
+            found = [cached(client) for client in (phone, laptop, phone)]
+            assert found[:2] == [0, 0], "no key finds what was computed for another one"
+            assert found[2] > 0
+            pages = httpx.get(f"{cluster.url}/metrics", headers={"X-Api-Key": "sk-laptop"}).text
+            assert f"tpiedge_cached_prompt_tokens_total {found[2]:.1f}\n" in pages
             path.write_text("laptop: sk-laptop\n")
             with pytest.raises(openai.AuthenticationError):
                 phone.completions.create(model="demo", prompt="Once", max_tokens=2)
@@ -89,6 +107,11 @@ def test_other_names_and_a_page(tmp_path):
         "demo",
         "--cors-origin",
         page,
+        "--public-name",
+        "ai.example.org",
+        "--trusted-proxy",
+        "127.0.0.0/8",
+        "--share-prefixes",
     )
     try:
         cluster.start_master()
@@ -102,6 +125,9 @@ def test_other_names_and_a_page(tmp_path):
             assert {"gpt-4o-mini", "fast"} <= set(model.also_called) - {model.id} == set(model.also_called)
             with pytest.raises(openai.PermissionDeniedError):
                 client.models.list(extra_headers={"Origin": "https://evil.example"})
+            client.models.list(extra_headers={"Host": "ai.example.org"})
+            assert cached(client, "192.0.2.1") == 0
+            assert cached(client, "192.0.2.2") > 0
         asked = ("chat", "--url", cluster.url, "--prompt", "Hi", "--max-tokens", 2, "--model")
         assert run_command(*asked, "fast").status == 0
         assert "serves demo, not slow" in run_command(*asked, "slow").err

@@ -39,6 +39,7 @@ REQUEST = GenerationRequest(
     (2, 9),
     keep_prefix=True,
     grammar=Grammar("json", '{"type": "object"}'),
+    scope="5c09e",
 )
 REPLY = Reply("chat", True, True, 2, ("\n\n", "half a pair \ud83d"), False)
 
@@ -113,6 +114,16 @@ def test_what_is_read_is_what_was_written(answer: Answer) -> None:
     assert record.said == tuple(said)
     assert record.size == len(data)
     assert read_head(data[:HEAD_BYTES]) == ACCEPTED.pack
+
+
+def test_a_request_that_was_recorded_without_a_scope_has_none() -> None:
+    head, request = accepted_lines(SEVERAL).splitlines()
+    older = request.partition(b" ")[2].replace(b',"scope":"5c09e"', b"")
+    assert older.count(b"scope") == 0 < request.count(b"scope")
+    record = read_record(b"%b\n%08x %b\n" % (head, zlib.crc32(older), older))
+    assert record is not None
+    assert {choice.request.scope for choice in record.accepted.choices} == {""}
+    assert {choice.request.scope for choice in SEVERAL.choices} == {"5c09e"}
 
 
 @given(answers, st.data())

@@ -34,8 +34,9 @@ class World:
         self.batcher = Batcher(self.pool, limits, self.cost, turning=turning)
         self.ended: list[str] = []
 
-    def ask(self, name: str, prompt: Sequence[int], count: int = 3) -> RunningSequence:
-        return self.batcher.add(GenerationRequest(name, tuple(prompt), count, keep_prefix=True))
+    def ask(self, name: str, prompt: Sequence[int], count: int = 3, scope: str = "") -> RunningSequence:
+        request = GenerationRequest(name, tuple(prompt), count, keep_prefix=True, scope=scope)
+        return self.batcher.add(request)
 
     def step(self) -> Batch | None:
         batch = self.batcher.plan()
@@ -169,6 +170,21 @@ def test_a_beginning_that_is_under_way_is_waited_for_and_shared() -> None:
     world.step()
     assert again.cached == 8
     assert other.cached == 0
+
+
+def test_another_client_finds_nothing_and_waits_for_nothing() -> None:
+    world = World(pages=30, step_tokens=12)
+    text = list(range(1, 10))
+    mine, others = world.ask("mine", text, scope="a"), world.ask("other's", text, scope="b")
+    world.step()
+    assert others.slot >= 0, "it does not wait for pages that it will not find"
+    world.run()
+    assert mine.cached == others.cached == 0
+    again = [world.ask(scope, text, scope=scope) for scope in ("a", "b", "c", "")]
+    world.step()
+    assert [one.cached for one in again] == [8, 8, 0, 0]
+    assert not set(again[0].pages) & set(again[1].pages)
+    world.run()
 
 
 def test_what_is_not_to_be_kept_is_not_found() -> None:

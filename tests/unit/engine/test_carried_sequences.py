@@ -19,9 +19,7 @@ ANY = 100
 def answered(one: RunningSequence) -> GenerationRequest:
     """The request for what is missing."""
     asked, answer = one.request, tuple(one.ids[one.prompt_tokens :])
-    return GenerationRequest(
-        asked.id, asked.prompt_ids, asked.max_tokens, answer_ids=answer, keep_prefix=True
-    )
+    return replace(asked, answer_ids=answer)
 
 
 def following(
@@ -38,7 +36,7 @@ def test_a_sequence_goes_on_in_the_middle_of_a_page_and_of_its_prompt() -> None:
     world.step()
     pages, left = world.batcher.leave(ANY)
     assert pages == tuple(one.pages)
-    assert left == (CarriedSequence.of("a", range(10, 17), (0, 1)),)
+    assert left == (CarriedSequence.of(one.request, range(10, 17), (0, 1)),)
 
     after = following(left, len(pages))
     assert after.pool.held == len(pages)
@@ -85,6 +83,33 @@ def test_others_find_what_was_carried_unless_its_bits_show_who_computed_it(priva
     again = after.ask("c", range(1, 10))
     after.run()
     assert again.cached == 8, "what this epoch computed is found"
+
+
+def test_what_was_carried_keeps_its_scope() -> None:
+    world = World(pages=20, step_tokens=32)
+    ones = [world.ask(scope, range(1, 10), scope=scope) for scope in "ab"]
+    world.step()
+    pages, left = world.batcher.leave(ANY)
+    assert not set(left[0].pages) & set(left[1].pages)
+    after = following(left, len(pages))
+    for one in ones:
+        after.batcher.add(answered(one))
+    after.run()
+    others = [after.ask(f"again {scope}", range(1, 10), scope=scope) for scope in ("a", "b", "c", "")]
+    after.run()
+    assert [one.cached for one in others] == [8, 8, 0, 0]
+
+
+def test_what_was_carried_is_for_no_other_scope() -> None:
+    world = World()
+    one = world.ask("a", range(1, 10), scope="a")
+    world.step()
+    pages, left = world.batcher.leave(ANY)
+    after = following(left, len(pages))
+    after.batcher.add(replace(answered(one), scope="b"))
+    assert after.pool.held == 0
+    assert shape(after.step()) == [("a", 0, 10)]
+    after.run()
 
 
 def test_other_tokens_under_the_same_name_are_computed() -> None:

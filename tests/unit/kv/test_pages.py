@@ -18,9 +18,9 @@ def make(pages: int = PAGES) -> PagePool:
     return PagePool(pages, SIZE, b"key", root_name(b"", "a pack"))
 
 
-def filled(pool: PagePool, ids: list[int]) -> list[int]:
+def filled(pool: PagePool, ids: list[int], scope: str = "") -> list[int]:
     """Takes and publishes the full pages of a text."""
-    pages, before = [], pool.root
+    pages, before = [], pool.scope_name(scope)
     for start in range(0, len(ids) - SIZE + 1, SIZE):
         pages.append(pool.take())
         before = pool.publish(pages[-1], before, ids[start : start + SIZE])
@@ -42,6 +42,19 @@ def test_a_name_that_two_texts_have_finds_only_the_own_text(monkeypatch: pytest.
     pages = filled(pool, [1, 2, 3, 4])
     assert pool.find([1, 2, 3, 4, 5]) == pages
     assert pool.find([9, 2, 3, 4, 5]) == []
+
+
+def test_a_page_is_found_in_its_own_scope_alone() -> None:
+    pool = make()
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    pages = filled(pool, text, "a")
+    assert pool.find(text, "a") == pages
+    assert pool.find(text, "b") == pool.find(text) == []
+    own = filled(pool, text[:5], "b")
+    assert pool.find(text, "b") == own != pages[:1]
+    scopes = ["", "a", "b", "ab", *map(chr, pool.scope_name("a"))]
+    names = [name for scope in scopes for name in (pool.scope_name(scope), *pool.names(text, scope))]
+    assert len(set(names)) == 3 * len(set(scopes)), "no scope's name is that of a page, or of another scope"
 
 
 def test_the_end_of_a_text_goes_before_its_beginning_and_the_oldest_text_first() -> None:
@@ -96,7 +109,7 @@ class Sequences(RuleBasedStateMachine):
         for page in found:
             self.pool.share(page)
         pages = found + [self.pool.take() for _ in range(needed)]
-        before = self.pool.root
+        before = self.pool.scope_name("")
         for at in range(len(ids) // SIZE):
             before = self.pool.publish(pages[at], before, ids[at * SIZE : (at + 1) * SIZE])
         self.texts.append((ids, pages))
@@ -173,7 +186,7 @@ class Ledger(RuleBasedStateMachine):
         private = sorted(page for page in +self.counts if page not in self.texts)
         if private:
             page, text = data.draw(st.sampled_from(private)), (first, *range(1, SIZE))
-            self.pool.publish(page, self.pool.root, text)
+            self.pool.publish(page, self.pool.scope_name(""), text)
             if text not in self.texts.values():
                 self.texts[page] = text
 
@@ -249,9 +262,9 @@ def test_names_depend_on_key_root_and_all_tokens_before() -> None:
     pool = make()
     names = pool.names([1, 2, 3, 4, 5, 6, 7, 8, 9])
     assert len(names) == 2
-    assert names == [pool.name_of(pool.root, [1, 2, 3, 4]), pool.name_of(names[0], [5, 6, 7, 8])]
+    assert names == [pool.name_of(pool.scope_name(""), [1, 2, 3, 4]), pool.name_of(names[0], [5, 6, 7, 8])]
     others = (
-        PagePool(PAGES, SIZE, b"another key", pool.root),
+        PagePool(PAGES, SIZE, b"another key", root_name(b"", "a pack")),
         PagePool(PAGES, SIZE, b"key", root_name(b"", "another pack")),
     )
     for other in others:

@@ -1,0 +1,189 @@
+"""Whose kept beginnings of prompts a request finds: its own client's, so that nobody can find out another's."""
+
+import hashlib
+import json
+
+import httpx
+import pytest
+
+from tests.http.conftest import KnowingTemplate
+from tpiedge.api.answer_forms import ANSWER_FORMS
+from tpiedge.api.proxies import Proxies
+from tpiedge.kv.pages import PagePool, root_name
+from tpiedge.wire.requests import SCOPE_CHARACTERS
+
+KEYS = ("sk-one", "sk-two")
+PAGE = 4
+PROMPT = "The secret of the house is that the key lies under the third stone from the left."
+COMPLETION = {"model": "babbler", "prompt": PROMPT, "max_tokens": 2}
+CHAT = {"model": "babbler", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
+BODIES = {
+    "completion": COMPLETION,
+    "chat": CHAT,
+    "message": CHAT,
+    "response": {"model": "babbler", "input": PROMPT, "max_output_tokens": 2},
+    "embeddings": {"model": "babbler", "input": PROMPT},
+    "ollama-chat": CHAT | {"stream": False},
+    "ollama-generate": {"model": "babbler", "prompt": PROMPT, "stream": False},
+    "ollama-embed": {"model": "babbler", "input": PROMPT},
+    "ollama-embeddings": {"model": "babbler", "prompt": PROMPT},
+}
+
+
+def key(number):
+    return {"Authorization": f"Bearer {KEYS[number]}"}
+
+
+@pytest.fixture
+def caching(service):
+    """The cluster keeps what it has read, in rank 0's ledger of pages."""
+    pool = PagePool(200, PAGE, b"key", root_name(b""))
+
+    def script(generation):
+        ids, scope = generation.request.prompt_ids, generation.request.scope
+        found = pool.find(ids, scope)
+        before = pool.scope_name(scope)
+        for start in range(0, len(ids) - PAGE + 1, PAGE):
+            before = pool.publish(pool.take(), before, ids[start : start + PAGE])
+        if generation.request.pooling != "none":
+            generation.embed(1.0, 2.0, 3.0, 4.0)
+        else:
+            generation.say(5)
+        generation.finish(cached=len(found) * PAGE)
+
+    service.script = script
+    service.template = KnowingTemplate()
+    return service
+
+
+@pytest.fixture
+def ask(serve, caching):
+    """Asks one server, and returns how many tokens of its prompt are said to be kept."""
+    servers = {}
+
+    def post(headers, *, source="127.0.0.1", body=COMPLETION, path="/v1/completions", **options):
+        if not servers:
+            servers["only"] = serve(**options)
+        transport = httpx.HTTPTransport(local_address=source)
+        with httpx.Client(base_url=servers["only"].url, transport=transport, timeout=60) as http:
+            answer = http.post(path, json=body, headers=headers)
+            answer.raise_for_status()
+        return answer.json().get("usage", {}).get("prompt_tokens_details", {}).get("cached_tokens")
+
+    return post
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.fault("H13", "the guess of another key has nothing cached")
+def test_another_key_s_prompt_is_not_to_be_found(ask, path):
+    body = COMPLETION if path == "/v1/completions" else CHAT
+    options = {"keys": KEYS, "path": path, "body": body}
+    assert ask(key(0), **options) == 0
+    kept = ask(key(0), **options)
+    assert kept >= 2 * PAGE
+    assert ask(key(1), **options) == 0, "a guess is not confirmed"
+    assert ask(key(1), **options) == kept
+    assert ask(key(0) | {"X-Forwarded-For": "9.9.9.9"}, **options) == kept, "a key is one client everywhere"
+    assert ask({"X-Api-Key": KEYS[0]}, **options) == kept
+
+
+def test_a_household_shares_them(ask):
+    assert ask(key(0), keys=KEYS, share_prefixes=True) == 0
+    assert ask(key(1)) > 0
+
+
+def test_the_scope_of_a_guess_is_not_that_of_another_s_prompt_in_any_form(ask, caching):
+    assert {form for form, one in ANSWER_FORMS.items() if one.path} == BODIES.keys()
+    scopes = []
+    for form, body in BODIES.items():
+        found = []
+        for number in (0, 1, 0):
+            ask(key(number), keys=KEYS, body=body, path=ANSWER_FORMS[form].path)
+            found.append(caching.generations.get(timeout=60).request.scope)
+        assert found[0] == found[2] != found[1], form
+        scopes.append(found)
+    assert scopes == scopes[:1] * len(scopes)
+
+
+def test_a_scope_tells_neither_key_nor_address(serve, caching):
+    texts = []
+    for _ in range(2):
+        for options, headers in ((({"keys": KEYS}), key(0)), ({}, {})):
+            server = serve(**options)
+            httpx.post(f"{server.url}/v1/completions", json=COMPLETION, headers=headers).raise_for_status()
+            texts.append(caching.generations.get(timeout=60).request.scope)
+    assert len(set(texts)) == 4, "another server cannot tell that a client is the same one"
+    for scope in texts:
+        assert 0 < len(scope) <= SCOPE_CHARACTERS
+        for known in (KEYS[0], "127.0.0.1"):
+            assert known not in scope
+            assert scope not in hashlib.sha256(known.encode()).hexdigest()
+
+
+def test_all_choices_of_a_request_share_their_prompt(serve, caching):
+    """Also where the client is not known, and with prompts that are several."""
+    body = COMPLETION | {"n": 2, "prompt": [PROMPT, PROMPT + " Or"]}
+    answer = httpx.post(f"{serve().url}/v1/completions", json=body, headers={"Via": "1.1 proxy"})
+    answer.raise_for_status()
+    scopes = {caching.generations.get(timeout=60).request.scope for _ in range(4)}
+    assert len(scopes) == 1
+
+
+def test_without_keys_a_client_is_an_address(ask):
+    assert ask({}, source="127.0.0.1") == 0
+    assert ask({}, source="127.0.0.1") > 0
+    assert ask({}, source="127.0.0.2") == 0
+    assert ask({}, source="127.0.0.2") > 0
+
+
+@pytest.mark.parametrize(
+    "said", [{"X-Forwarded-For": "192.0.2.1"}, {"Forwarded": "for=192.0.2.1"}, {"X-Real-IP": "192.0.2.1"}]
+)
+def test_behind_a_proxy_that_is_not_named_nothing_is_shared(ask, said):
+    assert [ask(said) for _ in range(3)] == [0, 0, 0]
+    assert ask({}) == 0, "nor with who asks without it"
+
+
+@pytest.mark.parametrize("name", ["X-Forwarded-For", "Forwarded"])
+@pytest.mark.fault(
+    "H13", "only what a named proxy wrote is believed; where that is not known nothing is cached"
+)
+def test_behind_a_named_proxy_a_client_is_the_address_that_it_says(ask, name):
+    def said(*addresses):
+        listed = addresses if name == "X-Forwarded-For" else [f"for={one}" for one in addresses]
+        return {name: ", ".join(listed)}
+
+    options = {"proxies": Proxies(["127.0.0.1", "198.51.100.0/24"])}
+    assert ask(said("192.0.2.1"), **options) == 0
+    assert ask(said("192.0.2.1")) > 0
+    assert ask(said("192.0.2.2")) == 0
+    assert ask(said("192.0.2.2", "192.0.2.1")) > 0, "what its client wrote before does not count"
+    assert ask(said("192.0.2.1", "192.0.2.3")) == 0
+    assert ask(said("192.0.2.1", "198.51.100.7")) > 0, "by way of another named one"
+    assert ask(said("192.0.2.1"), source="127.0.0.2") == 0, "who is no named proxy cannot say so"
+    assert [ask({}), ask({})] == [0, 0], "nor is anything known where the proxy says nothing"
+
+
+def test_turns_are_of_the_same_clients(serve, caching):
+    server = serve(proxies=Proxies(["127.0.0.1"]))
+    clients = []
+    for said in ({"X-Forwarded-For": "192.0.2.1"}, {"Forwarded": "for=192.0.2.1"}, {"Via": "1.1 proxy"}, {}):
+        answer = httpx.post(f"{server.url}/v1/completions", json=COMPLETION, headers=said)
+        assert answer.status_code == 200
+        clients.append(caching.generations.get(timeout=60).client)
+    assert clients == ["192.0.2.1", "192.0.2.1", "127.0.0.1", "127.0.0.1"]
+
+
+def test_a_stream_says_no_more_than_a_whole_answer(ask, serve, caching):
+    server = serve(keys=KEYS)
+    body = COMPLETION | {"stream": True, "stream_options": {"include_usage": True}}
+    found = []
+    for number in (0, 1, 1):
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=key(number))
+        *_, last, done = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+        assert done == "data: [DONE]"
+        found.append(
+            json.loads(last.removeprefix("data: "))["usage"]["prompt_tokens_details"]["cached_tokens"]
+        )
+    assert found[:2] == [0, 0]
+    assert found[2] > 0

@@ -1,0 +1,130 @@
+"""What headers say of an address counts from a named proxy alone, and only what that wrote."""
+
+import pytest
+
+from tpiedge.api.proxies import Proxies
+from tpiedge.errors import UserError
+
+NAMED = ["127.0.0.1", "10.1.0.0/16", "2001:db8::/32"]
+XFF, FORWARDED = "x-forwarded-for", "forwarded"
+
+
+def address(host: str, *headers: tuple[str, str], named: list[str] | None = None) -> str | None:
+    return Proxies(NAMED if named is None else named).address(
+        [(name.encode(), value.encode("latin-1")) for name, value in headers], host
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("192.168.1.5", "192.168.1.5"),
+        ("::ffff:192.168.1.5", "192.168.1.5"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("2001:DB9:0::1", "2001:db9::1"),
+        ("", None),
+    ],
+)
+def test_who_asks_without_a_proxy_is_who_is_connected(host: str, expected: str | None) -> None:
+    assert address(host) == expected
+
+
+@pytest.mark.parametrize(
+    "header", [(XFF, "9.9.9.9"), (FORWARDED, "for=9.9.9.9"), ("x-real-ip", "9.9.9.9"), ("via", "1.1 squid")]
+)
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.168.1.5"])
+def test_through_a_proxy_that_was_not_named_nobody_is_known(host: str, header: tuple[str, str]) -> None:
+    assert address(host, header, named=[]) is None
+    assert address(host, ("x-forwarded-proto", "https"), named=[]) is None
+    assert address(host, ("accept", "*/*"), named=[]) == host
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("9.9.9.9", "9.9.9.9"),
+        ("9.9.9.9:4711", "9.9.9.9"),
+        ("[2001:db9::17]:4711", "2001:db9::17"),
+        ("2001:DB9::17", "2001:db9::17"),
+        ("::ffff:9.9.9.9", "9.9.9.9"),
+        ("8.8.8.8, 9.9.9.9", "9.9.9.9"),  # the client wrote the first one
+        ("8.8.8.8,9.9.9.9 , 10.1.2.3,127.0.0.1", "9.9.9.9"),  # two more of the named
+        ("9.9.9.9, unknown", None),
+        ("9.9.9.9, unknown, 10.1.2.3", None),
+        ("9.9.9.9,", None),
+        ("", None),
+        ("10.1.2.3, 127.0.0.1", "10.1.2.3"),  # a named one asks for itself
+        ("9.9.9.9.9", None),
+        ("9.9.9.9:port", None),
+    ],
+)
+def test_the_last_address_that_is_no_named_proxy_s_is_the_client_s(value: str, expected: str | None) -> None:
+    assert address("127.0.0.1", (XFF, value)) == expected
+    assert address("::ffff:127.0.0.1", (XFF, value)) == expected
+
+
+def test_several_headers_are_one_list() -> None:
+    assert address("10.1.0.1", (XFF, "8.8.8.8"), ("accept", "*/*"), (XFF, "9.9.9.9")) == "9.9.9.9"
+    assert address("10.1.0.1", (FORWARDED, "for=8.8.8.8"), (FORWARDED, "for=9.9.9.9")) == "9.9.9.9"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("for=9.9.9.9", "9.9.9.9"),
+        ("For=9.9.9.9;Proto=https;by=203.0.113.43", "9.9.9.9"),
+        ('proto=http;host="ai.example.org";for="[2001:db9::17]:4711"', "2001:db9::17"),
+        ("for=[2001:db9::17]", "2001:db9::17"),
+        ('for="9.9.9.9:80" ; proto=http', "9.9.9.9"),
+        ("for=8.8.8.8, for=9.9.9.9;proto=http , for=10.1.2.3", "9.9.9.9"),
+        ("for=8.8.8.8, for=_hidden", None),
+        ("for=unknown", None),
+        ("proto=https", None),
+        ("for=8.8.8.8, proto=https", None),
+        ("for=8.8.8.8;for=9.9.9.9", None),
+        ("for=9.9.9.9;", None),
+        ("9.9.9.9", None),
+        # What a client began with makes something else of what the proxy added.
+        ('for="x, for=9.9.9.9', None),
+        ('for="\\, for=9.9.9.9;host="a', None),
+        ('for="x, for="[2001:db9::17]"', None),
+        ('proto=http;host="a, for=8.8.8.8;b";for=9.9.9.9', "9.9.9.9"),
+        ('proto=http;host="a";for=8.8.8.8;b="";for=9.9.9.9', None),
+    ],
+)
+def test_forwarded_is_read_as_its_standard_says_and_not_at_all_where_it_is_something_else(
+    value: str, expected: str | None
+) -> None:
+    assert address("127.0.0.1", (FORWARDED, value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "forwarded", "expected"),
+    [("9.9.9.9", "for=9.9.9.9", "9.9.9.9"), ("9.9.9.9", "for=8.8.8.8", None), ("9.9.9.9", "nothing", None)],
+)
+def test_where_two_headers_differ_one_is_a_client_s(
+    listed: str, forwarded: str, expected: str | None
+) -> None:
+    assert address("127.0.0.1", (XFF, listed), (FORWARDED, forwarded)) == expected
+
+
+def test_a_named_proxy_that_says_nothing_leaves_its_client_unknown() -> None:
+    assert address("127.0.0.1") is None
+    assert address("127.0.0.1", ("x-real-ip", "9.9.9.9")) is None
+
+
+def test_who_is_not_named_cannot_say_who_asks() -> None:
+    assert address("10.2.0.1", (XFF, "9.9.9.9")) is None
+    assert address("2001:db9::1", (XFF, "9.9.9.9")) is None
+    assert address("2001:db8:5::1", (XFF, "9.9.9.9")) == "9.9.9.9"
+
+
+@pytest.mark.parametrize("named", ["", "pi.local", "10.0.0.0/33", "10.0.0", "*", "10.0.0.1:80", "9" * 5000])
+def test_what_is_no_address_cannot_be_named(named: str) -> None:
+    with pytest.raises(UserError, match="--trusted-proxy") as raised:
+        Proxies([named])
+    assert len(str(raised.value)) < 250
+
+
+def test_a_network_may_be_named_by_any_of_its_addresses() -> None:
+    assert address("10.9.9.9", (XFF, "9.9.9.9"), named=[" 10.0.0.1/8 "]) == "9.9.9.9"
