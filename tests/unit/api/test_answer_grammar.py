@@ -15,6 +15,7 @@ __all__ = ["service"]
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 JSON = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+CLOSED = '{"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}, "additionalProperties": false}'
 ANY = Grammar("json", '{"type": "object"}')
 
 
@@ -35,12 +36,12 @@ def described(schema=SCHEMA, **more):
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": None, "grammar": None}, None),
         ({"response_format": {"type": "json_object"}}, ANY),
-        ({"response_format": described()}, Grammar("json", JSON)),
-        ({"response_format": described(description="x", strict=False)}, Grammar("json", JSON)),
+        ({"response_format": described()}, Grammar("json", CLOSED)),
+        ({"response_format": described(description="x", strict=False)}, Grammar("json", CLOSED)),
         ({"response_format": described(None)}, ANY),
         ({"grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
-        ({"guided_json": SCHEMA}, Grammar("json", JSON)),
-        ({"guided_json": JSON}, Grammar("json", JSON)),
+        ({"guided_json": SCHEMA}, Grammar("json", CLOSED)),
+        ({"guided_json": JSON}, Grammar("json", CLOSED)),
         ({"guided_regex": "a+"}, Grammar("regex", "a+")),
         ({"guided_choice": ["a", 'b"']}, Grammar("lark", 'start: "a" | "b\\""')),
         ({"guided_grammar": 'root ::= "a"'}, Grammar("lark", 'root ::= "a"')),

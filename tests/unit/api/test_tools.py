@@ -183,11 +183,6 @@ def test_arguments_are_an_object(knowing, parameters):
             {"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": [tool()]},
             "names no function",
         ),
-        (
-            "tool_choice",
-            {"tool_choice": "required", "tools": [tool()], "response_format": {"type": "json_object"}},
-            "another form",
-        ),
     ],
 )
 def test_tools_that_cannot_be_are_refused(knowing, param, fields, why):

@@ -407,17 +407,19 @@ def test_schemas_may_refer_to_their_parts(model: Model, form: CallForm) -> None:
             assert (False not in draw(late, model.ids(in_json(arguments, form)))) == allowed
 
 
-def test_parameters_between_tags_refer_to_definitions_or_are_free(model: Model) -> None:
+def test_parameters_between_tags_refer_to_any_part_of_the_schema(model: Model) -> None:
     for schema, parameters, allowed in (
         (
             REFERRING,
-            "<parameter=a>[1, 2]</parameter><parameter=b>3</parameter><parameter=c>4</parameter>",
+            '<parameter=a>[1, 2]</parameter><parameter=b>[2]</parameter><parameter=c>[{"a": [1]}]</parameter>',
             True,
         ),
         (REFERRING, "<parameter=a>[3", False),
+        (REFERRING, '<parameter=c>[{"a": [3', False),
         (REFERRING, "<parameter=d>t", False),
         (REFERRING, "<parameter=b>many", False),
-        (LOOPING, "<parameter=a>7</parameter><parameter=b>8</parameter>", True),
+        (LOOPING, '<parameter=a>{"next": {"b": 7}}</parameter><parameter=b>8</parameter>', True),
+        (LOOPING, '<parameter=a>{"next": {"c', False),
         (LOOPING, "<parameter=b>tr", False),
     ):
         grammar = model.grammar("qwen-xml", asked({"refer": schema}))
