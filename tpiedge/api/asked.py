@@ -90,6 +90,7 @@ class Reply:
     `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several`, `required` and
     `thinking` are those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts,
     where the form needs that. `grammar`: the field of the request that says what the answer must keep to, if one does.
+    `functions`: a call is told as OpenAI's API had it before there were tools.
     """
 
     format: FormatName
@@ -111,6 +112,7 @@ class Reply:
     thinking: Thinking = ""
     grammar: Annotated[str, MaxLength(_MAX_PARAM)] = ""
     required: bool = False
+    functions: bool = False
 
     @property
     def speech(self) -> SpeechForm:

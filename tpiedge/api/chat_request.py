@@ -22,6 +22,7 @@ from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import message_characters, read_messages
+from tpiedge.api.old_functions import has_functions, read_functions
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
 from tpiedge.api.tools import AskedTools, read_tools, text_parameters, tool_form
@@ -39,6 +40,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     """`name`: the answer's. The answer goes on with the last message where `continue_final_message` says so, in the
     words of vLLM. Raises ApiError."""
+    if has_functions(values):
+        return read_functions(values, service, name, read_chat)
     fields = BodyFields(values)
     check_model(fields, service)
     top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
@@ -92,7 +95,8 @@ def _max_tokens(fields: BodyFields) -> int | None:
 
 
 def _only_text(fields: BodyFields) -> None:
-    fields.unsupported(("functions", "function_call", "audio", "prediction", "web_search_options"), "none")
+    fields.unsupported(("functions", "audio", "prediction", "web_search_options"), "none")
+    fields.raw("function_call")  # of no functions
     fields.unsupported(("prompt",))
     fields.unsupported(("modalities",), ["text"])
 
