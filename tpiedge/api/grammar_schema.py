@@ -9,37 +9,34 @@ Laws:
    written (annotations, formats that are not known) are left out, too.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tpiedge.api.disjoint_schemas import are_disjoint
 from tpiedge.api.schema_patterns import is_held
 from tpiedge.api.schema_references import SchemaReferences
+from tpiedge.api.schema_words import (
+    CHOICES,
+    CONDITIONS,
+    FORMATS,
+    OF_OBJECTS,
+    PLAIN,
+    SAYING,
+    TYPES,
+    has_unheld_patterns,
+    is_only_pattern,
+    listed_names,
+    may_be_object,
+    place_of,
+    reference_of,
+    restricts_names,
+    unheld_words,
+)
 
 __all__ = ["GrammarSchema", "SchemaTooLarge", "grammar_schema"]
 
 _MAX_PARTS: Final = 50_000
-_TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
-_FORMATS: Final = (
-    "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid",
-)  # fmt: skip
-#: Whose values are taken as they are.
-_PLAIN: Final = (
-    "const", "enum", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength",
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
-)  # fmt: skip
-_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
-_CHOICES: Final = ("anyOf", "oneOf")
-_CONDITIONS: Final = ("if", "then", "else")
-#: What holds for the same object, so that what stands beside a reference is part of a whole.
-_OF_OBJECTS: Final = (
-    "properties", "patternProperties", "required", "additionalProperties", "unevaluatedProperties", "allOf", *_CHOICES,
-)  # fmt: skip
-#: What a schema says of values beside a reference.
-_SAYING: Final = (
-    *_PLAIN, *_OF_OBJECTS, *_CONDITIONS, "type", "format", "pattern", "items", "prefixItems", "propertyNames", "not",
-)  # fmt: skip
 
 
 class SchemaTooLarge(ValueError):
@@ -104,6 +101,7 @@ class _Rewriting:
         self._references = SchemaReferences(root)
         self._left_out: dict[str, None] = {}
         self._names: dict[tuple[int, bool], str] = {}
+        self._taken: set[str] = set()
         self._waiting: list[tuple[str, object, _Place]] = []
         self._parts = 0
 
@@ -123,13 +121,13 @@ class _Rewriting:
         path, seen = "", set[int]()
         while isinstance(schema, dict) and id(schema) not in seen:
             seen.add(id(schema))
-            reference = _reference(schema)
-            if reference is None or any(key in schema for key in _SAYING):
+            reference = reference_of(schema)
+            if reference is None or any(key in schema for key in SAYING):
                 break
             target = self._references.target(reference, schema)
             if not isinstance(target, dict):
                 break
-            schema, path = target, _path(reference)
+            schema, path = target, place_of(reference)
         return schema, path
 
     def declared(self, schema: object, *, choices: bool) -> _Declared:
@@ -143,12 +141,12 @@ class _Rewriting:
             seen.add(id(part))
             self._count(1)
             _add_own(part, found)
-            target = _reference(part)
+            target = reference_of(part)
             if target is not None:
                 left.append(self._references.target(target, part))
-            for word in ("allOf", *(_CHOICES if choices else ())):
+            for word in ("allOf", *(CHOICES if choices else ())):
                 left += part[word] if isinstance(part.get(word), list) else ()
-            left += (part.get(word) for word in _CONDITIONS)
+            left += (part.get(word) for word in CONDITIONS)
             dependent = part.get("dependentSchemas")
             left += dependent.values() if isinstance(dependent, dict) else ()
         return found
@@ -171,7 +169,7 @@ class _Rewriting:
             return False
         found: dict[str, Any] = {}
         self._type(schema, place, found)
-        found |= {key: schema[key] for key in _PLAIN if key in schema}
+        found |= {key: schema[key] for key in PLAIN if key in schema}
         self._text(schema, place, found)
         self._array(schema, place, found)
         self._properties(schema, place, found)
@@ -184,14 +182,14 @@ class _Rewriting:
         if given is None:
             return
         kinds = given if isinstance(given, list) else [given]
-        known = [kind.lower() for kind in kinds if isinstance(kind, str) and kind.lower() in _TYPES]
+        known = [kind.lower() for kind in kinds if isinstance(kind, str) and kind.lower() in TYPES]
         if len(known) < len(kinds):
             self._leave_out(place, "type")
         if len(known) == len(kinds) and known:
             found["type"] = known if isinstance(given, list) else known[0]
 
     def _text(self, schema: Mapping[str, Any], place: _Place, found: dict[str, Any]) -> None:
-        if schema.get("format") in _FORMATS:
+        if schema.get("format") in FORMATS:
             found["format"] = schema["format"]
         pattern = schema.get("pattern")
         if isinstance(pattern, str) and not is_held(pattern):
@@ -228,7 +226,7 @@ class _Rewriting:
                 found[word] = given
         others = schema.get("additionalProperties")
         if others is not None:
-            unheld = _unheld_patterns(schema)
+            unheld = has_unheld_patterns(schema)
             found["additionalProperties"] = (
                 True if unheld else self._schema(others, place.inner("additionalProperties"))
             )
@@ -239,16 +237,16 @@ class _Rewriting:
         if "propertyNames" not in schema:
             return
         names = self.followed(schema["propertyNames"])[0]
-        if names is True or (isinstance(names, dict) and not _restricts(names)):
+        if names is True or (isinstance(names, dict) and not restricts_names(names)):
             return
         value = found.get("additionalProperties", True)
         alone = isinstance(names, dict) and not found.get("properties") and not found.get("patternProperties")
-        listed = _listed(names) if isinstance(names, dict) and alone else None
+        listed = listed_names(names) if isinstance(names, dict) and alone else None
         if listed is not None:
             self._count(len(listed))
             found["properties"] = dict.fromkeys(listed, value)
             found["additionalProperties"] = False
-        elif isinstance(names, dict) and alone and _is_only_pattern(names):
+        elif isinstance(names, dict) and alone and is_only_pattern(names):
             found["patternProperties"] = {names["pattern"]: value}
             found["additionalProperties"] = False
         else:
@@ -267,29 +265,29 @@ class _Rewriting:
         own = together if around is None else around | together
         if isinstance(schema.get("allOf"), list):
             found["allOf"] = self._several(schema, "allOf", place, None)
-        for word in _CHOICES:
+        for word in CHOICES:
             if isinstance(schema.get(word), list):
                 self._choose(schema, word, place, None if is_open else own, found)
-        for word in ("allOf", *_CHOICES):
+        for word in ("allOf", *CHOICES):
             if schema.get(word) is not None and not isinstance(schema[word], list):
                 found[word] = schema[word]
         shut = schema.get("unevaluatedProperties") is False
         if is_open or every.others or not (own.given or shut) or "additionalProperties" in found:
             return
-        if shut or _may_be_object(schema):
+        if shut or may_be_object(schema):
             self._close(own | every, found)
 
     def _close(self, declared: _Declared, found: dict[str, Any]) -> None:
         for word, names in (("properties", declared.names), ("patternProperties", declared.patterns)):
             known = found.get(word, {})
-            if names or word in found:
+            if isinstance(known, dict) and (names or word in found):
                 found[word] = {**known, **{name: True for name in names if name not in known}}
                 self._count(len(found[word]))
         found["additionalProperties"] = False
 
     def _refer(self, schema: dict[str, Any], place: _Place, found: dict[str, Any]) -> bool:
         """Returns whether the schema is as closed as what it refers to, with which nothing is to be joined."""
-        reference = _reference(schema)
+        reference = reference_of(schema)
         if reference is None:
             return False
         target = self._references.target(reference, schema)
@@ -297,11 +295,11 @@ class _Rewriting:
             self._leave_out(place, "$ref")
             return False
         around = place.around
-        alone = around == _Declared() and not any(key in schema for key in _OF_OBJECTS)
+        alone = around == _Declared() and not any(key in schema for key in OF_OBJECTS)
         key = (id(target), alone)
         if key not in self._names:
             self._names[key] = self._named(reference)
-            inner = _Place(_path(reference), _Declared() if alone else None)
+            inner = _Place(place_of(reference), _Declared() if alone else None)
             self._waiting.append((self._names[key], target, inner))
         found["$ref"] = f"#/$defs/{self._names[key]}"
         return alone
@@ -309,9 +307,11 @@ class _Rewriting:
     def _named(self, reference: str) -> str:
         """A new name for a definition."""
         last = "".join(c for c in reference.rpartition("/")[2] if c.isascii() and (c.isalnum() or c in "_-."))
-        wanted = f"{self._prefix}{last[:64] or 'part'}"
-        taken = {*self._names.values()}
-        return wanted if wanted not in taken else f"{wanted}-{len(taken)}"
+        name = f"{self._prefix}{last[:64] or 'part'}"
+        if name in self._taken:
+            name = f"{name}-{len(self._taken)}"
+        self._taken.add(name)
+        return name
 
     def _several(
         self, schema: dict[str, Any], word: str, place: _Place, around: _Declared | None
@@ -347,13 +347,14 @@ class _Rewriting:
         tag = given.get("propertyName") if isinstance(given, dict) else None
         if not isinstance(tag, str) or schema.get("required") not in (None, []):
             return None
-        parts = [one for word in _CHOICES for one in schema.get(word) or ()]
+        lists = [schema[word] for word in CHOICES if isinstance(schema.get(word), list)]
+        parts = [one for several in lists for one in several]
         return tag if all(tag in self.declared(one, choices=True).names for one in parts) else None
 
     # --- what is left out
 
     def _unheld(self, schema: Mapping[str, Any], place: _Place) -> None:
-        for word in _unheld_words(schema):
+        for word in unheld_words(schema):
             self._leave_out(place, word)
 
 
@@ -375,26 +376,6 @@ class _Facts:
         return None if every.patterns else every.names
 
 
-def _unheld_words(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The words of the schema that no grammar can hold, and that say something."""
-    if schema.get("uniqueItems") is True and schema.get("maxItems") not in (0, 1):
-        yield "uniqueItems"
-    if "contains" in schema and schema.get("minContains") != 0:
-        yield "contains"
-    if schema.get("not") not in (None, False):
-        yield "not"
-    if "if" in schema and ("then" in schema or "else" in schema):
-        yield "if"
-    for word in ("dependentRequired", "dependentSchemas", "dependencies"):
-        if schema.get(word):
-            yield word
-    closes_tuple = schema.get("unevaluatedItems") is False and "prefixItems" in schema
-    if schema.get("unevaluatedItems") not in (None, True) and "items" not in schema and not closes_tuple:
-        yield "unevaluatedItems"
-    if isinstance(schema.get("unevaluatedProperties"), dict):
-        yield "unevaluatedProperties"
-
-
 def _add_own(schema: Mapping[str, Any], found: _Declared) -> None:
     """What the schema itself declares."""
     names, patterns = schema.get("properties"), schema.get("patternProperties")
@@ -408,46 +389,4 @@ def _add_own(schema: Mapping[str, Any], found: _Declared) -> None:
     if isinstance(required, list):
         found.names |= dict.fromkeys(name for name in required if isinstance(name, str))
     others = schema.get("additionalProperties", schema.get("unevaluatedProperties", False))
-    found.others |= others is not False or _unheld_patterns(schema)
-
-
-def _unheld_patterns(schema: Mapping[str, Any]) -> bool:
-    patterns = schema.get("patternProperties")
-    return isinstance(patterns, dict) and not all(is_held(pattern) for pattern in patterns)
-
-
-def _reference(schema: object) -> str | None:
-    """What the schema refers to, if anything."""
-    if not isinstance(schema, dict):
-        return None
-    return next((schema[word] for word in _REFERENCES if isinstance(schema.get(word), str)), None)
-
-
-def _path(reference: str) -> str:
-    """The place that the reference names, as the name of a field has it."""
-    return ".".join(part for part in reference.partition("#")[2].split("/") if part)
-
-
-def _may_be_object(schema: Mapping[str, Any]) -> bool:
-    kind = schema.get("type", "object")
-    return "object" in (kind if isinstance(kind, list) else [kind])
-
-
-def _restricts(names: Mapping[str, Any]) -> bool:
-    """Whether a schema of names says more than that they are texts."""
-    words = (word for word in (*_SAYING, *_REFERENCES) if word not in ("type", "format"))
-    return any(key in names for key in words) or names.get("format") in _FORMATS
-
-
-def _listed(names: Mapping[str, Any]) -> list[str] | None:
-    """The names that the schema lists, if it does."""
-    found = names.get("enum", [names["const"]] if "const" in names else None)
-    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
-        return None
-    return found
-
-
-def _is_only_pattern(names: Mapping[str, Any]) -> bool:
-    pattern = names.get("pattern")
-    others = {key: value for key, value in names.items() if key != "pattern"}
-    return isinstance(pattern, str) and is_held(pattern) and not _restricts(others)
+    found.others |= others is not False or has_unheld_patterns(schema)

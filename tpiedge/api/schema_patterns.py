@@ -10,7 +10,7 @@ __all__ = ["is_held"]
 
 #: One element of a pattern: an escape, what opens a group, a quantifier, or any other character.
 _ELEMENT: Final = re.compile(
-    r"\\.|\(\?(?:P?<[A-Za-z_]|[imsUuxR-]*[:)]|.?)|\{[0-9]+(?:,[0-9]*)?\}|.", re.DOTALL
+    r"\\[pPux]\{[^}]*\}|\\.|\(\?(?:P?<[A-Za-z_]|[imsUuxR-]*[:)]|.?)|\{[0-9]+(?:,[0-9]*)?\}|.", re.DOTALL
 )
 _GROUP: Final = re.compile(r"\(\?(?:P?<[A-Za-z_]|[isUuxR-]*[:)])")
 _ESCAPED_LETTERS: Final = "aftnrvxuUdDsSwWAzpP"
@@ -28,10 +28,10 @@ def is_held(pattern: str) -> bool:
         before = elements[at - 1] if at else ""
         after = elements[at + 1] if at + 1 < len(elements) else ""
         if element.startswith("\\"):
-            held = _escape_held(element[1:])
+            held = _escape_held(element[1])
         elif in_class:
             held = element != "[" or after == ":"
-            in_class = element != "]" or before == "["
+            in_class = element != "]" or before == "[" or elements[at - 2 : at] == ["[", "^"]
         elif element == "[":
             held = in_class = True
         else:
