@@ -13,7 +13,14 @@ from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar, GrammarKind
 
-__all__ = ["CONSTRAINTS", "check_schema", "grammar_of", "read_grammar", "schema_of_grammar"]
+__all__ = [
+    "CONSTRAINTS",
+    "UNKNOWN_CONSTRAINTS",
+    "check_schema",
+    "grammar_of",
+    "read_grammar",
+    "schema_of_grammar",
+]
 
 _MAX_CHOICES = 1024
 _MAX_DEPTH = 64
@@ -37,9 +44,10 @@ _NAMED = {
     "grammar_string": "grammar",
 }
 _STRUCTURED = ("json", "regex", "choice", "grammar")
-_UNREAD = ("structural_tag",)
-CONSTRAINTS = ("response_format", *_NAMED, "structured_outputs", "nvext", *_UNREAD)
+CONSTRAINTS = ("response_format", *_NAMED, "structured_outputs", "nvext")
 """The fields of a chat or completion that say what the answer must be."""
+UNKNOWN_CONSTRAINTS = ("structural_tag",)
+"""The fields that say so in a way that is not known here."""
 
 
 def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
@@ -56,7 +64,7 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
             found |= {key: grammar} if (grammar := _form(inner, service)) is not None else {}
         elif value is not None:
             found[key] = _structured(fields, key, kind, service)
-    fields.unsupported(_UNREAD)
+    fields.unsupported(UNKNOWN_CONSTRAINTS)
     found |= _nested_structured(fields, service)
     return _only(found)
 
@@ -84,7 +92,7 @@ def _nested_structured(fields: BodyFields, service: Service) -> dict[str, Gramma
     found: dict[str, Grammar] = {}
     structured = fields.nested("structured_outputs")
     if structured is not None:
-        structured.unsupported(_UNREAD)
+        structured.unsupported(UNKNOWN_CONSTRAINTS)
         if structured.flag("json_object"):
             key = "json_object"
             found[structured.name(key)] = schema_grammar(structured, key, _OBJECT, service)

@@ -95,8 +95,9 @@ def _max_tokens(fields: BodyFields) -> int | None:
 
 
 def _only_text(fields: BodyFields) -> None:
-    fields.unsupported(("functions", "audio", "prediction", "web_search_options"), "none")
-    fields.raw("function_call")  # of no functions
+    fields.unsupported(("audio", "prediction", "web_search_options"), "none")
+    for key in ("functions", "function_call"):  # which name nothing here
+        fields.raw(key)
     fields.unsupported(("prompt",))
     fields.unsupported(("modalities",), ["text"])
 

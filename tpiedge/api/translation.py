@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tpiedge.api.answer_grammar import CONSTRAINTS
+from tpiedge.api.answer_grammar import CONSTRAINTS, UNKNOWN_CONSTRAINTS
 from tpiedge.api.asked import Asked, FormatName
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.errors import ApiError, refused
@@ -73,6 +73,7 @@ def _renamed_place(place: str, names: Mapping[str, str]) -> str:
 def _pass_constraints(fields: BodyFields, chat: Chat, names: Mapping[str, str]) -> None:
     """What a request says of its answer in the words of a chat is never ignored. Raises ApiError where it says that in
     its own words, too, and not the same."""
+    fields.unsupported(UNKNOWN_CONSTRAINTS)
     for key in CONSTRAINTS:
         value = fields.raw(key)
         if value is None:
