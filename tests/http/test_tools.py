@@ -9,6 +9,7 @@ import pytest
 
 from tests.http.conftest import InstantTemplate, KnowingTemplate, answers
 from tpiedge.api.limits import Limits
+from tpiedge.model.call_forms import CALL_MARKS
 
 USER = [{"role": "user", "content": "How is the weather in Paris, and what is 1 and 2?"}]
 TOOLS = [
@@ -138,6 +139,63 @@ def test_a_call_that_breaks_off_is_told_so_far_and_is_no_reason_to_call(client, 
     whole = client.chat.completions.create(model="babbler", messages=USER, tools=TOOLS, **more).choices[0]
     assert whole.finish_reason == why
     assert [one.function.arguments for one in whole.message.tool_calls] == ['{"city": "Pa']
+
+
+def cut_off(service, text):
+    """The cluster says `text`, which the limit of the answer cuts there."""
+
+    def script(generation):
+        generation.say(*service.tokenizer.encode(text, add_special=False))
+        generation.finish("length")
+
+    service.script = script
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_required_call_that_is_cut_leaves_no_markup(serve, client, service, form, stream):
+    """In no API, wherever it is cut: what was not known to be a call is not told at all."""
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    template, text = FORMS[form]
+    service.template, url = FormTemplate(template), serve().url
+    asked = {"model": "babbler", "messages": USER, "tools": TYPED, "tool_choice": "required"}
+    claude = {"model": "babbler", "messages": USER, "max_tokens": 99, "tool_choice": {"type": "any"}}
+    claude["tools"] = [{"name": "weather", "input_schema": CITY}]
+    for end in range(1, len(text), 7):
+        cut_off(service, text[:end])
+        if stream:
+            content, _, calls, (why,) = streamed(client, tools=TYPED, tool_choice="required")
+            arguments = [call["arguments"] for call in calls]
+        else:
+            choice = client.chat.completions.create(**asked).choices[0]
+            content, why = choice.message.content or "", choice.finish_reason
+            arguments = [call.function.arguments for call in choice.message.tool_calls or ()]
+        assert (content, why) == ("", "length")
+        whole = json.dumps(json.loads(ARGUMENTS), ensure_ascii=False)
+        assert all(whole.replace(" ", "").startswith(one.replace(" ", "")) for one in arguments)
+        answer = httpx.post(f"{url}/v1/messages", json=claude | {"stream": stream}, trust_env=False).text
+        marks = [mark for mark in CALL_MARKS[form].separating if len(mark) > 1]
+        assert not any(json.dumps(mark)[1:-1] in answer or mark in answer for mark in marks)
+        assert '"text_delta"' not in answer
+        assert '"max_tokens"' in answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_function_is_called_as_before_there_were_tools(client, model, stream):
+    answers(model, CALLS)
+    functions = [tool["function"] for tool in TOOLS]
+    asked = {"model": "babbler", "messages": USER, "functions": functions}
+    if not stream:
+        (choice,) = client.chat.completions.create(**asked).choices
+        assert (choice.finish_reason, choice.message.tool_calls) == ("function_call", None)
+        name, arguments = choice.message.function_call.name, choice.message.function_call.arguments
+    else:
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+        parts = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+        name, arguments = parts[0].name, "".join(part.arguments for part in parts)
+        assert len(parts) > 2
+        assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["function_call"]
+    assert (name, json.loads(arguments)) == WANTED[0]
 
 
 @pytest.mark.parametrize("text", [CALLS, CALLS + '<tool_call>{"name": "add", "arguments": {"a": '])
@@ -288,3 +346,33 @@ def test_who_waits_for_a_long_call_hears_that_we_live(serve, model):
             over.set()
         *_, last = (line for line in lines if line)
     assert last == "data: [DONE]"
+
+
+def test_the_tool_runner_of_their_client_sends_the_whole_conversation(serve, model):
+    """Though it begins with a thread of messages, which is refused: each turn has all that was said."""
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Weather of a city.
+
+        Args:
+            city: Its name.
+        """
+        return f"sunny in {city}"
+
+    prompts = []
+
+    def script(generation):
+        prompts.append(model.tokenizer.decode(generation.request.prompt_ids, skip_special=False))
+        text = "Sunny." if len(prompts) > 1 else CALLS.partition("</tool_call>")[0]
+        generation.say(*model.tokenizer.encode(text, add_special=False))
+        generation.finish("stop")
+
+    model.script = script
+    with anthropic.Anthropic(base_url=serve().url, api_key="none", max_retries=0, timeout=20) as claude:
+        asked = {"model": "babbler", "max_tokens": 99, "messages": USER, "tools": [weather]}
+        last = claude.beta.messages.tool_runner(**asked).until_done()
+    assert [block.text for block in last.content] == ["Sunny."]
+    first, second = prompts
+    assert second.startswith(first)
+    assert "sunny in Paris" in second

@@ -1,56 +1,141 @@
-"""The fields that say which form an answer must have: OpenAI's `response_format`, `grammar`, and vLLM's names."""
+"""The fields that say which form an answer must have: OpenAI's `response_format`, and those of other servers."""
 
 import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from tpiedge.api.bounded_json import is_deeper
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
+from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar, GrammarKind
 
-__all__ = ["check_schema", "grammar_of", "read_grammar", "schema_grammar"]
+__all__ = [
+    "CONSTRAINTS",
+    "UNKNOWN_CONSTRAINTS",
+    "check_schema",
+    "grammar_of",
+    "read_grammar",
+    "schema_of_grammar",
+]
 
 _MAX_CHOICES = 1024
 _MAX_DEPTH = 64
 _MAX_NAME = 64
+_MAX_PLACE = 200
+_OBJECT = {"type": "object"}
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
+#: By vLLM's names, those of llama.cpp's server and of SGLang, and TabbyAPI's: what each says of the answer.
+_NAMED = {
+    "grammar": "grammar",
+    **_GUIDED,
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "regex_pattern": "regex",
+    "grammar_string": "grammar",
+}
 _STRUCTURED = ("json", "regex", "choice", "grammar")
-_OBJECT = {"type": "object"}
+CONSTRAINTS = ("response_format", *_NAMED, "structured_outputs", "nvext")
+"""The fields of a chat or completion that say what the answer must be."""
+UNKNOWN_CONSTRAINTS = ("structural_tag",)
+"""The fields that say so in a way that is not known here."""
 
 
 def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
-    """What the answer must keep to, if anything, and the field that says so: at most one may. Raises ApiError."""
+    """What the answer must keep to, if anything, and the field that says so. Several may, if they say the same. Raises
+    ApiError."""
     found: dict[str, Grammar] = {}
     form = fields.nested("response_format")
-    if form is not None and (grammar := _response_format(form, service)) is not None:
+    if form is not None and (grammar := _form(form, service)) is not None:
         found["response_format"] = grammar
-    text = fields.text("grammar")
-    if text is not None:
-        found["grammar"] = grammar_of("lark", text, "grammar", service)
-    for key, kind in _GUIDED.items():
-        if fields.raw(key) is not None:
+    for key, kind in _NAMED.items():
+        value = fields.raw(key)
+        inner = fields.nested(key) if kind == "grammar" and isinstance(value, dict) else None
+        if inner is not None:  # as TGI's clients say it
+            found |= {key: grammar} if (grammar := _form(inner, service)) is not None else {}
+        elif value is not None:
             found[key] = _structured(fields, key, kind, service)
-    structured = fields.nested("structured_outputs")
-    if structured is not None:
-        given = [kind for kind in _STRUCTURED if structured.raw(kind) is not None]
-        found |= {structured.name(kind): _structured(structured, kind, kind, service) for kind in given}
-        structured.overlook()
-    if len(found) > 1:
-        first, second, *_ = found
-        raise refused(f"'{first}' and '{second}' both say what the answer must be: give one", second)
+    fields.unsupported(UNKNOWN_CONSTRAINTS)
+    found |= _nested_structured(fields, service)
+    return _only(found)
+
+
+def _only(found: Mapping[str, Grammar]) -> tuple[Grammar | None, str]:
+    """What all of them say, and the first that does."""
+    for (first, one), (second, other) in pairwise(found.items()):
+        if not _are_same(one, other):
+            raise refused(
+                f"'{first}' and '{second}' both say what the answer must be, and not the same: give one",
+                second,
+            )
     return next(((grammar, param) for param, grammar in found.items()), (None, ""))
 
 
-def schema_grammar(schema: object, param: str, service: Service) -> Grammar:
-    """Of a JSON schema, which came as the field `param`. Raises ApiError."""
-    return grammar_of("json", json.dumps(check_schema(schema, param)), param, service)
+def _are_same(one: Grammar, other: Grammar) -> bool:
+    """Whatever the order in which a schema is written."""
+    if one.kind == other.kind == "json":
+        return bool(json.loads(one.text) == json.loads(other.text))
+    return one == other
+
+
+def _nested_structured(fields: BodyFields, service: Service) -> dict[str, Grammar]:
+    """As vLLM's clients say it since 2025, and NVIDIA's."""
+    found: dict[str, Grammar] = {}
+    structured = fields.nested("structured_outputs")
+    if structured is not None:
+        structured.unsupported(UNKNOWN_CONSTRAINTS)
+        if structured.flag("json_object"):
+            key = "json_object"
+            found[structured.name(key)] = schema_grammar(structured, key, _OBJECT, service)
+        for kind in _STRUCTURED:
+            if structured.raw(kind) is not None:
+                found[structured.name(kind)] = _structured(structured, kind, kind, service)
+        structured.overlook()
+    extended = fields.nested("nvext")
+    if extended is not None:
+        for key, kind in _GUIDED.items():
+            if extended.raw(key) is not None:
+                found[extended.name(key)] = _structured(extended, key, kind, service)
+        extended.overlook()
+    return found
+
+
+def schema_of_grammar(
+    fields: BodyFields, key: str, schema: object, *, strict: bool = False, prefix: str = ""
+) -> dict[str, object]:
+    """What a grammar holds of a JSON schema, which came as that field. What it does not is told as ignored, or refused
+    where it is to be `strict`. `prefix` as of grammar_schema. Raises ApiError."""
+    param = fields.name(key)
+    try:
+        held = grammar_schema(check_schema(schema, param), prefix)
+    except SchemaTooLarge as error:
+        raise refused(f"'{param}' {error}", param) from None
+    if strict and held.left_out:
+        place = f"{param}.{held.left_out[0]}"
+        raise refused(
+            f"'{place[:_MAX_PLACE]}' cannot be kept to, as 'strict' wants it: leave out the one or the other",
+            param,
+        )
+    for place in held.left_out:
+        fields.leave_out(key, place)
+    return held.schema
+
+
+def schema_grammar(
+    fields: BodyFields, key: str, schema: object, service: Service, *, strict: bool = False
+) -> Grammar:
+    """Of a JSON schema, which came as that field. Raises ApiError."""
+    text = json.dumps(schema_of_grammar(fields, key, schema, strict=strict))
+    return grammar_of("json", text, fields.name(key), service)
 
 
 def check_schema(schema: object, param: str) -> dict[str, object]:
@@ -77,37 +162,74 @@ def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Gr
     return Grammar(kind, text)
 
 
-def _response_format(form: BodyFields, service: Service) -> Grammar | None:
+def _form(form: BodyFields, service: Service) -> Grammar | None:
+    """Of OpenAI's `response_format`, and what other servers take beside it."""
     kind = form.text("type")
-    described = form.nested("json_schema")
-    param = form.name("json_schema")
-    form.overlook()
+    found: dict[str, Grammar] = {}
     match kind:
         case "text":
-            return None
-        case "json_object":
-            return schema_grammar(_OBJECT, form.name("type"), service)
-        case "json_schema" if described is not None:
-            name = described.text("name")
-            if name is None or len(name) > _MAX_NAME:
-                where = described.name("name")
-                raise refused(f"'{where}' must have 1 to {_MAX_NAME} characters", where)
-            described.flag("strict")  # always
-            schema = described.raw("schema")
-            described.ignore(("description",))
-            described.overlook()
-            return schema_grammar(_OBJECT if schema is None else schema, described.name("schema"), service)
+            pass
+        case "json_object" | "json":
+            found = _schemas(form, service) or {"type": schema_grammar(form, "type", _OBJECT, service)}
         case "json_schema":
-            raise refused(f"'{param}' is missing", param, "missing_required_parameter")
-    where = form.name("type")
-    raise refused(f"'{where}' must be 'text', 'json_object' or 'json_schema'", where, "unsupported_value")
+            found = _schemas(form, service)
+            if not found:
+                param = form.name("json_schema")
+                raise refused(f"'{param}' is missing", param, "missing_required_parameter")
+        case "regex":
+            found = _texts(form, ("value", "pattern", "regex"), "regex", service)
+        case "grammar" | "ebnf":
+            found = _texts(form, ("grammar", "value", "ebnf"), "lark", service)
+        case _:
+            where = form.name("type")
+            raise refused(
+                f"'{where}' must be 'text', 'json_object' or 'json_schema'", where, "unsupported_value"
+            )
+    form.overlook()
+    return _only({form.name(key): grammar for key, grammar in found.items()})[0]
+
+
+def _schemas(form: BodyFields, service: Service) -> dict[str, Grammar]:
+    """What stands at OpenAI's place for a schema, and at others'."""
+    found: dict[str, Grammar] = {}
+    strict = form.flag("strict")
+    for key in ("schema", "value"):
+        value = form.parsed(key)
+        if isinstance(value, dict) and key == "value" and isinstance(value.get("schema"), dict):
+            found[key] = _described(form.inner(value, key), service)
+        elif value is not None:
+            found[key] = schema_grammar(form, key, value, service, strict=strict)
+    described = form.nested("json_schema")
+    if described is not None:
+        name = described.text("name")
+        if name is None or len(name) > _MAX_NAME:
+            where = described.name("name")
+            raise refused(f"'{where}' must have 1 to {_MAX_NAME} characters", where)
+        found["json_schema"] = _described(described, service)
+    return found
+
+
+def _described(described: BodyFields, service: Service) -> Grammar:
+    """A schema with a name and what it is for."""
+    strict, schema = described.flag("strict"), described.parsed("schema")
+    described.raw("name")
+    described.ignore(("description",))
+    described.overlook()
+    return schema_grammar(described, "schema", _OBJECT if schema is None else schema, service, strict=strict)
+
+
+def _texts(form: BodyFields, keys: Sequence[str], kind: GrammarKind, service: Service) -> dict[str, Grammar]:
+    found = {key: text for key in keys if (text := form.text(key)) is not None}
+    if not found:
+        raise refused(f"'{form.name(keys[0])}' is missing", form.name(keys[0]), "missing_required_parameter")
+    return {key: grammar_of(kind, text, form.name(key), service) for key, text in found.items()}
 
 
 def _structured(fields: BodyFields, key: str, kind: str, service: Service) -> Grammar:
     """As vLLM's clients say it."""
     value, param = fields.raw(key), fields.name(key)
     if kind == "json":  # which may come as a text
-        return schema_grammar(fields.parsed(key), param, service)
+        return schema_grammar(fields, key, fields.parsed(key), service)
     if kind == "choice":
         return grammar_of("lark", _alternatives(value, param), param, service)
     text = fields.text(key) or ""

@@ -4,7 +4,7 @@ import json
 from typing import Final
 
 from tpiedge.api.asked import MAX_TOKENS, Asked, check_model
-from tpiedge.api.errors import refused
+from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 from tpiedge.api.translation import Chat, Dialect, copied, needed, objects, text_parts
@@ -14,7 +14,12 @@ __all__ = ["count_tokens", "read_messages_request"]
 _COPIED: Final = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"}
 _DIALECT: Final = Dialect(
     "message",
-    names={"stop": "stop_sequences", "response_format": "output_config.format"},
+    names={
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "response_format.json_schema.schema": "output_config.format.schema",
+        "tools[].function.parameters": "tools[].input_schema",
+    },
     ignored=(
         "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
         "diagnostics", "user_profile_id", "workspace_id",
@@ -29,6 +34,7 @@ def read_messages_request(values: dict[str, object], service: Service, name: str
     """`name`: the answer's. Raises ApiError."""
     fields = BodyFields(values)
     check_model(fields, service)
+    _refuse_thread(fields)
     maximum = fields.integer("max_tokens", None, 1, MAX_TOKENS)
     if maximum is None:
         raise refused("you must provide 'max_tokens'", "max_tokens", "missing_required_parameter")
@@ -38,9 +44,18 @@ def read_messages_request(values: dict[str, object], service: Service, name: str
 def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
     """What /v1/messages/count_tokens answers. Raises ApiError."""
     check_model(fields, service)
+    _refuse_thread(fields)
     fields.ignore(("max_tokens",))
     asked = _read(fields, service, "count", 1)
     return {"input_tokens": len(asked.choices[0].request.prompt_ids)}
+
+
+def _refuse_thread(fields: BodyFields) -> None:
+    """Their clients know this error, and send the whole conversation then."""
+    if fields.raw("thread") is not None:
+        why = "'thread' is not supported, as no message is stored: send the whole conversation as 'messages'"
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        raise ApiError(400, why, "unsupported_parameter", param="thread", details=details)
 
 
 def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Asked:
@@ -178,18 +193,28 @@ def _tool(tool: BodyFields) -> Chat:
 
 
 def _read_output(fields: BodyFields, chat: Chat) -> None:
-    """A schema that the answer is to have."""
+    """A schema that the answer is to have, by its name of today or by that of the beta."""
     output = fields.nested("output_config")
-    form = None if output is None else output.nested("format")
+    today = None if output is None else output.nested("format")
+    beta = fields.nested("output_format")
     if output is not None:
         output.ignore(("effort", "task_budget"))
         output.overlook()
-    if form is None:
-        return
+    found = [_form(form) for form in (today, beta) if form is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        why = "'output_config.format' and 'output_format' both say what the answer must be, and not the same: give one"
+        raise refused(why, "output_format")
+    if found:
+        chat["response_format"] = found[0]
+
+
+def _form(form: BodyFields) -> Chat:
     if form.text("type") != "json_schema":
         where = form.name("type")
         raise refused(f"'{where}' must be 'json_schema'", where, "unsupported_value")
     schema = form.nested("schema")
-    wanted = {"name": "answer", "schema": dict(schema.items()) if schema else {}, "strict": True}
-    chat["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    form.ignore(("name", "description"))
+    strict = form.flag("strict")
     form.overlook()
+    wanted = {"name": "answer", "schema": dict(schema.items()) if schema else {}, "strict": strict}
+    return {"type": "json_schema", "json_schema": wanted}

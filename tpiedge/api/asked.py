@@ -87,9 +87,10 @@ FormatName = Literal[
 class Reply:
     """How the answer is to be given.
 
-    `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several` and `thinking` are
-    those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts, where the form
-    needs that. `grammar`: the field of the request that says what the answer must keep to, if one does.
+    `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several`, `required` and
+    `thinking` are those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts,
+    where the form needs that. `grammar`: the field of the request that says what the answer must keep to, if one does.
+    `functions`: a call is told as OpenAI's API had it before there were tools.
     """
 
     format: FormatName
@@ -110,13 +111,15 @@ class Reply:
     several: bool = True
     thinking: Thinking = ""
     grammar: Annotated[str, MaxLength(_MAX_PARAM)] = ""
+    required: bool = False
+    functions: bool = False
 
     @property
     def speech(self) -> SpeechForm:
         """What is looked for in the text."""
         texts = self.texts or [()] * len(self.tools)
         tools = [ReadTool(*both) for both in zip(self.tools, texts, strict=True)]
-        return SpeechForm(self.calls, tools, self.several, self.thinking)
+        return SpeechForm(self.calls, tools, self.several, self.thinking, self.required)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tpiedge.api.answer_grammar import grammar_of
-from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.errors import refused
+from tpiedge.api.schema_references import DATA, NAMED
 from tpiedge.api.service import Service
-from tpiedge.api.tools import AskedTools, text_names
+from tpiedge.api.tools import AskedTools, CallableTool, text_names
 from tpiedge.engine.sampling import grammars_installed
 from tpiedge.model.call_forms import CALL_MARKS, CallForm
 from tpiedge.model.speech import THOUGHT_MARKS, Thinking
@@ -22,7 +23,7 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar
 
-__all__ = ["begun_call_grammar", "required_call_grammar"]
+__all__ = ["begun_call_grammar", "call_or_form_grammar", "required_call_grammar"]
 
 _MAX_CALLS: Final = 16
 #: Within a grammar of another kind, JSON is to be written as in answers that are nothing else.
@@ -32,15 +33,9 @@ _FREE: Final = {"whitespace_pattern": r"[ \t\r\n]{0,16}", "lenient": True}
 _SPACES: Final = "SPACES: /[ \\t\\r\\n]{0,16}/"
 _REST: Final = "REST: /(.|\\n)*/"
 _TEXT: Final = "text[lazy]: /(.|\\n)*<\\/parameter>/"
-#: Where a schema has one of them, its properties may not be all.
-_OTHERS: Final = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
-_DEFINITIONS: Final = ("$defs", "definitions")
-#: Whose keys are names, not words of JSON Schema, and whose values are schemas.
-_NAMED: Final = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas", "dependencies")
-#: Whose values are no schemas.
-_DATA: Final = ("const", "enum", "default", "examples")
-#: Of a name: written otherwise in a reference.
-_ESCAPED: Final = re.compile("[/~%]")
+_DEFINITIONS: Final = "#/$defs/"
+#: A slash within a regular expression, or what is escaped already.
+_SLASH: Final = re.compile(r"\\.|/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +52,47 @@ def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -
     """Of an answer that is a call, or several; None where it need not be. Raises ApiError."""
     if not tools.required:
         return None
-    chosen = [tool["function"] for tool in tools.shown if tool["function"]["name"] in tools.required]
     if form in ("llama3", "mistral"):
-        schema = _enveloped(chosen, form, _MAX_CALLS if tools.several else 1)
+        schema = _enveloped(tools.callable(tools.required), form, _MAX_CALLS if tools.several else 1)
         return grammar_of("json", json.dumps(schema), "tools", service)
+    return grammar_of(
+        "lark", _checked(_joined(["start: calls"], _calls(tools, form, service))), "tools", service
+    )
+
+
+def call_or_form_grammar(
+    tools: AskedTools, form: CallForm, answer: Grammar, param: str, service: Service
+) -> Grammar:
+    """Of an answer that is a call, or several, or else what `answer` describes, which came as the field `param`. Raises
+    ApiError."""
+    rules = _calls(tools, form, service)
+    text = _checked(_joined(["start: calls | answer", f"answer: {_nested(answer, param)}"], rules))
+    return grammar_of("lark", text, param, service)
+
+
+def _nested(answer: Grammar, param: str) -> str:
+    """The grammar as a part of another one."""
+    if answer.kind == "json":
+        return f"%json {json.dumps({**json.loads(answer.text), 'x-guidance': _STRICT})}"
+    if answer.kind == "regex":
+        return f"/{_SLASH.sub(_escaped_slash, answer.text)}/"
+    if "::=" in answer.text:
+        why = "stand beside 'tools' that may be called: write it as llguidance reads it, or choose what is to come"
+        raise refused(f"'{param}' cannot, as llama.cpp writes it, {why}", param)
+    return f"%lark {{\n{answer.text}\n}}"
+
+
+def _escaped_slash(found: re.Match[str]) -> str:
+    return r"\/" if found.group() == "/" else found.group()
+
+
+def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]:
+    """The rules of `calls`, one call or several."""
+    chosen = tools.callable(tools.required or tools.names)
+    if form in ("llama3", "mistral"):
+        most = _MAX_CALLS if tools.several else 1
+        yield f"calls: %json {json.dumps({**_enveloped(chosen, form, most), 'x-guidance': _STRICT})}"
+        return
     mark = _marking(service.tokenizer)
     style = _Style(mark, lambda text: json.dumps(text) if text else "", _STRICT)
     opener, closing, before, after = mark(CALL_MARKS[form].openers[-1]), "", "", ""
@@ -78,11 +110,9 @@ def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -
             else:
                 between = ""
     more = f" ({between} call)*" if tools.several else ""
-    start = [f"start: {before} call{more} {after}", f"call: {opener} body {closing}"]
-    text = _joined(start, _body(chosen, form, style))
-    if text is None:
-        raise _too_long()
-    return grammar_of("lark", text, "tools", service)
+    yield f"calls: {before} call{more} {after}"
+    yield f"call: {opener} body {closing}"
+    yield from _body(chosen, form, style)
 
 
 def begun_call_grammar(
@@ -99,9 +129,8 @@ def begun_call_grammar(
     if begins is None or len(known) < len(thoughts):
         return None
     style = _Style(_marking(tokenizer), lambda _: "SPACES", _FREE)
-    shown = [tool["function"] for tool in tools.shown]
     start = ["start: SPACES body REST", _SPACES, _REST]
-    text = _joined(start, _body(shown, form, style))
+    text = _joined(start, _body(tools.callable(tools.names), form, style))
     if text is None:
         return None
     return replace(grammar_of("lark", text, "tools", service), begins=begins, thoughts=known)
@@ -129,12 +158,14 @@ def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
     return "\n".join(found)
 
 
-def _too_long() -> ApiError:
+def _checked(text: str | None) -> str:
+    if text is not None:
+        return text
     why = f"'tools' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
-    return refused(why, "tools")
+    raise refused(why, "tools")
 
 
-def _body(tools: Sequence[Mapping[str, Any]], form: CallForm, style: _Style) -> Iterator[str]:
+def _body(tools: Sequence[CallableTool], form: CallForm, style: _Style) -> Iterator[str]:
     """The rules of what comes after the mark that opens a call."""
     if form in ("hermes", "llama3", "mistral"):
         yield f"body: {_json(_enveloped(tools, form, _MAX_CALLS), style)}"
@@ -149,9 +180,9 @@ def _body(tools: Sequence[Mapping[str, Any]], form: CallForm, style: _Style) -> 
         yield _TEXT
 
 
-def _named(tool: Mapping[str, Any], form: CallForm, style: _Style) -> str:
+def _named(tool: CallableTool, form: CallForm, style: _Style) -> str:
     """A name, a mark and JSON."""
-    name, arguments = json.dumps(tool["name"]), f"{style.spaces('')} {_json(_arguments(tool), style)}"
+    name, arguments = json.dumps(tool.name), f"{style.spaces('')} {_json(tool.schema, style)}"
     if form == "deepseek-v31":
         return f"{name} {style.mark('<｜tool▁sep｜>')} {arguments}"
     if form == "deepseek-v3":
@@ -161,34 +192,38 @@ def _named(tool: Mapping[str, Any], form: CallForm, style: _Style) -> str:
     return f"{name} {identity} {style.mark('[ARGS]')} {arguments}"
 
 
-def _tagged(tool: Mapping[str, Any], at: int, style: _Style) -> Iterator[str]:
+def _tagged(tool: CallableTool, at: int, style: _Style) -> Iterator[str]:
     """Tags around the values of parameters."""
-    schema = tool["parameters"]
+    schema = tool.schema
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
-    parts, definitions, texts = [], _definitions(schema), frozenset(text_names(schema))
+    parts, definitions, texts = [], schema.get("$defs", {}), frozenset(text_names(schema))
     for number, (key, value) in enumerate(properties.items() if isinstance(properties, dict) else ()):
         rule = f"value_{at}_{number}"
         parts.append(rule if key in needed else f"{rule}?")
-        said = _text_of(value, style) if key in texts else _json_of(value, definitions, style)
+        said = (
+            _text_of(value, style)
+            if key in texts or value in (True, {})
+            else _json_of(value, definitions, style)
+        )
         yield f"{rule}: {json.dumps(f'<parameter={key}>')} {said}"
     if _may_have_others(schema):
         parts.append(f"other_{at}*")
         yield f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {style.spaces(chr(10))}'
-    opened = f"{json.dumps('<function=' + tool['name'] + '>')} {style.spaces(chr(10))}"
+    opened = f"{json.dumps('<function=' + tool.name + '>')} {style.spaces(chr(10))}"
     yield f'tool_{at}: {opened} {" ".join(parts)} "</function>"'
 
 
 def _may_have_others(schema: Mapping[str, Any]) -> bool:
     """Whether there may be other parameters than those that the schema names."""
-    more = schema.get("additionalProperties")
-    unnamed = more is None and not schema.get("properties")
-    return unnamed or more not in (None, False) or any(key in schema for key in _OTHERS)
+    return schema.get("additionalProperties") is not False
 
 
-def _text_of(schema: Mapping[str, Any], style: _Style) -> str:
+def _text_of(schema: object, style: _Style) -> str:
     """A text as it is, to the parameter's end."""
-    choices, break_ = schema.get("enum", [schema["const"]] if "const" in schema else None), style.spaces("\n")
+    break_, choices = style.spaces("\n"), None
+    if isinstance(schema, dict):
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if not choices or not isinstance(choices, list):
         return f"text {break_}"
     written = " | ".join(json.dumps(str(choice), ensure_ascii=False) for choice in choices)
@@ -200,85 +235,44 @@ def _json_of(schema: object, definitions: Mapping[str, Any], style: _Style) -> s
     return f'{break_} {_json(alone, style)} {break_} "</parameter>" {break_}'
 
 
-def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What `$ref` may name where there is only a part of the schema; nothing where that refers to more."""
-    found = {
-        f"#/{kind}/{name}": value
-        for kind in _DEFINITIONS
-        if isinstance(schema.get(kind), dict)
-        for name, value in schema[kind].items()
-        if not _ESCAPED.search(name)
-    }
-    return found if found.keys() >= {*_references([*found.values()])} else {}
-
-
-def _alone(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with the definitions that it needs; free where it refers to anything else."""
+def _alone(schema: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with the definitions that it needs."""
     left: list[Any] = [schema]
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {}
     while left:
-        for reference in _references(left.pop()):
-            if reference not in definitions:
-                return {}
-            _, kind, name = reference.split("/")
-            if name not in found.setdefault(kind, {}):
-                found[kind][name] = definitions[reference]
-                left.append(definitions[reference])
-    return {**schema, **found}
-
-
-def _references(schema: object) -> Iterator[str]:
-    """All that the schema, or those of a list, refer to, by their parts."""
-    if isinstance(schema, list):
-        for part in schema:
-            yield from _references(part)
-    elif isinstance(schema, dict):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
-        for key, value in schema.items():
-            named = key in _NAMED and isinstance(value, dict)
-            yield from _references([*value.values()] if named else [] if key in _DATA else value)
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, dict):
+            name = part["$ref"].removeprefix(_DEFINITIONS) if isinstance(part.get("$ref"), str) else None
+            if name is not None and name not in found:
+                found[name] = definitions[name]
+                left.append(definitions[name])
+            for key, value in part.items():
+                named = key in NAMED and isinstance(value, dict)
+                left += value.values() if named else () if key in DATA else (value,)
+    return {**schema, "$defs": found} if found else schema
 
 
 def _json(schema: Mapping[str, Any], style: _Style) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': style.json})}"
 
 
-def _enveloped(tools: Sequence[Mapping[str, Any]], form: CallForm, most: int) -> dict[str, Any]:
+def _enveloped(tools: Sequence[CallableTool], form: CallForm, most: int) -> dict[str, Any]:
     """Name and arguments as one object, or a list of them."""
     key = "parameters" if form == "llama3" else "arguments"
-    calls: dict[str, Any] = {"anyOf": [_call_schema(tool, at, key, form) for at, tool in enumerate(tools)]}
-    return {"type": "array", "items": calls, "minItems": 1, "maxItems": most} if form == "mistral" else calls
+    calls: dict[str, Any] = {"anyOf": [_call_schema(tool, key) for tool in tools]}
+    if form == "mistral":
+        calls = {"type": "array", "items": calls, "minItems": 1, "maxItems": most}
+    definitions = {name: value for tool in tools for name, value in tool.schema.get("$defs", {}).items()}
+    return {**calls, "$defs": definitions} if definitions else calls
 
 
-def _call_schema(tool: Mapping[str, Any], at: int, key: str, form: CallForm) -> dict[str, Any]:
-    place = f"#/{'items/' if form == 'mistral' else ''}anyOf/{at}/properties/{key}"
+def _call_schema(tool: CallableTool, key: str) -> dict[str, Any]:
+    arguments = {word: value for word, value in tool.schema.items() if word != "$defs"}
     return {
         "type": "object",
-        "properties": {"name": {"const": tool["name"]}, key: _moved(_arguments(tool), place)},
+        "properties": {"name": {"const": tool.name}, key: arguments},
         "required": ["name", key],
         "additionalProperties": False,
     }
-
-
-def _arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of its arguments, which are an object also where it allows other values, too."""
-    return {**tool["parameters"], "type": "object"}
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """The schema, whose references to parts of itself stay so at another place."""
-    if isinstance(schema, list):
-        return [_moved(one, place) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            moved[key] = {name: _moved(one, place) for name, one in value.items()}
-        else:
-            moved[key] = value if key in _DATA else _moved(value, place)
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
-    return moved

@@ -17,16 +17,18 @@ from tpiedge.api.asked import (
     request_of,
     rest_of,
 )
-from tpiedge.api.call_grammars import begun_call_grammar, required_call_grammar
+from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar, required_call_grammar
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import message_characters, read_messages
+from tpiedge.api.old_functions import has_functions, read_functions
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
-from tpiedge.api.tools import read_tools, text_parameters, tool_form
+from tpiedge.api.tools import AskedTools, read_tools, text_parameters, tool_form
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
+from tpiedge.model.call_forms import CallForm
 from tpiedge.model.speech import NO_THOUGHTS, Thinking, thinking_after
 from tpiedge.wire.requests import Grammar
 
@@ -38,6 +40,8 @@ _SWITCHES = ("enable_thinking", "thinking")
 def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     """`name`: the answer's. The answer goes on with the last message where `continue_final_message` says so, in the
     words of vLLM. Raises ApiError."""
+    if has_functions(values):
+        return read_functions(values, service, name, read_chat)
     fields = BodyFields(values)
     check_model(fields, service)
     top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
@@ -60,7 +64,7 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
         raise refused(why, "continue_final_message")
     ignore_eos = rest_of(fields)
     calls = tool_form(tools, service)
-    grammar = _one_grammar(form, required_call_grammar(tools, calls, service))
+    grammar = _grammar(form, form_param, tools, calls, service)
     ids, thinking = _prompt(
         messages, variables, service, tools.shown, goes_on=goes_on, formed=grammar is not None
     )
@@ -72,8 +76,9 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
         tools=tools.names,
         texts=text_parameters(tools) if calls == "qwen-xml" else (),
         several=tools.several,
+        required=bool(tools.required),
         thinking=thinking,
-        grammar=form_param or ("tools" if grammar else ""),
+        grammar=form_param if form_param and not tools.required else "tools" if grammar else "",
     )
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
@@ -90,7 +95,9 @@ def _max_tokens(fields: BodyFields) -> int | None:
 
 
 def _only_text(fields: BodyFields) -> None:
-    fields.unsupported(("functions", "function_call", "audio", "prediction", "web_search_options"), "none")
+    fields.unsupported(("audio", "prediction", "web_search_options"), "none")
+    for key in ("functions", "function_call"):  # which name nothing here
+        fields.raw(key)
     fields.unsupported(("prompt",))
     fields.unsupported(("modalities",), ["text"])
 
@@ -142,7 +149,13 @@ def _prompt(
     return encode(text, service, "messages", add_special=False), thinking
 
 
-def _one_grammar(form: Grammar | None, calls: Grammar | None) -> Grammar | None:
-    if form is not None and calls is not None:
-        raise refused("an answer cannot be a call of a tool and have another form, too", "tool_choice")
-    return form or calls
+def _grammar(
+    form: Grammar | None, param: str, tools: AskedTools, calls: CallForm, service: Service
+) -> Grammar | None:
+    """What the answer must keep to from its beginning on. Where a call is required, the form is that of the text which
+    comes after it, in another turn; where one may come, the answer is that or of the form. Raises ApiError."""
+    if tools.required:
+        return required_call_grammar(tools, calls, service)
+    if form is not None and tools.shown:
+        return call_or_form_grammar(tools, calls, form, param, service)
+    return form

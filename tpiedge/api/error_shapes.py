@@ -31,10 +31,11 @@ def error_body(error: ApiError, path: str) -> Json:
 
 
 def anthropic_error(error: ApiError) -> Json:
-    """{"type": "error", "error": {"type", "message"}}."""
+    """{"type": "error", "error": {"type", "message"}}, and "details" where there are some."""
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_KINDS.get(error.status, usual)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    more = {"details": error.details} if error.details else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **more}}
 
 
 def ollama_error(error: ApiError) -> Json:

@@ -29,7 +29,8 @@ _log = RateLimitedLog(logging.getLogger(__name__))
 
 
 class ApiError(Exception):
-    """An answer that is an error: `status` and `headers` of HTTP, `param` the field of the request at fault."""
+    """An answer that is an error: `status` and `headers` of HTTP, `param` the field of the request at fault, `details`
+    what clients of Anthropic's read of it."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -46,6 +48,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = dict(headers or {})
+        self.details = dict(details or {})
 
     @property
     def kind(self) -> str:

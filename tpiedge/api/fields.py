@@ -19,7 +19,7 @@ _NEAR_LENGTH: Final = 6
 _MOST_IGNORED: Final = 32
 _MOST_UNKNOWN: Final = 256
 _INDEX: Final = re.compile(r"\[\d+\]")
-_STRANGE: Final = re.compile(r"[^\w.\[\]-]", re.ASCII)
+_STRANGE: Final = re.compile(r"[^\w.$\[\]-]", re.ASCII)
 _SHOWN: Final = 64
 
 
@@ -129,6 +129,15 @@ class BodyFields:
             if self._values.get(key) is not None:
                 self._note(key)
 
+    def leave_out(self, key: str, place: str) -> None:
+        """Notes that what stands at that place within the field has no effect."""
+        name = self.name(key)
+        room = _SHOWN - len(f"{name}..")
+        within = (
+            place if len(place) < room else f"..{place[max(0, len(place) - room + 1) :].partition('.')[2]}"
+        )
+        self._note_name(f"{name}.{within}")
+
     def unsupported(self, keys: Sequence[str], *harmless: object) -> None:
         """Keys that are refused unless null, empty or one of the `harmless` values."""
         for key in keys:
@@ -165,9 +174,12 @@ class BodyFields:
             self._note(key)
 
     def _note(self, key: str) -> None:
+        self._note_name(self.name(key))
+
+    def _note_name(self, name: str) -> None:
         ignored = self._request.ignored
         if len(ignored) < _MOST_IGNORED:
-            name = _INDEX.sub("[]", self.name(key)[:_SHOWN])
+            name = _INDEX.sub("[]", name[:_SHOWN])
             # The header would end with a blank, which none may, where the last name is empty.
             ignored[_STRANGE.sub("?", name) or "?"] = None
 

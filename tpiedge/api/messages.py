@@ -11,7 +11,10 @@ __all__ = ["message_characters", "read_messages"]
 _MAX_MESSAGES = 4096
 _MAX_NAME = 64
 _MAX_CALLS = 128
-_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
+_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
+    "developer": "system",
+    "function": "tool",
+}
 _IGNORED = ("refusal", "annotations")
 
 
@@ -61,11 +64,11 @@ def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> di
         found["name"] = name
     if role == "assistant":
         found |= _begun(message) if begun else _assistant(message)
-    elif role == "tool":
+    elif _ROLES[role] == "tool":
         found["tool_call_id"] = message.text("tool_call_id") or ""
     else:
         message.unsupported(("tool_calls", "tool_call_id"))
-    message.unsupported(("function_call", "audio"))
+    message.unsupported(("audio",) if role == "assistant" and not begun else ("function_call", "audio"))
     message.ignore(_IGNORED)
     message.overlook()
     return found
@@ -80,6 +83,9 @@ def _assistant(message: BodyFields) -> dict[str, Any]:
     calls = message.raw("tool_calls")
     if calls is not None and not (isinstance(calls, list) and len(calls) <= _MAX_CALLS):
         raise message.wrong_type("tool_calls", f"an array of at most {_MAX_CALLS}", calls)
+    function = message.nested("function_call")
+    if function is not None and not calls:  # as before there were tools
+        calls = [{"function": dict(function.items())}]
     if calls:
         found["tool_calls"] = [_call(call, index, message) for index, call in enumerate(calls)]
     return found

@@ -30,6 +30,7 @@ _OPTIONS: Final = {
 _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
     "max_tokens": "options.num_predict",
     "response_format": "format",
+    "response_format.json_schema.schema": "format",
 }
 _IGNORED: Final = ("keep_alive", "truncate", "shift", "context")
 _CHATS: Final = Dialect("ollama-chat", _NAMES, _IGNORED)
@@ -66,8 +67,6 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
     if not prompt:
         raise _loaded(fields, service, {"response": ""})
     if raw or service.template is None:  # without the model's template
-        if "response_format" in asked:
-            raise refused("'format' is not supported with 'raw'", "format", "unsupported_parameter")
         asked.pop("chat_template_kwargs", None)
         fields.ignore([key for key in ("system", "think") if fields.raw(key)])
         asked["prompt"] = prompt

@@ -47,7 +47,7 @@ class OpenAIFormat:
         told = self._reply.logprobs is not None or self._reply.token_ids
         if not deltas and piece.last is None and not told:
             return ()
-        last = self._speech[choice].ending(piece)
+        last = self._ending(choice, piece)
         parts = [TextPiece("", (), ()) for _ in deltas[1:]]
         pieces = [replace(piece, last=None), *parts]
         pieces[-1] = replace(pieces[-1], last=last)
@@ -85,12 +85,14 @@ class OpenAIFormat:
         if not self._chat:
             return self._choice(number, {"text": text}, piece)
         message = self._message(number, list(self._speech[number].take_whole(piece)))
-        return self._choice(
-            number, {"message": message}, replace(piece, last=self._speech[number].ending(piece))
-        )
+        return self._choice(number, {"message": message}, replace(piece, last=self._ending(number, piece)))
 
     def _delta(self, choice: int, said: SpokenText | CallBegun | CallArguments) -> Json:
         match said:
+            case CallBegun(name=name) if self._reply.functions:
+                return {"function_call": {"name": name, "arguments": ""}}
+            case CallArguments(text=text) if self._reply.functions:
+                return {"function_call": {"arguments": text}}
             case CallBegun(index=index, name=name):
                 call = self._call(choice, ToolCall(index, name, ""))
                 return {"tool_calls": [{"index": index} | call]}
@@ -106,9 +108,16 @@ class OpenAIFormat:
         message: Json = {"role": "assistant", "content": content, "refusal": None}
         if self._reply.thinking:
             message["reasoning_content"] = "".join(one.text for one in texts if one.thought) or None
-        if calls:
+        if calls and self._reply.functions:
+            message |= {"content": content or None, "function_call": calls[0]["function"]}
+        elif calls:
             message |= {"content": content or None, "tool_calls": calls}
         return message
+
+    def _ending(self, choice: int, piece: TextPiece) -> str | None:
+        """As of SpokenChoice, in the words of the request."""
+        last = self._speech[choice].ending(piece)
+        return "function_call" if last == "tool_calls" and self._reply.functions else last
 
     def _call(self, choice: int, call: ToolCall) -> Json:
         identity = call_id(self._head.id, choice, call.index)

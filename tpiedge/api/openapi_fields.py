@@ -9,6 +9,7 @@ from typing import Final
 
 from tpiedge.api.asked import MAX_CHOICES, MAX_TOKENS, MAX_TOOLS
 from tpiedge.api.embedding_request import MAX_INPUTS
+from tpiedge.api.openapi_forms import FORM
 from tpiedge.api.openapi_parts import (
     COUNT,
     MODEL,
@@ -99,41 +100,9 @@ _ANSWERING: Final[dict[str, JsonSchema]] = {
     "ignore_eos": flag("Whether the answer goes on where the model would end it."),
 }
 
-_SCHEMA: Final[JsonSchema] = {"type": ["object", "null"], "description": "A JSON schema that the answer has."}
-_FORM: Final[dict[str, JsonSchema]] = {
-    "response_format": {
-        "type": ["object", "null"],
-        "properties": {
-            "type": {"enum": ["text", "json_object", "json_schema"]},
-            "json_schema": {
-                "type": ["object", "null"],
-                "properties": {"name": TEXT, "schema": _SCHEMA, "strict": flag("It is always so.")},
-                "required": ["name"],
-            },
-        },
-        "required": ["type"],
-    },
-    "grammar": {"type": ["string", "null"], "description": "Lark, of what the answer may be."},
-    "structured_outputs": {
-        "type": ["object", "null"],
-        "description": "One of these, as of vLLM.",
-        "properties": {
-            "json": {"type": ["object", "string", "null"]},
-            "regex": {"type": ["string", "null"]},
-            "choice": {"type": ["array", "null"], "items": TEXT},
-            "grammar": {"type": ["string", "null"]},
-        },
-    },
-    "guided_json": {"type": ["object", "string", "null"], "description": "An older name, as the next three."},
-    "guided_regex": {"type": ["string", "null"]},
-    "guided_choice": {"type": ["array", "null"], "items": TEXT},
-    "guided_grammar": {"type": ["string", "null"]},
-}
-"""What form an answer must have."""
-
 COMPLETION: Final[dict[str, JsonSchema]] = {
     **_ANSWERING,
-    **_FORM,
+    **FORM,
     "prompt": {
         "description": "A text, token ids, or a list of either, which is answered one by one.",
         "anyOf": [
@@ -148,9 +117,17 @@ COMPLETION: Final[dict[str, JsonSchema]] = {
     "logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
 }
 
+_CHOSEN: Final[JsonSchema] = body(
+    {"type": {"const": "function"}, "function": body({"name": TEXT}, ["name"])}, ["type", "function"]
+)
+_ALLOWED: Final[JsonSchema] = body(
+    {"mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "minItems": 1, "items": _CHOSEN}},
+    ["mode", "tools"],
+)
+
 CHAT: Final[dict[str, JsonSchema]] = {
     **_ANSWERING,
-    **_FORM,
+    **FORM,
     "tools": {
         "type": ["array", "null"],
         "maxItems": MAX_TOOLS,
@@ -160,11 +137,19 @@ CHAT: Final[dict[str, JsonSchema]] = {
         "description": "Whether one of the tools must be called, or which.",
         "anyOf": [
             {"enum": ["none", "auto", "required", None]},
-            body(
-                {"type": {"const": "function"}, "function": body({"name": TEXT}, ["name"])},
-                ["type", "function"],
-            ),
+            _CHOSEN,
+            body({"type": {"const": "allowed_tools"}, "allowed_tools": _ALLOWED}, ["type", "allowed_tools"]),
         ],
+    },
+    "functions": {
+        "type": ["array", "null"],
+        "maxItems": MAX_TOOLS,
+        "description": "The older name of tools, of which at most one is called.",
+        "items": {"type": "object"},
+    },
+    "function_call": {
+        "description": "The older name of tool_choice.",
+        "anyOf": [{"enum": ["none", "auto", None]}, body({"name": TEXT}, ["name"])],
     },
     "parallel_tool_calls": flag("Whether several tools may be called at once; true without."),
     "continue_final_message": flag("Whether the answer goes on with the last message, an assistant's."),
@@ -298,7 +283,7 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
     "cluster": _CLUSTER,
     "message": body(
         {
-            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
             "content": {
                 "description": "Null only of an assistant.",
                 "anyOf": [
@@ -316,6 +301,7 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
                 "maxItems": 128,
                 "items": ref("tool_call"),
             },
+            "function_call": {"type": ["object", "null"], "description": "An assistant's, of a function."},
             "tool_call_id": {
                 "type": ["string", "null"],
                 "description": "A tool's: of the call that it answers.",

@@ -9,6 +9,7 @@ from typing import Final
 
 from tpiedge.api.asked import MAX_TOKENS
 from tpiedge.api.openapi_fields import EMBEDDINGS, SAMPLING
+from tpiedge.api.openapi_forms import FORM
 from tpiedge.api.openapi_parts import (
     COUNT,
     EVENTS,
@@ -56,6 +57,7 @@ _NOT_STORED: Final[JsonSchema] = {
 }
 
 RESPONSES: Final[dict[str, JsonSchema]] = {
+    **FORM,
     "model": MODEL,
     "previous_response_id": _NOT_STORED,
     "conversation": _NOT_STORED,
@@ -84,6 +86,7 @@ RESPONSES: Final[dict[str, JsonSchema]] = {
 }
 
 ANTHROPIC: Final[dict[str, JsonSchema]] = {
+    **FORM,
     "model": MODEL,
     "max_tokens": integer(1, MAX_TOKENS, "Of the answer."),
     "messages": {"type": "array", "minItems": 1, "items": _said(["user", "assistant"], _TEXT_OR_PARTS)},
@@ -97,9 +100,12 @@ ANTHROPIC: Final[dict[str, JsonSchema]] = {
     "tools": _TOOLS,
     "tool_choice": _OBJECT,
     "output_config": {**_OBJECT, "description": "Its `format`, a schema that the answer has."},
+    "output_format": {**_OBJECT, "description": "The same schema, by its older name."},
+    "thread": _NOT_STORED,
 }
 
 _OLLAMA: Final[dict[str, JsonSchema]] = {
+    **FORM,
     "model": MODEL,
     "stream": flag("Whether the answer comes in lines of JSON; true without."),
     "options": {

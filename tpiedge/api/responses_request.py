@@ -18,7 +18,13 @@ _COPIED: Final = {
 }
 _DIALECT: Final = Dialect(
     "response",
-    names={"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"},
+    names={
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "response_format.json_schema": "text.format",
+        "tools[].function": "tools[]",
+    },
     ignored=(
         "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key",
         "prompt_cache_options", "prompt_cache_retention", "include", "max_tool_calls", "top_logprobs",
@@ -118,8 +124,7 @@ def _read_text(fields: BodyFields, chat: Chat) -> None:
         return
     kind = form.text("type")
     if kind != "json_schema":
-        chat["response_format"] = {"type": kind}
-        form.overlook()
+        chat["response_format"] = dict(form.items())
         return
     schema: Chat = {}
     copied(form, schema, {key: key for key in ("name", "schema", "strict", "description")})
@@ -144,13 +149,25 @@ def _read_tools(fields: BodyFields, chat: Chat) -> None:
         chat["tools"] = [_tool(tool) for tool in objects(fields, "tools", value)]
     choice = fields.raw("tool_choice")
     if isinstance(choice, dict):
-        named = fields.inner(choice, "tool_choice")
-        if named.text("type") != "function":
-            raise refused("'tool_choice.type' must be 'function'", "tool_choice.type", "unsupported_value")
-        chat["tool_choice"] = {"type": "function", "function": {"name": needed(named, "name")}}
-        named.overlook()
+        chat["tool_choice"] = _tool_choice(fields.inner(choice, "tool_choice"))
     elif choice is not None:
         chat["tool_choice"] = choice
+
+
+def _tool_choice(choice: BodyFields) -> Chat:
+    """One function, or some of which one may be called, or must be."""
+    kind = choice.text("type")
+    if kind == "allowed_tools":
+        tools = objects(choice, "tools", choice.raw("tools"))
+        allowed: Chat = {"mode": choice.text("mode"), "tools": [_tool_choice(tool) for tool in tools]}
+        choice.overlook()
+        return {"type": kind, "allowed_tools": allowed}
+    if kind != "function":
+        where = choice.name("type")
+        raise refused(f"'{where}' must be 'function'", where, "unsupported_value")
+    name = needed(choice, "name")
+    choice.overlook()
+    return {"type": kind, "function": {"name": name}}
 
 
 def _tool(tool: BodyFields) -> Chat:

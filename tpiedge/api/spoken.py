@@ -30,13 +30,14 @@ class SpokenChoice:
 
     def __init__(self, form: SpeechForm) -> None:
         self._reader = SpeechReader(form)
+        self._required = form.required
         self._name = ""
         self._arguments: list[str] = []
 
     def take(self, piece: TextPiece) -> list[Said]:
         """What is certain with the piece."""
         said = self._reader.feed(piece.text)
-        return said if piece.last is None else said + self._reader.finish()
+        return said if piece.last is None else said + self._reader.finish(cut=piece.last == "length")
 
     def take_whole(self, piece: TextPiece) -> Iterator[SpokenText | ToolCall]:
         """The same, for those who want a call once it has ended."""
@@ -53,10 +54,12 @@ class SpokenChoice:
 
     def take_objects(self, piece: TextPiece) -> Iterator[SpokenText | ToolCall]:
         """The same, for those who want arguments as objects: a call that did not come to its end is the text that the
-        model wrote."""
+        model wrote, or nothing where it was cut, or where the answer must be calls."""
         for said in self.take_whole(piece):
-            broken = isinstance(said, ToolCall) and said.broken
-            yield SpokenText(broken) if broken else said
+            if not isinstance(said, ToolCall) or not said.broken:
+                yield said
+            elif piece.last != "length" and not self._required:
+                yield SpokenText(said.broken)
 
     def ending(self, piece: TextPiece) -> str | None:
         """Why the piece, which was taken, is the last one: an answer that ends with calls waits for what they give."""

@@ -5,16 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpiedge.api.answer_grammar import check_schema
+from tpiedge.api.answer_grammar import check_schema, schema_of_grammar
 from tpiedge.api.asked import MAX_TEXT_NAME, MAX_TEXTS, MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
+from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.model.call_forms import CallForm, call_form
 
-__all__ = ["AskedTools", "read_tools", "text_names", "text_parameters", "tool_form"]
+__all__ = ["AskedTools", "CallableTool", "read_tools", "text_names", "text_parameters", "tool_form"]
 
 _NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool as grammars need it: its name, and what they hold of the schema of its arguments."""
+
+    name: str
+    schema: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,17 @@ class AskedTools:
     def names(self) -> tuple[str, ...]:
         return tuple(tool["function"]["name"] for tool in self.shown)
 
+    def callable(self, names: Sequence[str]) -> Sequence[CallableTool]:
+        """Those of these names. Arguments are an object also where the schema allows other values, too."""
+        functions = [(at, tool["function"]) for at, tool in enumerate(self.shown)]
+        return [
+            CallableTool(
+                one["name"], grammar_schema(one["parameters"], _prefix(at)).schema | {"type": "object"}
+            )
+            for at, one in functions
+            if one["name"] in names
+        ]
+
 
 def read_tools(fields: BodyFields) -> AskedTools:
     """None where the model is to call none of them. Raises ApiError."""
@@ -44,8 +64,27 @@ def read_tools(fields: BodyFields) -> AskedTools:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise refused(f"'tools' has two of the name {twice!r}", "tools")
-    required = _required(fields, names)
-    return AskedTools() if required is None else AskedTools(shown, required, several)
+    choice = _choice(fields, names)
+    if choice is None:
+        return AskedTools()
+    allowed, required = choice
+    for index, item in enumerate(value or ()):
+        if names[index] in allowed:
+            _check_parameters(item["function"], shown[index]["function"]["parameters"], index, fields)
+    return AskedTools(tuple(tool for tool in shown if tool["function"]["name"] in allowed), required, several)
+
+
+def _check_parameters(
+    function: Mapping[str, object], schema: Mapping[str, Any], index: int, fields: BodyFields
+) -> None:
+    """Tells what no grammar holds of a tool's parameters, or refuses it. Raises ApiError."""
+    inner = fields.inner(function, f"tools[{index}].function")
+    schema_of_grammar(inner, "parameters", schema, strict=inner.flag("strict"))
+
+
+def _prefix(at: int) -> str:
+    """The definitions of all tools stand beside each other."""
+    return f"tool-{at}-"
 
 
 def tool_form(tools: AskedTools, service: Service) -> CallForm:
@@ -104,7 +143,7 @@ def _tool(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
     description = function.text("description")
     found: dict[str, Any] = {"name": name} | ({"description": description} if description else {})
     found["parameters"] = _parameters(function)
-    function.flag("strict")  # where a call is required, always
+    function.flag("strict")
     function.overlook()
     tool.overlook()
     return {"type": "function", "function": found}
@@ -122,23 +161,50 @@ def _parameters(function: BodyFields) -> dict[str, Any]:
     return schema
 
 
-def _required(fields: BodyFields, names: Sequence[str]) -> tuple[str, ...] | None:
-    """Of which one must be called; None where none may be."""
+def _choice(fields: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]] | None:
+    """Which may be called, and of which one must be; None where none may be. Raises ApiError."""
     value = fields.raw("tool_choice")
     if value in (None, "auto"):
-        return ()
+        return names, ()
     if value == "none":
         return None
     if value == "required":
         if not names:
             raise refused("'tool_choice' is 'required', but there are no 'tools'", "tool_choice")
-        return tuple(names)
+        return names, tuple(names)
     if not isinstance(value, dict):
         raise refused("'tool_choice' must be 'none', 'auto', 'required' or a function", "tool_choice")
     choice = fields.inner(value, "tool_choice")
-    choice.unsupported(("allowed_tools", "custom"))
+    choice.unsupported(("custom",))
+    if choice.text("type") == "allowed_tools":
+        return _allowed(choice, names)
+    name = _function_name(choice, names)
+    return names, (name,)
+
+
+def _allowed(choice: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
+    """Some of the tools, of which one may be called, or must be."""
+    given = choice.nested("allowed_tools")
+    tools = None if given is None else given.raw("tools")
+    if given is None or not isinstance(tools, list) or not tools:
+        where = choice.name("allowed_tools.tools")
+        raise refused(f"'{where}' must be an array of at least one function", where)
+    mode = given.text("mode")
+    if mode not in ("auto", "required"):
+        where = given.name("mode")
+        raise refused(f"'{where}' must be 'auto' or 'required'", where)
+    allowed = []
+    for at, one in enumerate(tools):
+        if not isinstance(one, dict):
+            raise given.wrong_type(f"tools[{at}]", "an object", one)
+        allowed.append(_function_name(given.inner(one, f"tools[{at}]"), names))
+    return allowed, tuple(allowed) if mode == "required" else ()
+
+
+def _function_name(choice: BodyFields, names: Sequence[str]) -> str:
+    """The tool that a choice names. Raises ApiError."""
     function = choice.nested("function")
     name = None if function is None else function.text("name")
     if choice.text("type") != "function" or name is None or name not in names:
         raise refused("'tool_choice' names no function of 'tools'", "tool_choice")
-    return (name,)
+    return name

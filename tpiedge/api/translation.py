@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tpiedge.api.answer_grammar import CONSTRAINTS, UNKNOWN_CONSTRAINTS
 from tpiedge.api.asked import Asked, FormatName
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.errors import ApiError, refused
@@ -39,6 +40,7 @@ class Dialect:
     ) -> Asked:
         """What `chat` asks for, as `read` does, with an answer of that name. `fields`: of the request that it was made
         of, of which everything else was read. Raises ApiError."""
+        _pass_constraints(fields, chat, self.names)
         fields.ignore(self.ignored)
         fields.overlook()
         try:
@@ -47,7 +49,8 @@ class Dialect:
             raise renamed(error, self.names) from None
         grammar = self.names.get(found.reply.grammar, found.reply.grammar)
         reply = replace(found.reply, format=self.form, stream=stream, grammar=grammar)
-        return replace(found, reply=reply, ignored=tuple(dict.fromkeys((*fields.ignored, *found.ignored))))
+        ignored = (_renamed_place(place, self.names) for place in found.ignored)
+        return replace(found, reply=reply, ignored=tuple(dict.fromkeys((*fields.ignored, *ignored))))
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
@@ -56,7 +59,30 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     for ours, theirs in names.items():
         message = message.replace(f"'{ours}'", f"'{theirs}'")
         param = theirs if param == ours else param
-    return ApiError(error.status, message, error.code, param=param, headers=error.headers)
+    return ApiError(
+        error.status, message, error.code, param=param, headers=error.headers, details=error.details
+    )
+
+
+def _renamed_place(place: str, names: Mapping[str, str]) -> str:
+    """A place within a field, in the words of the request."""
+    ours = max((name for name in names if place.startswith(f"{name}.")), key=len, default="")
+    return names[ours] + place.removeprefix(ours) if ours else place
+
+
+def _pass_constraints(fields: BodyFields, chat: Chat, names: Mapping[str, str]) -> None:
+    """What a request says of its answer in the words of a chat is never ignored. Raises ApiError where it says that in
+    its own words, too, and not the same."""
+    fields.unsupported(UNKNOWN_CONSTRAINTS)
+    for key in CONSTRAINTS:
+        value = fields.raw(key)
+        if value is None:
+            continue
+        if chat.get(key, value) != value:
+            theirs = names.get(key, key)
+            why = f"'{key}' and '{theirs}' both say what the answer must be, and not the same: give one"
+            raise refused(why, key)
+        chat[key] = value
 
 
 def copied(fields: BodyFields, chat: Chat, names: Mapping[str, str]) -> None:

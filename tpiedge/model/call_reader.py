@@ -280,7 +280,7 @@ class CallReader:
     def _object(self, name: str) -> Waiting[None]:
         """The arguments of a call, which are told while they come. Raises Mismatch where they are none."""
         if not self._held.text.startswith("{"):
-            raise Mismatch
+            raise self._held.mismatch("{")
         self._begin(name)
         yield from self._scanned(self._argue)
         self._end()
@@ -289,7 +289,7 @@ class CallReader:
         """The next value, as it is written. Raises Mismatch where there is none, or none that begins so."""
         parts: list[str] = []
         if beginnings and not self._held.text.startswith(beginnings):
-            raise Mismatch
+            raise self._held.mismatch(*beginnings)
         yield from self._scanned(parts.append)
         return "".join(parts)
 

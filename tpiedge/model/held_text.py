@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import Final, TypeVar
 
-__all__ = ["SPACE", "HeldText", "Mismatch", "Waiting", "begun_length"]
+__all__ = ["SPACE", "Ended", "HeldText", "Mismatch", "Waiting", "begun_length"]
 
 T = TypeVar("T")
 Waiting = Generator[None, None, T]
@@ -13,6 +13,10 @@ SPACE: Final = " \t\r\n"
 
 class Mismatch(Exception):
     """The text does not go on as the reader wants it."""
+
+
+class Ended(Mismatch):
+    """The text ends before it shows whether it goes on so."""
 
 
 class HeldText:
@@ -32,9 +36,9 @@ class HeldText:
         return taken
 
     def more(self) -> Waiting[None]:
-        """Waits. Raises Mismatch where nothing more comes."""
+        """Waits. Raises Ended where nothing more comes."""
         if self.ended:
-            raise Mismatch
+            raise Ended
         yield
 
     def spaces(self) -> Waiting[None]:
@@ -60,8 +64,12 @@ class HeldText:
         yield from self.spaces()
         found = yield from self.one_of(*marks)
         if not found:
-            raise Mismatch
+            raise self.mismatch(*marks)
         return found
+
+    def mismatch(self, *marks: str) -> Mismatch:
+        """Says why none of the marks comes next."""
+        return Ended() if self.ended and any(mark.startswith(self.text) for mark in marks) else Mismatch()
 
     def until(self, mark: str, most: int) -> Waiting[str]:
         """Takes the mark and what comes before it, which is returned. Raises Mismatch where that has more than `most`

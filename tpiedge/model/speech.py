@@ -10,6 +10,8 @@ Laws:
    name, no object of arguments) is content, as it was written. What breaks off after a call has begun ends that, and
    what follows is content.
 3. White space around calls and thoughts is left out.
+4. What was written of a call that was cut, before its name was known or after its arguments, is no content: of an
+   answer that must be calls nothing is, and at the end of one that was cut nothing from the mark on that opens a call.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from typing import Final, Literal
 
 from tpiedge.model.call_forms import CALL_MARKS, CallForm, CallMarks
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, CallReader, ReadTool
-from tpiedge.model.held_text import SPACE, HeldText, Mismatch, Waiting, begun_length
+from tpiedge.model.held_text import SPACE, Ended, HeldText, Mismatch, Waiting, begun_length
 
 __all__ = [
     "NO_THOUGHTS",
@@ -43,12 +45,14 @@ NO_THOUGHTS: Final = f"{_CLOSE_THOUGHT}\n\n"
 
 @dataclass(frozen=True, slots=True)
 class SpeechForm:
-    """How a model speaks. `tools`: what it may call; `several`: more than one call."""
+    """How a model speaks. `tools`: what it may call; `several`: more than one call; `required`: the answer is calls and
+    nothing else."""
 
     calls: CallForm = ""
     tools: Sequence[ReadTool] = ()
     several: bool = True
     thinking: Thinking = ""
+    required: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -84,6 +88,10 @@ class SpeechReader:
         self._marks: CallMarks | None = CALL_MARKS[form.calls] if form.calls else None
         #: How a call may still begin without an opener.
         self._bare = self._marks.bare if self._marks else ""
+        self._required = form.required
+        self._cut = False
+        #: Whether a part of the content was told.
+        self._told = False
         tools, said = form.tools, self._said
         self._calls = CallReader(form.calls, tools, form.several, self._held, said.append, self._say)
         self._reading = self._answer(form.thinking)
@@ -103,9 +111,9 @@ class SpeechReader:
         self._held.text += text
         return self._run()
 
-    def finish(self) -> list[Said]:
-        """The rest, at the answer's end."""
-        self._held.ended = True
+    def finish(self, *, cut: bool = False) -> list[Said]:
+        """The rest, at the answer's end; `cut`: the model would have gone on."""
+        self._held.ended, self._cut = True, cut
         return self._run()
 
     def _run(self) -> list[Said]:
@@ -165,10 +173,16 @@ class SpeechReader:
             try:
                 yield from self._calls.read(opener)
                 yield from self._after_call(marks)
+            except Ended:
+                if self._cut and (opener or self.calls):
+                    return
+                self._say(held.raw)
             except Mismatch:
                 self._say(held.raw)
         rest = held.take(len(held.text))
-        self._say(rest.rstrip(SPACE) if self.calls else rest)
+        begun = any(mark.startswith(rest.strip(SPACE)) for mark in marks.separating)
+        if not (begun and self._cut and (self.calls or not self._told)):
+            self._say(rest.rstrip(SPACE) if self.calls else rest)
 
     def _before_call(self, marks: CallMarks) -> Waiting[str | None]:
         """Says what comes before the next call. Returns what opens it, which the text's `raw` begins with; None at the
@@ -206,10 +220,10 @@ class SpeechReader:
     def _say(self, text: str, *, thought: bool = False) -> None:
         """All that was taken is told, or is not to be."""
         self._held.raw = ""
-        if text:
+        if text and not (self._required and not thought):
             self._said.append(SpokenText(text, thought))
             if not thought:
-                self._bare = ""
+                self._bare, self._told = "", True
 
 
 def _certain(text: str, *marks: str) -> int:

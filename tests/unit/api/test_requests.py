@@ -327,7 +327,7 @@ MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
         ("messages", {"messages": "hi"}),
         ("messages", {"messages": [USER] * 4097}),
         ("messages[0]", {"messages": ["hi"]}),
-        ("messages[1].role", {"messages": [USER, {"role": "function", "content": "x"}]}),
+        ("messages[1].role", {"messages": [USER, {"role": "robot", "content": "x"}]}),
         ("messages[0].role", {"messages": [{"content": "x"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),

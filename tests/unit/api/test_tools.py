@@ -6,9 +6,10 @@ import json
 import jsonschema
 import pytest
 
-from tests.unit.api.test_requests import VOCABULARY, InstantTemplate, chat, service
+from tests.unit.api.test_requests import VOCABULARY, InstantTemplate, chat, service, vain
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields
+from tpiedge.api.responses_request import read_response
 from tpiedge.model.template import ChatTemplate
 from tpiedge.testing.service import FakeService
 
@@ -162,9 +163,164 @@ def test_arguments_are_an_object(knowing, parameters):
             jsonschema.validate(texts_of(knowing.form, ("f", bad)), schema)
 
 
+def schema_of(request):
+    """The JSON schema that a grammar of calls holds."""
+    text = request.grammar.text
+    return json.loads(text[text.index("%json ") + 6 :].partition("\n")[0] if "%json" in text else text)
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_a_tool_without_parameters_has_none(knowing, parameters):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    request, _ = chat(knowing, tools=[tool("f", parameters)], tool_choice="required")
+    jsonschema.validate(texts_of(knowing.form, ("f", {})), schema_of(request))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(texts_of(knowing.form, ("f", {"a": 1})), schema_of(request))
+
+
+def test_arguments_are_those_that_are_declared(knowing):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    tools = [tool("f", LINKED | {"$id": "https://example.org/f"}), tool("g", LINKED)]
+    request, _ = chat(knowing, tools=tools, tool_choice="required")
+    for name in ("f", "g"):
+        jsonschema.validate(texts_of(knowing.form, (name, {"a": "x", "b": "y"})), schema_of(request))
+        for bad in ({"a": "z"}, {"b": "z"}, {"c": 1}):
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(texts_of(knowing.form, (name, bad)), schema_of(request))
+    assert [one["function"]["parameters"] for one in knowing.template.tools] == [
+        tools[0]["function"]["parameters"],
+        LINKED,
+    ]
+
+
+UNIQUE = {"type": "object", "properties": {"f": {"type": "array", "uniqueItems": True}}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_what_a_grammar_cannot_hold_of_arguments_is_told_or_refused(knowing, choice):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    named = vain(knowing, tools=[tool(), tool("f", UNIQUE)], tool_choice=choice)
+    assert named == ("tools[].function.parameters.properties.f.uniqueItems",)
+    with pytest.raises(
+        ApiError, match=r"properties\.f\.uniqueItems' cannot be kept to, as 'strict' wants"
+    ) as raised:
+        chat(knowing, tools=[tool("f", UNIQUE, strict=True)], tool_choice=choice)
+    assert raised.value.param == "tools[0].function.parameters"
+    assert vain(knowing, tools=[tool("f", UNIQUE, strict=True)], tool_choice="none") == ()
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "out", "schema": CITY}}
+
+
+def test_where_a_call_is_required_the_form_is_of_the_text_after_it(knowing):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    alone, _ = chat(knowing, tools=[tool()], tool_choice="required")
+    both, reply = chat(knowing, tools=[tool()], tool_choice="required", response_format=FORM)
+    assert both.grammar == alone.grammar
+    assert (reply.required, reply.grammar) == (True, "tools")
+
+
+def test_where_no_call_may_come_the_form_alone_holds(knowing):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    alone, _ = chat(knowing, response_format=FORM)
+    both, reply = chat(knowing, tools=[tool()], tool_choice="none", response_format=FORM)
+    assert both.grammar == alone.grammar
+    assert (reply.required, reply.grammar) == (False, "response_format")
+
+
+def test_where_a_call_may_come_the_answer_is_that_or_of_the_form(knowing):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    request, reply = chat(knowing, tools=[tool()], response_format=FORM)
+    assert (request.grammar.kind, request.grammar.begins) == ("lark", None)
+    assert request.grammar.text.startswith("start: calls | answer\nanswer: %json ")
+    assert (reply.required, reply.grammar, reply.calls) == (False, "response_format", knowing.form)
+
+
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_some_of_the_tools_are_allowed(knowing, mode):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    tools = [tool(), tool("time", None), tool("link", LINKED)]
+    request, reply = chat(knowing, tools=tools, tool_choice=allowed(mode, "time", "link"))
+    assert reply.tools == ("time", "link")
+    assert (reply.required, request.grammar is not None) == (mode == "required", mode == "required")
+    flat = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "time"}]}
+    body = {"model": "babbler", "input": "hi", "tool_choice": flat}
+    body["tools"] = [{"type": "function", **one["function"]} for one in tools]
+    assert read_response(body, knowing, "resp-1").reply.tools == ("time",)
+
+
+def test_functions_are_tools_of_which_one_is_called(knowing):
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    functions = [{"name": "weather", "description": "Of a city.", "parameters": CITY}, {"name": "time"}]
+    request, reply = chat(knowing, functions=functions)
+    assert request.grammar is None
+    assert (reply.tools, reply.several, reply.functions) == (("weather", "time"), False, True)
+    assert knowing.template.tools[0] == {"type": "function", "function": functions[0]}
+    assert chat(knowing, functions=functions, function_call="none")[1].tools == ()
+    request, reply = chat(knowing, functions=functions, function_call={"name": "time"})
+    assert reply.required
+    jsonschema.validate(texts_of(knowing.form, ("time", {})), schema_of(request))
+    assert not chat(knowing, functions=[], function_call="auto")[1].functions
+
+
+def test_a_function_that_was_called_and_what_it_gave_are_part_of_a_chat(knowing):
+    said = [
+        USER,
+        {"role": "assistant", "content": None, "function_call": CALL["function"]},
+        {"role": "function", "name": "weather", "content": "sunny"},
+    ]
+    chat(knowing, messages=said, functions=[tool()["function"]])
+    _, assistant, result = knowing.template.messages
+    assert [one["function"] for one in assistant["tool_calls"]] == [
+        {"name": "weather", "arguments": {"city": "Paris"}}
+    ]
+    assert (result["role"], result["name"], result["content"]) == ("tool", "weather", "sunny")
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("functions", {"functions": "weather"}),
+        ("functions", {"functions": {"name": "x"}}),
+        ("functions", {"functions": [tool()["function"]], "tools": [tool()]}),
+        ("functions[0].name", {"functions": [{"name": "a b"}]}),
+        ("functions[1]", {"functions": [{"name": "a"}, 7]}),
+        ("function_call", {"functions": [{"name": "a"}], "function_call": {"name": "b"}}),
+        ("function_call", {"function_call": {"name": "b"}}),
+        ("messages[0].function_call", {"messages": [USER | {"function_call": {"name": "f"}}]}),
+    ],
+)
+def test_functions_that_cannot_be_are_refused_by_their_old_names(knowing, param, fields):
+    with pytest.raises(ApiError) as raised:
+        chat(knowing, **fields)
+    assert (raised.value.status, raised.value.param) == (400, param)
+    assert "tool" not in raised.value.message or param == "functions"
+
+
 @pytest.mark.parametrize(
     ("param", "fields", "why"),
     [
+        (
+            "tool_choice.allowed_tools.tools",
+            {"tools": [tool()], "tool_choice": allowed("auto")},
+            "at least one",
+        ),
+        (
+            "tool_choice.allowed_tools.mode",
+            {"tools": [tool()], "tool_choice": allowed("x", "weather")},
+            "'auto' or",
+        ),
+        ("tool_choice", {"tools": [tool()], "tool_choice": allowed("auto", "rm")}, "names no function"),
+        (
+            "grammar",
+            {"tools": [tool()], "grammar": 'root ::= "a"'},
+            "cannot, as llama.cpp writes it, stand beside 'tools'",
+        ),
         ("tools", {"tools": {}}, "must be an array"),
         ("tools", {"tools": [tool()] * 129}, "at most 128"),
         ("tools", {"tools": [tool(), tool()]}, "two of the name"),
@@ -182,11 +338,6 @@ def test_arguments_are_an_object(knowing, parameters):
             "tool_choice",
             {"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": [tool()]},
             "names no function",
-        ),
-        (
-            "tool_choice",
-            {"tool_choice": "required", "tools": [tool()], "response_format": {"type": "json_object"}},
-            "another form",
         ),
     ],
 )

@@ -14,8 +14,9 @@ from tokenizers import AddedToken
 
 from tests.unit.engine.test_grammars import Child
 from tests.unit.model.vocabularies import byte_level
-from tpiedge.api.call_grammars import begun_call_grammar, required_call_grammar
+from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar, required_call_grammar
 from tpiedge.api.errors import ApiError
+from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.tools import AskedTools, text_parameters
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.engine.late_constraint import LateConstraint, begin_late
@@ -235,6 +236,64 @@ def allowed_least(constraint: Constraint, mask: Sequence[int]) -> int:
     return END if END in allowed else allowed[0]
 
 
+ANSWER = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"]}
+#: The form of an answer: what is of it, and what is not from | on.
+ANSWERS: list[tuple[Grammar, str, str]] = [
+    (Grammar("json", json.dumps(grammar_schema(ANSWER).schema)), '{"said": "x"}', '{"said": |1'),
+    (Grammar("regex", "[0-9]{2}/[a-z]"), "12/a", "12|a"),
+    (Grammar("lark", 'start: "yes" | other\nother: /no+/'), "nooo", "n|e"),
+]
+
+
+@pytest.mark.parametrize(("answer", "good", "bad"), ANSWERS)
+@pytest.mark.parametrize("form", WRITTEN)
+def test_an_answer_of_a_form_may_be_a_call_instead(
+    model: Model, form: CallForm, answer: Grammar, good: str, bad: str
+) -> None:
+    """A whole call, a whole answer of the form, and nothing else."""
+    tools = replace(asked({"add": {"type": "object", "properties": {}}}), several=False)
+    grammar = call_or_form_grammar(tools, form, answer, "response_format", model.service)
+    call = REQUIRED_CALLS[form]
+    assert whole(model, grammar, call)
+    assert whole(model, grammar, good)
+    right, wrong = bad.split("|")
+    assert drawn(model, grammar, right + wrong)[: len(model.ids(right))] == [True] * len(model.ids(right))
+    for text in (right + wrong, call[:-1] + "z", "It is"):
+        assert False in drawn(model, grammar, text)
+
+
+#: As a required call of a tool without parameters is written.
+REQUIRED_CALLS: dict[CallForm, str] = {
+    "hermes": '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
+    "llama3": '{"name": "add", "parameters": {}}',
+    "mistral": '[{"name": "add", "arguments": {}}]',
+    "mistral-args": "[TOOL_CALLS]add[ARGS]{}",
+    "qwen-xml": "<tool_call>\n<function=add>\n</function>\n</tool_call>",
+    "deepseek-v3": f"<｜tool▁calls▁begin｜>{BEGIN}function{SEP}add\n```json\n{{}}\n```"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-v31": f"<｜tool▁calls▁begin｜>{BEGIN}add{SEP}{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+}
+
+
+def drawn(model: Model, grammar: Grammar, text: str, end: Sequence[int] = ()) -> list[bool]:
+    """Which of the text's tokens are allowed, up to the first that is not."""
+    request = GenerationRequest("r", (1,), 999, stop_ids=(END,), grammar=grammar)
+    found: list[bool] = []
+    with closing(model.grammars.begin(request, again=False)) as constraint:
+        for token in [*model.ids(text), *end]:
+            (mask,) = constraint.masks(shared=False)
+            found.append(bool(mask[token // 8] >> token % 8 & 1))
+            if not found[-1]:
+                break
+            constraint.accept([token])
+    return found
+
+
+def whole(model: Model, grammar: Grammar, text: str) -> bool:
+    """Whether the grammar allows the text as a whole answer."""
+    return False not in drawn(model, grammar, text, (END,))
+
+
 def test_guesses_go_as_far_as_a_call_begins_or_ends(model: Model) -> None:
     opener, (call, *_), _ = WRITTEN["hermes"]
     ids = model.ids(f"Text {opener}{call}")
@@ -407,17 +466,19 @@ def test_schemas_may_refer_to_their_parts(model: Model, form: CallForm) -> None:
             assert (False not in draw(late, model.ids(in_json(arguments, form)))) == allowed
 
 
-def test_parameters_between_tags_refer_to_definitions_or_are_free(model: Model) -> None:
+def test_parameters_between_tags_refer_to_any_part_of_the_schema(model: Model) -> None:
     for schema, parameters, allowed in (
         (
             REFERRING,
-            "<parameter=a>[1, 2]</parameter><parameter=b>3</parameter><parameter=c>4</parameter>",
+            '<parameter=a>[1, 2]</parameter><parameter=b>[2]</parameter><parameter=c>[{"a": [1]}]</parameter>',
             True,
         ),
         (REFERRING, "<parameter=a>[3", False),
+        (REFERRING, '<parameter=c>[{"a": [3', False),
         (REFERRING, "<parameter=d>t", False),
         (REFERRING, "<parameter=b>many", False),
-        (LOOPING, "<parameter=a>7</parameter><parameter=b>8</parameter>", True),
+        (LOOPING, '<parameter=a>{"next": {"b": 7}}</parameter><parameter=b>8</parameter>', True),
+        (LOOPING, '<parameter=a>{"next": {"c', False),
         (LOOPING, "<parameter=b>tr", False),
     ):
         grammar = model.grammar("qwen-xml", asked({"refer": schema}))

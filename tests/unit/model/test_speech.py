@@ -26,12 +26,12 @@ class Call:
     broken: str = ""
 
 
-def read(form: SpeechForm, pieces: Sequence[str]) -> list[SpokenText | Call]:
-    """With neighbouring texts of a kind, and the parts of calls, joined."""
+def read(form: SpeechForm, pieces: Sequence[str], *, cut: bool = False) -> list[SpokenText | Call]:
+    """With neighbouring texts of a kind, and the parts of calls, joined. `cut`: the text would have gone on."""
     reader = SpeechReader(form)
     said: list[SpokenText | Call] = []
     begun: dict[int, tuple[str, list[str]]] = {}
-    for one in [one for piece in pieces for one in reader.feed(piece)] + reader.finish():
+    for one in [one for piece in pieces for one in reader.feed(piece)] + reader.finish(cut=cut):
         last = said[-1] if said else None
         match one:
             case CallBegun(index, name):
@@ -318,6 +318,55 @@ WRITTEN: dict[CallForm, Callable[[list[str]], str]] = {
         + "<｜tool▁calls▁end｜>"
     ),
 }
+WRITTEN_XML = "".join(
+    f"<tool_call>\n<function={name}>\n<parameter=city>\nPa{key}ris\\\n</parameter>\n</function>\n</tool_call>\n"
+    for name, key in (("weather", ""), ("add", "<"))
+)
+ARGUMENTS = ['{"city": "Paris \\u00e9", "days": [1, true]}', '{"city": "x"}']
+#: Two calls in every form, with what opens the first one and, where there is such a form, without.
+CUT: list[tuple[CallForm, str]] = [
+    *((form, written(ARGUMENTS)) for form, written in WRITTEN.items()),
+    ("qwen-xml", WRITTEN_XML),
+    ("mistral", WRITTEN["mistral"](ARGUMENTS).removeprefix("[TOOL_CALLS] ")),
+    ("llama3", f"<|python_tag|>{WRITTEN['llama3'](ARGUMENTS)}"),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), CUT)
+@pytest.mark.parametrize("several", [True, False])
+def test_of_an_answer_that_must_be_calls_nothing_is_content(form: CallForm, text: str, several: bool) -> None:
+    """Wherever it is cut, by whatever; calls are told as far as they came."""
+    asked = SpeechForm(form, TOOLS, several, required=True)
+    for end in range(len(text) + 1):
+        said = read(asked, [*text[:end]])
+        assert all(isinstance(one, Call) for one in said)
+        assert said == read(asked, [text[:end]]) == read(asked, [text[:end]], cut=True)
+    assert len(said) == 1 + several
+
+
+@pytest.mark.parametrize(("form", "text"), CUT)
+def test_of_a_call_that_is_cut_no_mark_is_content(form: CallForm, text: str) -> None:
+    """After text, too. Where nothing but JSON begins a call, the text is content until its name is known."""
+    marks = CALL_MARKS[form]
+    before = "" if marks.bare else "Well, a < b."
+    opener = next((mark for mark in marks.openers if text.startswith(mark)), "")
+    for end in range(len(opener) or 1, len(text) + 1):
+        said = read(SpeechForm(form, TOOLS), [before, *text[:end]], cut=True)
+        content = "".join(one.text for one in said if isinstance(one, SpokenText)).removeprefix(before)
+        if opener or any(isinstance(one, Call) for one in said):
+            assert content == ""
+        else:
+            assert content == text[:end]
+
+
+@pytest.mark.parametrize("text", ["a <", "a <tool", "a [TOOL", "<b", '{"a": 1', "["])
+@pytest.mark.parametrize("form", CALL_MARKS)
+def test_a_text_that_is_cut_is_told_to_its_end(form: CallForm, text: str) -> None:
+    """Though it may have become a mark: but for one that would begin the answer, as nobody wants less of."""
+    (said,) = read(SpeechForm(form, TOOLS), [text], cut=True) or [SpokenText(text)]
+    assert said == SpokenText(text)
+
+
 PARTS = [
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<think>", "</think>", ";", " ", "\n"),
     *('{"name": "weather", "arguments": {"city": "Paris"}}', '[{"name": "add", "parameters": {}}]', "{", "}"),

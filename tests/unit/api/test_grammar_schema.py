@@ -1,0 +1,466 @@
+"""What grammars hold of JSON schemas: objects are closed, references resolved, and nothing is left out silently."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
+from tpiedge.api.schema_patterns import is_held
+
+NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
+CALLED = {"a": {"type": "integer"}}
+
+
+def of(*required: str, **properties: object) -> dict[str, Any]:
+    return {"type": "object", "properties": properties} | ({"required": [*required]} if required else {})
+
+
+def fits(schema: object, value: object) -> bool:
+    """Whether a grammar of the schema allows the value, written as Python does."""
+    llguidance = pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=spaces)
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    data = [*json.dumps(value).encode()]
+    if matcher.validate_tokens(data) < len(data):
+        return False
+    matcher.consume_tokens(data)
+    return bool(matcher.is_accepting())
+
+
+A, B = of("a", a=NUMBER), of("b", b=TEXT)
+DEFINED = {"$defs": {"A": A, "B": B}}
+REFERRED = [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]
+#: What it is, the schema, what is of it, and what is not.
+CLOSED: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
+    ("nested", of(a=of(b=NUMBER)), [{"a": {"b": 1}}, {}], [{"a": {"c": 1}}, {"c": 1}]),
+    ("in a list", {"type": "array", "items": of(b=NUMBER)}, [[{"b": 1}]], [[{"c": 1}]]),
+    ("no properties", of(), [{}], [{"a": 1}]),
+    ("a free object", {"type": "object"}, [{"z": [1]}], [1]),
+    (
+        "of values",
+        {"type": "object", "additionalProperties": of(b=NUMBER)},
+        [{"z": {"b": 1}}],
+        [{"z": {"c": 1}}],
+    ),
+    ("open by its word", of(a=NUMBER) | {"additionalProperties": True}, [{"a": 1, "z": 2}], [{"a": "x"}]),
+    ("others of a type", of(a=NUMBER) | {"additionalProperties": TEXT}, [{"z": "q"}], [{"z": 1}]),
+    ("unevaluated are free", of(a=NUMBER) | {"unevaluatedProperties": True}, [{"z": 1}], []),
+    (
+        "required and not declared",
+        of("a", "b", a=NUMBER),
+        [{"a": 1, "b": 3}],
+        [{"a": 1}, {"a": 1, "b": 1, "c": 1}],
+    ),
+    ("definitions", of(x={"$ref": "#/$defs/A"}) | DEFINED, [{"x": {"a": 1}}], [{"x": {"a": 1, "z": 1}}]),
+    ("both", {"allOf": [A, B]}, [{"a": 1, "b": "x"}], [{"a": 1}, {"a": 1, "b": "x", "z": 1}]),
+    ("both by reference", {"allOf": REFERRED} | DEFINED, [{"a": 1, "b": "x"}], [{"a": 1, "b": "x", "z": 1}]),
+    (
+        "both within both",
+        {"allOf": [{"allOf": [A, of(c=A)]}, B]},
+        [{"a": 1, "c": {"a": 1}, "b": "x"}],
+        [{"a": 1, "b": "x", "z": 1}],
+    ),
+    (
+        "one of both is open",
+        {"allOf": [A | {"additionalProperties": True}, of(b=TEXT)]},
+        [{"a": 1, "z": 3}],
+        [{"z": 3}],
+    ),
+    (
+        "a reference with a name",
+        of(x={"allOf": REFERRED[:1], "title": "X"}) | DEFINED,
+        [{"x": {"a": 1}}],
+        [{"x": {"a": 1, "z": 1}}],
+    ),
+    (
+        "beside a reference",
+        {**REFERRED[0], "properties": {"b": TEXT}, **DEFINED},
+        [{"b": "x", "a": 1}],
+        [{"a": 1, "z": 1}],
+    ),
+    (
+        "a choice",
+        {"anyOf": [A, B, {"type": "null"}]},
+        [{"a": 1}, {"b": "x"}, None],
+        [{"a": 1, "b": "x"}, {"a": 1, "z": 1}, 5],
+    ),
+    (
+        "a choice beside properties",
+        of(k=NUMBER) | {"anyOf": REFERRED} | DEFINED,
+        [{"k": 1, "a": 1}, {"k": 1, "b": "x"}],
+        [{"k": 1, "a": 1, "z": 1}, {"k": 1}, {"k": 1, "b": 1}],
+    ),
+    (
+        "a choice of what is needed",
+        of(a=NUMBER, b=NUMBER) | {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [{"a": 1}, {"b": 1}],
+        [{}, {"a": 1, "z": 1}],
+    ),
+    (
+        "a choice with an open part",
+        {"anyOf": [A | {"additionalProperties": True}, B]},
+        [{"a": 1, "z": 1}, {"b": "x"}],
+        [{"b": "x", "z": 1}],
+    ),
+    (
+        "a choice within both",
+        {"allOf": [{"anyOf": [A, B]}, of(c=NUMBER)]},
+        [{"a": 1, "c": 1}],
+        [{"a": 1, "c": 1, "z": 1}],
+    ),
+    ("one of two", {"oneOf": [A, B]}, [{"a": 1}, {"b": "x"}], [{"a": 1, "b": "x"}, {"z": 1}]),
+    ("names by a pattern", {"type": "object", "patternProperties": {"^a": NUMBER}}, [{"ab": 1}], [{"b": 1}]),
+    (
+        "both kinds of names",
+        of(q=TEXT) | {"patternProperties": {"^a": NUMBER}},
+        [{"q": "x", "ab": 1}],
+        [{"b": 1}],
+    ),
+    (
+        "unevaluated are none",
+        {"allOf": [of(a=NUMBER), of(b=TEXT)], "unevaluatedProperties": False},
+        [{"a": 1, "b": "x"}],
+        [{"z": 1}],
+    ),
+    ("none at all", {"type": "object", "unevaluatedProperties": False}, [{}], [{"z": 1}]),
+    (
+        "listed names",
+        {"type": "object", "additionalProperties": NUMBER, "propertyNames": {"enum": ["a", "b"]}},
+        [{"a": 1, "b": 2}, {}],
+        [{"c": 1}, {"a": "x"}],
+    ),
+    (
+        "names of a form",
+        {"type": "object", "additionalProperties": NUMBER, "propertyNames": {"pattern": "^a"}},
+        [{"ab": 1}],
+        [{"b": 1}],
+    ),
+    (
+        "names that are texts",
+        {"type": "object", "additionalProperties": NUMBER, "propertyNames": {"type": "string"}},
+        [{"ab": 1}],
+        [{"b": "x"}],
+    ),
+    (
+        "a tree",
+        of(kids={"type": "array", "items": {"$ref": "#"}}),
+        [{"kids": [{"kids": []}]}],
+        [{"kids": [{"z": 1}]}],
+    ),
+    (
+        "a tree by reference",
+        {"$ref": "#/$defs/N", "$defs": {"N": of(next={"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]})}},
+        [{"next": {"next": None}}],
+        [{"next": {"z": 1}}, {"z": 1}],
+    ),
+    (
+        "names like words",
+        of(**{"$ref": TEXT, "enum": NUMBER, "properties": of(q=NUMBER)}),
+        [{"$ref": "x", "enum": 1, "properties": {"q": 1}}],
+        [{"properties": {"z": 1}}],
+    ),
+    (
+        "a tuple",
+        {"prefixItems": [NUMBER, TEXT], "type": "array", "unevaluatedItems": False},
+        [[1, "x"]],
+        [[1, "x", 3]],
+    ),
+    (
+        "an old tuple",
+        {"items": [NUMBER, TEXT], "type": "array", "additionalItems": False},
+        [[1, "x"]],
+        [[1, "x", 3]],
+    ),
+    ("never", {"anyOf": [{"not": {}}, NUMBER]}, [1], ["x"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"), [case[1:] for case in CLOSED], ids=[case[0] for case in CLOSED]
+)
+def test_objects_have_what_their_schema_declares(
+    schema: dict[str, Any], good: list[Any], bad: list[Any]
+) -> None:
+    held = grammar_schema(schema)
+    assert held.left_out == ()
+    assert [value for value in good if not fits(held.schema, value)] == []
+    assert [value for value in bad if fits(held.schema, value)] == []
+
+
+INNER = {
+    "$id": "https://example.org/inner",
+    "type": "integer",
+    "$defs": {"k": {"$anchor": "text", "type": "string"}},
+}
+#: Where `a` is an integer and `b` a text.
+REFERRING: list[dict[str, Any]] = [
+    of(a={"$ref": "#/$defs/x~1y%20z"}, b={"$ref": "#/properties/c/items/1"}, c={"items": [NUMBER, TEXT]})
+    | {"$defs": {"x/y z": NUMBER}},
+    of(a={"$ref": "#/$defs/i"}, b={"$ref": "#/$defs/t"})
+    | {"$id": "https://example.org/whole", "$defs": {"i": NUMBER, "t": TEXT}},
+    of(a={"$ref": "inner"}, b={"$ref": "inner#text"})
+    | {"$id": "https://example.org/whole", "$defs": {"i": INNER}},
+    of(a={"$ref": "https://example.org/inner"}, b={"$ref": "https://example.org/inner#/$defs/k"})
+    | {"$defs": {"i": INNER}},
+    of(a={"$ref": "urn:x:i"}, b={"$ref": "#t"})
+    | {"$id": "urn:x:w", "$defs": {"i": NUMBER | {"$id": "urn:x:i"}, "t": TEXT | {"$anchor": "t"}}},
+    of(a={"$ref": "#i"}, b={"$dynamicRef": "#t"})
+    | {"definitions": {"i": NUMBER | {"$id": "#i"}, "t": TEXT | {"$dynamicAnchor": "t"}}},
+    of(a=NUMBER, b={"$id": "https://example.org/b", "$ref": "#/$defs/own", "$defs": {"own": TEXT}})
+    | {"$defs": {"own": NUMBER}},
+]
+
+
+@pytest.mark.parametrize("schema", REFERRING)
+def test_references_are_to_definitions_of_the_schema(schema: dict[str, Any]) -> None:
+    held = grammar_schema(schema, "mine-")
+    assert held.left_out == ()
+    assert fits(held.schema, {"a": 1, "b": "x"})
+    assert not fits(held.schema, {"a": "x"})
+    assert not fits(held.schema, {"b": 1})
+    references = json.dumps(held.schema).count('"$ref"')
+    assert references == json.dumps(held.schema).count('"$ref": "#/$defs/mine-')
+
+
+@pytest.mark.parametrize(
+    ("schema", "left_out"),
+    [
+        (of(f={"type": "array", "uniqueItems": True}), ["properties.f.uniqueItems"]),
+        (of(f={"type": "array", "uniqueItems": False}), []),
+        (
+            of(f={"$ref": "#/$defs/S"}) | {"$defs": {"S": {"type": "array", "uniqueItems": True}}},
+            ["$defs.S.uniqueItems"],
+        ),
+        ({"type": "array", "items": {"type": "array", "contains": TEXT}}, ["items.contains"]),
+        (of(f=TEXT | {"pattern": r"^(?!a)b"}), ["properties.f.pattern"]),
+        (of(f=TEXT | {"format": "path"}), []),
+        (of(f=TEXT | {"format": "binary", "contentEncoding": "base64", "writeOnly": True, "x-more": 1}), []),
+        (of(f={"type": "any"}), ["properties.f.type"]),
+        (of(f={"type": "STRING"}), []),
+        (of(f={"not": TEXT}), ["properties.f.not"]),
+        (of(a=NUMBER) | {"if": {"required": ["a"]}, "then": of(b=TEXT)}, ["if"]),
+        (of(a=NUMBER) | {"dependentRequired": {"a": ["b"]}}, ["dependentRequired"]),
+        (of(a=NUMBER) | {"patternProperties": {"^(?=b)": TEXT}}, ["patternProperties"]),
+        (of(f={"$ref": "#/$defs/nowhere"}), ["properties.f.$ref"]),
+        ({"oneOf": [of(a=NUMBER), of(b=TEXT)]}, ["oneOf"]),
+        ({"oneOf": [of("k", k={"const": "a"}), of("k", k={"const": "b"})]}, []),
+        ({"oneOf": [NUMBER, TEXT, {"type": "null"}, {"enum": [[1], {}]}]}, []),
+        ({"oneOf": [NUMBER, {"type": "number"}]}, ["oneOf"]),
+        (
+            {"oneOf": [of(k={"const": "a"}), of(k={"const": "b"})], "discriminator": {"propertyName": "k"}},
+            [],
+        ),
+        ({"type": "object", "propertyNames": {"maxLength": 3}}, ["propertyNames"]),
+    ],
+)
+def test_what_cannot_be_held_is_left_out_and_named(schema: dict[str, Any], left_out: list[str]) -> None:
+    held = grammar_schema(schema)
+    assert list(held.left_out) == left_out
+    fits(held.schema, 1)
+
+
+def test_a_tag_is_written_though_it_has_a_default() -> None:
+    """As pydantic writes unions with a discriminator, whose tags are not required."""
+    kinds = [of("n", k={"const": kind, "default": kind}, n=NUMBER) for kind in "ab"]
+    schema = of(x={"oneOf": kinds, "discriminator": {"propertyName": "k", "mapping": {}}})
+    held = grammar_schema(schema).schema
+    assert fits(held, {"x": {"k": "b", "n": 1}})
+    assert not fits(held, {"x": {"n": 1}})
+
+
+#: As pydantic and zod write what programmers use.
+ORDINARY: list[tuple[dict[str, Any], Any]] = [
+    (TEXT | {"format": "password", "writeOnly": True}, "secret"),
+    (TEXT | {"format": "base64url"}, "YQ=="),
+    (TEXT | {"contentMediaType": "application/json", "contentSchema": {}}, "{}"),
+    (TEXT | {"format": "uri", "minLength": 1, "maxLength": 2083}, "https://example.org/a?b=c"),
+    (TEXT | {"format": "duration"}, "P1DT2H"),
+    (
+        TEXT
+        | {
+            "format": "email",
+            "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
+            r"[A-Za-z]{2,}$",
+        },
+        "a.b@example.org",
+    ),
+    (
+        TEXT
+        | {
+            "format": "uuid",
+            "pattern": "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}|"
+            "00000000-0000-0000-0000-000000000000)$",
+        },
+        "00000000-0000-0000-0000-000000000000",
+    ),
+    (
+        TEXT
+        | {
+            "format": "date",
+            "pattern": r"^((\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)-02-29|"
+            r"\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|"
+            r"(02)-(0[1-9]|1\d|2[0-8])))$",
+        },
+        "2024-02-29",
+    ),
+    (
+        TEXT
+        | {
+            "contentEncoding": "base64",
+            "format": "base64",
+            "pattern": "^$|^(?:[0-9a-zA-Z+/]{4})*(?:(?:[0-9a-zA-Z+/]{2}==)|(?:[0-9a-zA-Z+/]{3}=))?$",
+        },
+        "YWI=",
+    ),
+    (TEXT | {"format": "e164", "pattern": r"^\+[1-9]\d{6,14}$"}, "+4912345678"),
+    ({"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991}, 3),
+    ({"type": "object", "propertyNames": TEXT, "additionalProperties": {}}, {"a": None}),
+    ({"type": "array", "items": {"enum": ["a", "b"], "type": "string"}, "uniqueItems": True}, ["a"]),
+    ({"anyOf": [{"type": "number"}, TEXT | {"pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}, "1.5"),
+    ({"anyOf": [TEXT | {"format": "date-time"}, {"type": "null"}], "default": None}, "2024-05-06T07:08:09Z"),
+]
+
+
+@pytest.mark.parametrize(("schema", "value"), ORDINARY)
+def test_ordinary_types_are_held(schema: dict[str, Any], value: Any) -> None:
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    held = grammar_schema(of("f", f=schema) | draft)
+    assert fits(held.schema, {"f": value})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "held"),
+    [
+        *(
+            (pattern, True)
+            for pattern in (
+                "^a|^b$",
+                "(a$|b)",
+                r"^\p{L}+$",
+                "[^a-z]",
+                r"[\]\[]",
+                "(?:a)",
+                "(?P<n>a)",
+                "a{2,}",
+                r"\/\-\@",
+                "(?i)a",
+                "[]a]",
+                "^[[:alpha:]]$",
+            )
+        ),
+        *(
+            (pattern, False)
+            for pattern in (
+                "(?=a)",
+                "(?!a)b",
+                "(?<=a)",
+                "(?<!a)",
+                r"(a)\1",
+                r"\bword\b",
+                "a^b",
+                "a$b",
+                "[^]",
+                r"\Z",
+                r"\cA",
+                "(?>a)",
+                "(?#x)",
+                "^{a}$",
+                "a{,3}",
+                r"\k<n>",
+                "(?m)^a",
+                r"\ud83d\ude00",
+                "[[]",
+                r"\<",
+            )
+        ),
+    ],
+)
+def test_patterns_that_a_grammar_can_hold(pattern: str, held: bool) -> None:
+    assert is_held(pattern) == held
+    if held:
+        fits({"type": "string", "pattern": pattern}, "x")
+
+
+def test_a_schema_that_makes_too_much_of_itself_is_refused() -> None:
+    names = {f"p{number}": NUMBER for number in range(500)}
+    schema = of(**names) | {"anyOf": [{"required": [name]} for name in names]}
+    with pytest.raises(SchemaTooLarge, match="give a smaller schema"):
+        grammar_schema(schema)
+
+
+WORDS = [
+    *(
+        "type",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "items",
+        "prefixItems",
+        "allOf",
+    ),
+    *(
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "$ref",
+        "$id",
+        "$anchor",
+        "$defs",
+        "enum",
+        "const",
+        "propertyNames",
+    ),
+    *(
+        "unevaluatedProperties",
+        "dependentSchemas",
+        "discriminator",
+        "pattern",
+        "format",
+        "uniqueItems",
+        "propertyName",
+    ),
+]
+VALUES = st.sampled_from(
+    [None, True, False, 1, "a", "object", "#", "#/$defs/a", "#a", "^a", "(?=a)", "https://[x"]
+)
+ANYTHING = st.recursive(
+    VALUES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*WORDS, "a", "b"]), inner, max_size=5)
+    ),
+    max_leaves=25,
+)
+
+
+@given(st.dictionaries(st.sampled_from(WORDS), ANYTHING, max_size=6))
+def test_any_object_makes_a_schema_or_is_too_large(schema: dict[str, Any]) -> None:
+    try:
+        held = grammar_schema(schema)
+    except SchemaTooLarge:
+        return
+    names = set(held.schema.get("$defs", {}))
+    for reference in _references(held.schema):
+        assert reference.removeprefix("#/$defs/") in names
+
+
+def _references(schema: object) -> list[str]:
+    """Of a schema that may be nonsense: only those that stand alone as a text."""
+    if isinstance(schema, list):
+        return [one for part in schema for one in _references(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = (
+        [schema["$ref"]]
+        if isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#/$defs/")
+        else []
+    )
+    inner = {key: value for key, value in schema.items() if key not in ("const", "enum", "required")}
+    return own + [one for part in inner.values() for one in _references(part)]
