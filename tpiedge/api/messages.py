@@ -64,7 +64,8 @@ def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> di
     if role == "assistant":
         found |= _assistant(message, begun=begun)
         # Only beside calls may there be no content at all; a refusal is what was said instead.
-        if not found["content"] and (refusal := message.text("refusal")):
+        refusal = message.text("refusal")
+        if refusal and not found["content"]:
             found["content"] = refusal
         elif found["content"] is None and "tool_calls" not in found:
             found["content"] = ""

@@ -17,7 +17,7 @@ from tpiedge.model.template_habits import CALLS_AS_OBJECTS, TemplateHabits, Temp
 
 __all__ = ["GivenArguments", "chat_prompt"]
 
-Message = Mapping[str, Any]
+TemplateMessage = Mapping[str, Any]
 """A message of an API. A call's `arguments` are GivenArguments; `content` None where there is none beside calls."""
 
 #: The blank shows whether the template trims texts: then it is gone.
@@ -37,7 +37,7 @@ class GivenArguments:
 
 def chat_prompt(
     template: ChatTemplate,
-    messages: Sequence[Message],
+    messages: Sequence[TemplateMessage],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
@@ -70,7 +70,7 @@ def _cut(text: str) -> str | None:
 
 def _rendered(
     template: ChatTemplate,
-    messages: Sequence[Message],
+    messages: Sequence[TemplateMessage],
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, Any] | None,
     *,
@@ -92,7 +92,7 @@ def _rendered(
     raise refusal
 
 
-def _shows_systems(messages: Sequence[Message], text: str) -> bool:
+def _shows_systems(messages: Sequence[TemplateMessage], text: str) -> bool:
     """Whether messages of the system that are not the first message alone are all there."""
     systems = [index for index, message in enumerate(messages) if message["role"] == "system"]
     return systems in ([], [0]) or all(messages[index]["content"].strip() in text for index in systems)
@@ -101,7 +101,7 @@ def _shows_systems(messages: Sequence[Message], text: str) -> bool:
 # --- one message
 
 
-def _as_template_takes(message: Message, habits: TemplateHabits) -> Message:
+def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> TemplateMessage:
     found = dict(message)
     thoughts = next((message[key] for key in _THOUGHTS if message.get(key)), None)
     if thoughts is not None:
@@ -130,7 +130,7 @@ def _empty(content: str | None, habits: TemplateHabits) -> str | None:
 # --- all messages
 
 
-def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
     """The messages, and what may be taken where they are not: each form has the changes of those before it."""
     yield messages
     changes = (
@@ -147,12 +147,12 @@ def _forms(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
             yield messages
 
 
-def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
+def _with_short_ids(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Ids of calls in the nine letters and digits that Mistral's templates want."""
     return [_short_ids_of(message) for message in messages]
 
 
-def _short_ids_of(message: Message) -> Message:
+def _short_ids_of(message: TemplateMessage) -> TemplateMessage:
     if message.get("tool_calls"):
         calls = [{**call, "id": _short(call["id"])} for call in message["tool_calls"]]
         return {**message, "tool_calls": calls}
@@ -166,7 +166,7 @@ def _short(identity: str) -> str:
     return identity if fits else short_call_id(identity)
 
 
-def _with_one_system(messages: Sequence[Message]) -> list[Message]:
+def _with_one_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """One message of the system, before all others."""
     systems = [message for message in messages if message["role"] == "system"]
     if not systems:
@@ -174,9 +174,9 @@ def _with_one_system(messages: Sequence[Message]) -> list[Message]:
     return [_joined(systems), *(message for message in messages if message["role"] != "system")]
 
 
-def _with_joined_turns(messages: Sequence[Message]) -> list[Message]:
+def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Neighbouring turns of the user, or of the assistant, as one."""
-    found: list[Message] = []
+    found: list[TemplateMessage] = []
     for message in messages:
         same = bool(found) and message["role"] == found[-1]["role"] in ("user", "assistant")
         if same and not found[-1].get("tool_calls"):
@@ -186,24 +186,24 @@ def _with_joined_turns(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
-def _without_thoughts(messages: Sequence[Message]) -> list[Message]:
+def _without_thoughts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """No thoughts of earlier turns: gpt-oss's template takes none beside content and calls."""
     return [{key: value for key, value in one.items() if key not in _THOUGHTS} for one in messages]
 
 
-def _with_system_in_a_turn(messages: Sequence[Message]) -> list[Message]:
+def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Words of the system, where a template knows none, as the beginning of the user's."""
     if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
         return [*messages]
     return [{**messages[1], "content": _texts(messages[:2])}, *messages[2:]]
 
 
-def _joined(messages: Sequence[Message]) -> Message:
+def _joined(messages: Sequence[TemplateMessage]) -> TemplateMessage:
     """One message of several, with all that they have."""
     found = {key: value for message in messages for key, value in message.items()}
     found["content"] = _texts(messages)
     return found
 
 
-def _texts(messages: Sequence[Message]) -> str:
+def _texts(messages: Sequence[TemplateMessage]) -> str:
     return "\n\n".join(message["content"] for message in messages if message["content"])
