@@ -1,6 +1,7 @@
 """Requests of OpenAI's /v1/responses, as chats. Nothing is stored: what goes on with an earlier answer is refused."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -67,15 +68,15 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
         messages.append({"role": "system", "content": instructions})
     chat["messages"] = [*messages, *_input(fields)]
     asked = _DIALECT.asked(chat, fields, service, name, stream=stream)
-    return replace(asked, reply=replace(asked.reply, echo=_echo(fields)))
+    return replace(asked, reply=replace(asked.reply, echo=_echo(values)))
 
 
-def _echo(fields: BodyFields) -> str:
+def _echo(values: Mapping[str, object]) -> str:
     """What the answer repeats, as JSON: all that fits, the small fields first."""
     found: dict[str, object] = {}
     length = 2
     for key in _ECHOED:
-        value = fields.raw(key)
+        value = values.get(key)
         more = len(json.dumps({key: value}))
         if value is not None and length + more <= MAX_ECHO:
             found[key] = value
