@@ -2,13 +2,14 @@
 
 Laws:
 1. A template gets messages as transformers would hand them over. Only where it refuses them, or leaves out some of
-   several messages of the system, it gets them in another form, the next of `_forms`; where it refuses all, the first
+   several messages of the system, it gets them in another form, one of `_forms`; where it refuses all, the first
    refusal counts.
 2. A begun answer is a past turn, cut after its text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 from tpiedge.model.call_forms import short_call_id
@@ -131,20 +132,23 @@ def _empty(content: str | None, habits: TemplateHabits) -> str | None:
 
 
 def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
-    """The messages, and what may be taken where they are not: each form has the changes of those before it."""
-    yield messages
+    """The messages, and what may be taken where they are not: with one change, then with one after the other."""
     changes = (
-        _with_short_ids,
         _with_one_system,
         _with_joined_turns,
+        _with_words_in_results,
+        _with_single_calls,
         _without_thoughts,
         _with_system_in_a_turn,
     )
-    for change in changes:
-        changed = change(messages)
-        if changed != messages:
-            messages = changed
-            yield messages
+    tried: list[Sequence[TemplateMessage]] = [messages]
+    yield messages
+    messages = _with_short_ids(messages)
+    alone = [messages, *(change(messages) for change in changes)]
+    for form in (*alone, *accumulate(changes, lambda found, change: change(found), initial=messages)):
+        if form not in tried:
+            tried.append(form)
+            yield form
 
 
 def _with_short_ids(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
@@ -184,6 +188,46 @@ def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMess
         else:
             found.append(message)
     return found
+
+
+def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Words of the user right after results of tools as the end of the last result: for templates in which only the
+    assistant may speak then."""
+    found: list[TemplateMessage] = []
+    for message in messages:
+        if found and (found[-1]["role"], message["role"]) == ("tool", "user"):
+            found[-1] = {**found[-1], "content": _texts([found[-1], message])}
+        else:
+            found.append(message)
+    return found
+
+
+def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """One call in a message, with its result after it: Llama 3's template takes no more."""
+    found: list[TemplateMessage] = []
+    results: list[TemplateMessage] = []
+    for message in reversed(messages):
+        if message["role"] == "tool":
+            results.insert(0, message)
+            continue
+        found = [
+            *(_one_by_one(message, results) if message.get("tool_calls") else [message, *results]),
+            *found,
+        ]
+        results = []
+    return [*results, *found]
+
+
+def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) -> Iterator[TemplateMessage]:
+    """A message for each call, and what came of it; what belongs to none of them at the end."""
+    left = [*results]
+    for number, call in enumerate(message["tool_calls"]):
+        alone = {"role": message["role"], "content": message["content"] and "", "tool_calls": [call]}
+        yield {**message, "tool_calls": [call]} if number == 0 else alone
+        own = [result for result in left if result["tool_call_id"] == call["id"]]
+        left = [result for result in left if result not in own]
+        yield from own
+    yield from left
 
 
 def _without_thoughts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:

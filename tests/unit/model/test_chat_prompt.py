@@ -259,6 +259,30 @@ class TestStrictTemplates:
         )
         assert prompt(self.FREE, USER, again) == "<user>hello<user>again"
 
+    def test_words_after_results_are_the_results_where_only_the_assistant_may_speak(self) -> None:
+        """Claude Code sends both in one turn; Mistral's templates count neither calls nor results."""
+        template = self.ALTERNATING.replace(
+            "{% if (", "{% if m.role != 'tool' and not m.tool_calls and ("
+        ).replace(
+            "{% set ns.at = ns.at + 1 %}",
+            "{% if m.role != 'tool' and not m.tool_calls %}{% set ns.at = ns.at + 1 %}{% endif %}",
+        )
+        assert (
+            prompt(template, USER, calling(), result(), USER) == "<user>hello<assistant><tool>seen\n\nhello"
+        )
+
+    def test_calls_come_one_by_one_where_a_template_takes_no_more(self) -> None:
+        """Llama 3's does not."""
+        single = "{% if m.tool_calls | length > 1 %}{{ raise_exception('single tool-calls') }}{% endif %}"
+        template = calls(
+            "[{{ c.id }} {{ c.function.arguments | tojson }}]", "<" + single + "{{ m.content }}>"
+        )
+        both = calling("I look")
+        both["tool_calls"] = [*both["tool_calls"], *calling(identity="bcdefghi2")["tool_calls"]]
+        shown = '[abcdefgh1 {"at": "sky"}]<I look><seen>[bcdefghi2 {"at": "sky"}]<><seen>'
+        assert prompt(template, USER, both, result("bcdefghi2"), result()) == f"<hello>{shown}"
+        assert prompt(template, USER, both, result("bcdefghi2"), result(), USER) == f"<hello>{shown}<hello>"
+
     def test_words_of_the_system_are_the_users_where_a_template_knows_no_system(self) -> None:
         assert prompt(self.ALTERNATING, SYSTEM, USER, self.SAID) == "<user>Be brief.\n\nhello<assistant>hi"
 
