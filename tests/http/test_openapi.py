@@ -20,8 +20,10 @@ from tpiedge.testing.service import WIDTH
 INDEX = re.compile(r"\[\d+\]")
 METHODS = {"get", "post", "delete"}
 CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+FILE = {"filename": "a.txt", "file_data": "data:text/plain;base64,eA=="}
 MESSAGES = [
-    {"role": "user", "content": [{"type": "text", "text": "x"}]},
+    {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "file", "file": FILE}]},
+    {"role": "assistant", "content": [{"type": "refusal", "refusal": "x"}]},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": "x", "tool_call_id": "a"},
 ]
@@ -59,6 +61,7 @@ OPENAI = ("/v1/completions", "/v1/chat/completions", "/tokenize")
 NESTED = {
     "messages[]": described.SCHEMAS["message"],
     "messages[].content[]": described.SCHEMAS["part"],
+    "messages[].content[].file": described.SCHEMAS["file"],
     "messages[].tool_calls[]": described.SCHEMAS["tool_call"],
     "messages[].tool_calls[].function": described.SCHEMAS["tool_call"]["properties"]["function"],
     "stream_options": described.CHAT["stream_options"],

@@ -16,7 +16,9 @@ from tpiedge.model.speech import Said, SpokenText
 __all__ = ["AnthropicFormat"]
 
 _PING: Final = named_event("ping", {"type": "ping"})
-_REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use"}
+#: Why an answer ends that need not have said anything: one of no tokens only reads its prompt.
+_CUT: Final = "length"
+_REASONS: Final = {_CUT: "max_tokens", "tool_calls": "tool_use"}
 
 
 class AnthropicFormat:
@@ -42,9 +44,9 @@ class AnthropicFormat:
         self._ending = self._spoken.ending(piece) or ""
         frames = [frame for one in said for frame in self._parts(one)]
         if piece.last is not None:
-            frames += (
-                self._closed() if self._index >= 0 else [*self._begun("text", _text("")), *self._closed()]
-            )
+            if self._index < 0 and piece.last != _CUT:
+                frames += self._begun("text", _text(""))
+            frames += self._closed()
         return frames
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
@@ -67,7 +69,9 @@ class AnthropicFormat:
             for said in self._spoken.take_objects(piece):
                 self._add(blocks, said)
         ending = self._spoken.ending(parts[-1]) or ""
-        return self._message(blocks or [_text("")], _end(ending, only), self._usage(only))
+        if not blocks and ending != _CUT:
+            blocks.append(_text(""))
+        return self._message(blocks, _end(ending, only), self._usage(only))
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
         return anthropic_error(error)

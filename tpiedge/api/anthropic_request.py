@@ -1,13 +1,17 @@
 """Requests of Anthropic's /v1/messages, as chats."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final
 
 from tpiedge.api.asked import MAX_TOKENS, Asked, check_model
+from tpiedge.api.documents import document_text, search_result_text
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import BodyFields
+from tpiedge.api.fields import BodyFields, needed
 from tpiedge.api.service import Service
-from tpiedge.api.translation import Chat, Dialect, copied, needed, objects, text_parts
+from tpiedge.api.translation import Chat, Dialect, copied, objects, text_parts
 
 __all__ = ["count_tokens", "read_messages_request"]
 
@@ -26,7 +30,8 @@ _DIALECT: Final = Dialect(
     ),
 )  # fmt: skip
 _STATEFUL: Final = ("container", "mcp_servers")
-_THOUGHTS: Final = ("thinking", "redacted_thinking")
+_THINKING: Final = ("enabled", "adaptive", "between_tools", "disabled")
+_RESULTS: Final = ("text", "document", "search_result")
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -35,10 +40,15 @@ def read_messages_request(values: dict[str, object], service: Service, name: str
     fields = BodyFields(values)
     check_model(fields, service)
     _refuse_thread(fields)
-    maximum = fields.integer("max_tokens", None, 1, MAX_TOKENS)
+    maximum = fields.integer("max_tokens", None, 0, MAX_TOKENS)
     if maximum is None:
         raise refused("you must provide 'max_tokens'", "max_tokens", "missing_required_parameter")
-    return _read(fields, service, name, maximum)
+    asked = _read(fields, service, name, max(1, maximum))
+    if maximum:
+        return asked
+    # The prompt is read, so that its pages are in the cache for the next request.
+    (choice,) = asked.choices
+    return replace(asked, choices=(replace(choice, request=replace(choice.request, max_tokens=0)),))
 
 
 def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
@@ -70,7 +80,7 @@ def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Aske
         messages.append({"role": "system", "content": text_parts(fields, "system", ("text",))})
     messages += _messages(fields)
     chat["messages"] = messages
-    # What the assistant has begun to say, the answer goes on with.
+    # The answer goes on with what the assistant has begun to say.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant"
     fields.unsupported(_STATEFUL)
     return _DIALECT.asked(chat, fields, service, name, stream=stream)
@@ -82,60 +92,91 @@ def _messages(fields: BodyFields) -> list[Chat]:
         raise refused("you must provide 'messages'", "messages", "missing_required_parameter")
     found: list[Chat] = []
     given = objects(fields, "messages", value)
-    for message in given:
-        role = message.text("role")
-        if role not in ("user", "assistant", "system"):
-            where = message.name("role")
-            raise refused(f"'{where}' must be 'user' or 'assistant'", where)
-        found += _turn(message, role, begun=role == "assistant" and message is given[-1])
-        message.overlook()
+    for role, turn in groupby(given, _role):
+        messages = [*turn]
+        found += _turn(messages, role, begun=role == "assistant" and messages[-1] is given[-1])
     if not found:
         raise refused("'messages' is empty: give at least one message", "messages")
     return found
 
 
-def _turn(message: BodyFields, role: str, *, begun: bool) -> list[Chat]:
-    """The messages that one of theirs becomes: results of tools are messages of their own. `begun`: the answer goes on
-    with its text."""
-    content = message.raw("content")
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[Chat] = []
-    results: list[Chat] = []
-    for block in objects(message, "content", content):
+def _role(message: BodyFields) -> str:
+    role = message.text("role")
+    if role not in ("user", "assistant", "system"):
+        where = message.name("role")
+        raise refused(f"'{where}' must be 'user' or 'assistant'", where)
+    return role
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The contents of neighbouring messages of one role, which are one turn; `begun`: with which the answer goes on."""
+
+    begun: bool
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Chat] = field(default_factory=list)
+    results: list[Chat] = field(default_factory=list)
+
+    def add(self, block: BodyFields, role: str) -> None:
+        """Raises ApiError."""
         kind = block.text("type")
         block.ignore(("cache_control", "citations"))
-        if kind == "text":
-            texts.append(needed(block, "text"))
-        elif kind == "tool_use" and begun:
-            where = block.name("type")
-            raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
-        elif kind == "tool_use" and role == "assistant":
-            calls.append(_call(block))
-        elif kind == "tool_result" and role == "user":
-            results.append(_result(block))
-        elif kind in _THOUGHTS and role == "assistant":
-            thought = block.text("thinking") or ""
-            if not begun:
-                thoughts.append(thought)
-            block.ignore(("signature", "data", "thinking") if begun else ("signature", "data"))
-        else:
-            where = block.name("type")
-            raise refused(f"'{where}' must be 'text': nothing else is read here", where, "unsupported_value")
+        match kind, role:
+            case "text", _:
+                self.texts.append(needed(block, "text"))
+            case "document", "user":
+                self.texts.append(document_text(block))
+            case "search_result", "user":
+                self.texts.append(search_result_text(block))
+            case "tool_result", "user":
+                self.results.append(_result(block))
+            case "tool_use", "assistant" if self.begun:
+                where = block.name("type")
+                raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
+            case "tool_use", "assistant":
+                self.calls.append(_call(block))
+            case (("thinking" | "redacted_thinking"), "assistant"):
+                self.thoughts.append(block.text("thinking") or "")
+                block.ignore(("signature", "data"))
+            case _:
+                where = block.name("type")
+                why = f"'{where}' must be 'text': nothing else is read here"
+                raise refused(why, where, "unsupported_value")
         block.overlook()
-    said: Chat = {"role": role, "content": "\n".join(texts)}
-    if calls:
-        said["tool_calls"] = calls
-    if any(thoughts):
-        said["reasoning_content"] = "".join(thoughts)
-    return [*results, said] if texts or calls or not results else results
+
+    def messages(self, role: str) -> list[Chat]:
+        """Results of tools are messages of their own, before what is said."""
+        if self.results and not self.texts:
+            return self.results
+        said: Chat = {
+            "role": role,
+            "content": "\n".join(self.texts) if self.texts or not self.calls else None,
+        }
+        if self.calls:
+            said["tool_calls"] = self.calls
+        if any(self.thoughts):
+            said["reasoning_content"] = "".join(self.thoughts)
+        return [*self.results, said]
+
+
+def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Chat]:
+    """The messages that neighbours of one role become; `begun`: the answer goes on with them."""
+    turn = _Turn(begun)
+    for message in messages:
+        content = message.raw("content")
+        if isinstance(content, str):
+            turn.texts.append(content)
+        else:
+            for block in objects(message, "content", content):
+                turn.add(block, role)
+        message.overlook()
+    return turn.messages(role)
 
 
 def _call(block: BodyFields) -> Chat:
     arguments = block.nested("input")
-    text = json.dumps(dict(arguments.items()) if arguments else {})
+    text = json.dumps(dict(arguments.items()) if arguments else {}, ensure_ascii=False)
     function = {"name": needed(block, "name"), "arguments": text}
     return {"id": needed(block, "id"), "type": "function", "function": function}
 
@@ -143,7 +184,7 @@ def _call(block: BodyFields) -> Chat:
 def _result(block: BodyFields) -> Chat:
     if block.flag("is_error"):
         block.ignore(("is_error",))
-    content = "" if block.raw("content") is None else text_parts(block, "content", ("text",))
+    content = "" if block.raw("content") is None else text_parts(block, "content", _RESULTS)
     return {"role": "tool", "tool_call_id": needed(block, "tool_use_id"), "content": content}
 
 
@@ -153,9 +194,10 @@ def _read_thinking(fields: BodyFields, chat: Chat) -> None:
         chat["chat_template_kwargs"] = {"enable_thinking": False}
         return
     kind = thinking.text("type")
-    if kind not in ("enabled", "adaptive", "disabled"):
-        raise refused("'thinking.type' must be 'enabled', 'adaptive' or 'disabled'", "thinking.type")
-    chat["chat_template_kwargs"] = {"enable_thinking": kind != "disabled"}
+    if kind not in _THINKING:
+        raise refused(f"'thinking.type' must be one of {', '.join(_THINKING)}", "thinking.type")
+    # Between tools means: none but the words between two calls, which are the answer's text here.
+    chat["chat_template_kwargs"] = {"enable_thinking": kind in ("enabled", "adaptive")}
     thinking.ignore(("budget_tokens", "display"))
     thinking.overlook()
 

@@ -22,6 +22,7 @@ from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 __all__ = [
     "ANSWER_TOKENS",
     "MAX_CHOICES",
+    "MAX_ECHO",
     "MAX_TEXTS",
     "MAX_TEXT_NAME",
     "MAX_TOKENS",
@@ -51,6 +52,9 @@ MAX_TOOL_NAME = 64
 MAX_TEXTS = 128
 MAX_TEXT_NAME = 64
 """Of the parameters that are known to be texts; of others the answer itself shows what they are."""
+
+MAX_ECHO = 131_072
+"""Characters of what an answer repeats of its request."""
 
 _LATEST = ":latest"  # which Ollama's clients write after a name
 _MAX_STOPS = 16
@@ -90,7 +94,8 @@ class Reply:
     `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several`, `required` and
     `thinking` are those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts,
     where the form needs that. `grammar`: the field of the request that says what the answer must keep to, if one does.
-    `functions`: a call is told as OpenAI's API had it before there were tools.
+    `functions`: a call is told as OpenAI's API had it before there were tools. `echo`: fields of the request that the
+    answer repeats, as JSON.
     """
 
     format: FormatName
@@ -113,6 +118,7 @@ class Reply:
     grammar: Annotated[str, MaxLength(_MAX_PARAM)] = ""
     required: bool = False
     functions: bool = False
+    echo: Annotated[str, MaxLength(MAX_ECHO)] = ""
 
     @property
     def speech(self) -> SpeechForm:

@@ -29,6 +29,7 @@ from tpiedge.api.tools import AskedTools, read_tools, text_parameters, tool_form
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
 from tpiedge.model.call_forms import CallForm
+from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.speech import NO_THOUGHTS, Thinking, thinking_after
 from tpiedge.wire.requests import Grammar
 
@@ -132,18 +133,23 @@ def _prompt(
     formed: bool,
 ) -> tuple[tuple[int, ...], Thinking]:
     """The prompt's token ids, and how the answer to it may begin with thoughts: not at all where it must have a form,
-    which it has from its beginning on. `goes_on`: the prompt ends with the last message's own text. Raises ApiError."""
+    which it has from its beginning on. `goes_on`: the answer goes on with the last message. Raises ApiError."""
     check_characters("messages", message_characters(messages), service)
     if service.template is None:
-        raise refused("the model has no chat template: use /v1/completions", "messages")
+        raise refused(
+            "the model has no chat template, so it continues texts and answers no messages: send a text to "
+            "/v1/completions, or serve a model that has one (an instruction-tuned model)",
+            "messages",
+        )
     try:
-        whole = messages[:-1] if goes_on else messages
-        text = service.template.render(whole, variables=variables, tools=tools or None)
+        text = chat_prompt(
+            service.template, messages, tools=tools or None, variables=variables, begun=goes_on
+        )
     except UserError as error:
         raise refused(str(error), "messages") from None
-    text += messages[-1]["content"] if goes_on else ""
     check_characters("messages", len(text), service)
-    thinking = thinking_after(text, service.template.source(tools=bool(tools)))
+    begun = messages[-1]["content"] if goes_on else ""
+    thinking = thinking_after(text, service.template.source(tools=bool(tools)), begun)
     if formed:
         text, thinking = (text + NO_THOUGHTS if thinking == "begun" else text), ""
     return encode(text, service, "messages", add_special=False), thinking

@@ -9,7 +9,7 @@ from tpiedge.api.bounded_json import Excessive, parse_text
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.wire.fields import Range
 
-__all__ = ["MAX_TEXT_VALUES", "BodyFields"]
+__all__ = ["MAX_TEXT_VALUES", "BodyFields", "needed"]
 
 MAX_TEXT_VALUES: Final = 65_536
 """Of JSON in the texts of one request, all of them together."""
@@ -191,6 +191,14 @@ class BodyFields:
         if not low <= value <= high:
             shown = str(value) if abs(value) < 10**20 else "a number of many digits"
             raise refused(f"'{self.name(key)}' is {shown}: it must be from {low} to {high}", self.name(key))
+
+
+def needed(fields: BodyFields, key: str) -> str:
+    """A text that must be there. Raises ApiError."""
+    text = fields.text(key)
+    if text is None:
+        raise refused(f"'{fields.name(key)}' is missing", fields.name(key))
+    return text
 
 
 def _is_slip(given: str, known: str) -> bool:

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tpiedge.api.documents import file_text
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import BodyFields
+from tpiedge.api.fields import BodyFields, needed
+from tpiedge.model.call_forms import short_call_id
+from tpiedge.model.chat_prompt import GivenArguments
 
 __all__ = ["message_characters", "read_messages"]
 
@@ -15,13 +18,13 @@ _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
     "developer": "system",
     "function": "tool",
 }
-_IGNORED = ("refusal", "annotations")
+_IGNORED = ("annotations",)
 
 
 def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
     """{"role", "content"} and, where given, "name", "reasoning_content", "tool_calls" and "tool_call_id" of every
-    message, as chat templates take them. `goes_on`: the answer goes on with the last message, of which only the text
-    counts. Raises ApiError that names the field."""
+    message, as `chat_prompt` takes them. `goes_on`: the answer goes on with the last message. Raises ApiError that
+    names the field."""
     value = fields.raw("messages")
     if value is None:
         raise refused("you must provide 'messages'", "messages", "missing_required_parameter")
@@ -30,13 +33,15 @@ def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str
     if not 1 <= len(value) <= _MAX_MESSAGES:
         raise refused(f"'messages' has {len(value)} messages: 1 to {_MAX_MESSAGES}", "messages")
     begun = len(value) - 1 if goes_on else None
-    return [_message(item, index, fields, begun=index == begun) for index, item in enumerate(value)]
+    found = [_message(item, index, fields, begun=index == begun) for index, item in enumerate(value)]
+    _identify_calls(found)
+    return found
 
 
 def message_characters(messages: Sequence[dict[str, Any]]) -> int:
     """Of all texts in them; of calls about as many."""
     return sum(
-        len(message["content"])
+        len(message["content"] or "")
         + len(message.get("reasoning_content", ""))
         + sum(len(str(call)) for call in message.get("tool_calls", ()))
         for message in messages
@@ -53,17 +58,20 @@ def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> di
     if role not in _ROLES:
         known = ", ".join(_ROLES)
         raise refused(f"'{where}.role' must be one of {known}", f"{where}.role")
-    found: dict[str, Any] = {
-        "role": _ROLES[role],
-        "content": _content(message, optional=role == "assistant"),
-    }
+    found: dict[str, Any] = {"role": _ROLES[role], "content": _content(message)}
     name = message.text("name")
     if name is not None:
         if len(name) > _MAX_NAME:
             raise refused(f"'{where}.name' has more than {_MAX_NAME} characters", f"{where}.name")
         found["name"] = name
     if role == "assistant":
-        found |= _begun(message) if begun else _assistant(message)
+        found |= _assistant(message, begun=begun)
+        # Only beside calls may there be no content at all; a refusal is what was said instead.
+        refusal = message.text("refusal")
+        if refusal and not found["content"]:
+            found["content"] = refusal
+        elif found["content"] is None and "tool_calls" not in found:
+            found["content"] = ""
     elif _ROLES[role] == "tool":
         found["tool_call_id"] = message.text("tool_call_id") or ""
     else:
@@ -74,30 +82,24 @@ def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> di
     return found
 
 
-def _assistant(message: BodyFields) -> dict[str, Any]:
+def _assistant(message: BodyFields, *, begun: bool) -> dict[str, Any]:
     """Its thoughts and its calls."""
     found: dict[str, Any] = {}
-    thoughts = message.text("reasoning_content") or message.text("reasoning")
+    thoughts = message.text("reasoning_content") or message.text("reasoning") or message.text("thinking")
     if thoughts:
         found["reasoning_content"] = thoughts
     calls = message.raw("tool_calls")
     if calls is not None and not (isinstance(calls, list) and len(calls) <= _MAX_CALLS):
         raise message.wrong_type("tool_calls", f"an array of at most {_MAX_CALLS}", calls)
+    if calls and begun:
+        param = message.name("tool_calls")
+        raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
     function = message.nested("function_call")
     if function is not None and not calls:  # as before there were tools
         calls = [{"function": dict(function.items())}]
     if calls:
         found["tool_calls"] = [_call(call, index, message) for index, call in enumerate(calls)]
     return found
-
-
-def _begun(message: BodyFields) -> dict[str, Any]:
-    """Nothing but its text comes before the answer."""
-    if message.raw("tool_calls"):
-        param = message.name("tool_calls")
-        raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
-    message.ignore([key for key in ("reasoning_content", "reasoning") if message.text(key)])
-    return {}
 
 
 def _call(item: object, index: int, message: BodyFields) -> dict[str, Any]:
@@ -118,18 +120,57 @@ def _call(item: object, index: int, message: BodyFields) -> dict[str, Any]:
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _arguments(function: BodyFields) -> object:
-    """As an object, which templates write as they like it; what is none stays a text."""
-    text = function.text("arguments")
-    value = function.parsed("arguments") if text else {}
-    return value if isinstance(value, dict) else text
+def _arguments(function: BodyFields) -> GivenArguments:
+    """Nothing is an empty object; what is no object at all stays a text."""
+    text = function.text("arguments") or "{}"
+    value = function.parsed("arguments")
+    if not function.text("arguments"):
+        value = {}
+    return GivenArguments(text, value if isinstance(value, dict) else text)
 
 
-def _content(message: BodyFields, *, optional: bool) -> str:
-    """`optional`: one who has said nothing may have null."""
+def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
+    """Gives ids to calls that have none. A result without an id is that of the first call, of its tool where it names
+    one, that has no result yet."""
+    open_calls: list[dict[str, Any]] = []
+    latest: dict[str | None, str] = {}
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            _match(message, open_calls, latest, index)
+        if message.get("tool_calls") and messages[index - 1]["role"] != "assistant":
+            open_calls.clear()
+        for number, call in enumerate(message.get("tool_calls", ())):
+            call["id"] = call["id"] or short_call_id(f"{index}/{number}")
+            latest[None] = latest[call["function"]["name"]] = call["id"]
+            open_calls.append(call)
+
+
+def _match(
+    result: dict[str, Any], open_calls: list[dict[str, Any]], latest: dict[str | None, str], index: int
+) -> None:
+    """Gives a result its id, and takes its call from those that have no result."""
+    identity, name = result["tool_call_id"], result.get("name")
+    if name is None and not identity:
+        candidates = open_calls
+    else:
+        candidates = [
+            call
+            for call in open_calls
+            if (call["id"] == identity if identity else call["function"]["name"] == name)
+        ]
+    if candidates:
+        call = candidates[0]
+        open_calls.remove(call)
+        result["tool_call_id"] = call["id"]
+    elif not identity:
+        result["tool_call_id"] = latest.get(name) or latest.get(None) or short_call_id(f"{index}")
+
+
+def _content(message: BodyFields) -> str | None:
+    """None only of the assistant."""
     value = message.raw("content")
-    if value is None and optional:
-        return ""
+    if value is None and message.raw("role") == "assistant":
+        return None
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -142,11 +183,14 @@ def _part(part: object, index: int, message: BodyFields) -> str:
     if not isinstance(part, dict):
         raise message.wrong_type(key, "an object", part)
     fields = message.inner(part, key)
-    kind, text = fields.raw("type"), None
-    if kind != "text":
+    kind = fields.raw("type")
+    if kind == "file":
+        text = file_text(fields.nested("file") or fields)
+    elif kind == "refusal" and message.raw("role") == "assistant":
+        text = needed(fields, "refusal")
+    elif kind == "text":
+        text = needed(fields, "text")
+    else:
         raise refused(f"'{fields.name('type')}' must be 'text'", fields.name("type"), "unsupported_value")
-    text = fields.text("text")
-    if text is None:
-        raise refused(f"'{fields.name('text')}' is missing", fields.name("text"))
     fields.overlook()
     return text

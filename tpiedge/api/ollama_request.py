@@ -50,6 +50,8 @@ def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> 
     if not messages:
         raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
     chat["messages"] = messages
+    # The answer goes on with what the assistant has begun to say.
+    chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     if tools:
         chat["tools"] = tools
     return _CHATS.asked(chat, fields, service, name, stream=stream)
@@ -140,8 +142,8 @@ def _wishes(fields: BodyFields) -> Chat:
 
 
 def _messages(fields: BodyFields) -> list[Chat]:
+    """Calls and results need no ids: results follow in the order of the calls."""
     found: list[Chat] = []
-    latest = _LatestCalls()
     for message in objects(fields, "messages", fields.raw("messages") or []):
         role = message.text("role")
         if role not in _ROLES:
@@ -151,12 +153,10 @@ def _messages(fields: BodyFields) -> list[Chat]:
         said: Chat = {"role": role, "content": message.text("content") or ""}
         calls = message.raw("tool_calls")
         if calls:
-            said["tool_calls"] = [
-                _call(call, f"{len(found)}-{number}", latest)
-                for number, call in enumerate(objects(message, "tool_calls", calls))
-            ]
+            said["tool_calls"] = [_call(call) for call in objects(message, "tool_calls", calls)]
         if role == "tool":
-            said["tool_call_id"] = message.text("tool_call_id") or latest.of(message.text("tool_name"))
+            said["tool_call_id"] = message.text("tool_call_id")
+            said["name"] = message.text("tool_name") or message.text("name")
         thoughts = message.text("thinking")
         if thoughts:
             said["reasoning_content"] = thoughts
@@ -165,33 +165,18 @@ def _messages(fields: BodyFields) -> list[Chat]:
     return found
 
 
-class _LatestCalls:
-    """The ids of each tool's latest call, as results need not say what they are of."""
-
-    def __init__(self) -> None:
-        self._by_tool: dict[str | None, str] = {}
-
-    def add(self, tool: str, identity: str) -> None:
-        self._by_tool[tool] = self._by_tool[None] = identity
-
-    def of(self, tool: str | None) -> str:
-        """Of any tool where the result does not say."""
-        return self._by_tool.get(tool, "call_0")
-
-
-def _call(call: BodyFields, number: str, latest: _LatestCalls) -> Chat:
-    """Theirs have no ids of necessity, and arguments that are objects."""
+def _call(call: BodyFields) -> Chat:
+    """A call, whose arguments are an object."""
     function = call.nested("function")
     name = None if function is None else function.text("name")
     if function is None or name is None:
         where = call.name("function.name")
         raise refused(f"'{where}' is missing", where)
     arguments = function.nested("arguments")
-    text = json.dumps(dict(arguments.items()) if arguments else {})
+    text = json.dumps(dict(arguments.items()) if arguments else {}, ensure_ascii=False)
     function.ignore(("index",))
     function.overlook()
-    identity = call.text("id") or f"call_{number}"
-    latest.add(name, identity)
+    identity = call.text("id")
     call.ignore(("type",))
     call.overlook()
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": text}}

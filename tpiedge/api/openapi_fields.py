@@ -295,6 +295,8 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
             "name": {"type": ["string", "null"], "maxLength": 64},
             "reasoning_content": {"type": ["string", "null"], "description": "An assistant's thoughts."},
             "reasoning": {"type": ["string", "null"], "description": "The same."},
+            "thinking": {"type": ["string", "null"], "description": "The same."},
+            "refusal": {"type": ["string", "null"], "description": "An assistant's, in place of content."},
             "tool_calls": {
                 "type": ["array", "null"],
                 "description": "An assistant's.",
@@ -334,7 +336,19 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
         },
         ["type", "function"],
     ),
-    "part": body({"type": {"const": "text"}, "text": TEXT}, ["type", "text"]),
+    "part": body(
+        {
+            "type": {"enum": ["text", "refusal", "file"]},
+            "text": TEXT,
+            "refusal": {**TEXT, "description": "An assistant's."},
+            "file": ref("file"),
+        },
+        ["type"],
+    ),
+    "file": body(
+        {"filename": TEXT, "file_data": {**TEXT, "description": "Of text alone: data:text/plain;base64,..."}},
+        ["file_data"],
+    ),
     "completion_request": body(COMPLETION, ["model", "prompt"]),
     "chat_request": body(CHAT, ["model", "messages"]),
     "embeddings_request": body(EMBEDDINGS, ["model", "input"]),

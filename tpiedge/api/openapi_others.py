@@ -88,7 +88,7 @@ RESPONSES: Final[dict[str, JsonSchema]] = {
 ANTHROPIC: Final[dict[str, JsonSchema]] = {
     **FORM,
     "model": MODEL,
-    "max_tokens": integer(1, MAX_TOKENS, "Of the answer."),
+    "max_tokens": integer(0, MAX_TOKENS, "Of the answer; 0 only reads the prompt."),
     "messages": {"type": "array", "minItems": 1, "items": _said(["user", "assistant"], _TEXT_OR_PARTS)},
     "system": {"anyOf": [*_TEXT_OR_PARTS["anyOf"], {"type": "null"}]},  # type: ignore[misc]
     "temperature": SAMPLING["temperature"],
@@ -96,7 +96,7 @@ ANTHROPIC: Final[dict[str, JsonSchema]] = {
     "top_k": SAMPLING["top_k"],
     "stop_sequences": {"type": ["array", "null"], "items": TEXT},
     "stream": flag("Whether the answer comes as server-sent events."),
-    "thinking": {**_OBJECT, "description": "Its `type`: enabled, adaptive or disabled."},
+    "thinking": {**_OBJECT, "description": "Its `type`: enabled, adaptive, between_tools or disabled."},
     "tools": _TOOLS,
     "tool_choice": _OBJECT,
     "output_config": {**_OBJECT, "description": "Its `format`, a schema that the answer has."},

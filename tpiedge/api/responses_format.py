@@ -1,6 +1,8 @@
 """Answers as OpenAI's Responses API has them: items, whole or in numbered events that have names."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
@@ -20,6 +22,7 @@ class ResponsesFormat:
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
+        self._echo: dict[str, Any] = json.loads(head.reply.echo or "{}")
         self._spoken = SpokenChoice(head.reply.speech)
         self._number = 0
         self._last = ""
@@ -192,12 +195,13 @@ class ResponsesFormat:
             "previous_response_id": None,
             "store": False,
             "temperature": None,
-            "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
             "top_p": None,
             "truncation": "disabled",
             "usage": None,
+            **self._echo,
+            "text": {"format": {"type": "text"}, **self._echo.get("text", {})},
         }
 
     def _usage(self, tokens: int, cached: int) -> Json:

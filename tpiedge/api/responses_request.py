@@ -1,12 +1,15 @@
 """Requests of OpenAI's /v1/responses, as chats. Nothing is stored: what goes on with an earlier answer is refused."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from tpiedge.api.asked import Asked, check_model
+from tpiedge.api.asked import MAX_ECHO, Asked, check_model
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import BodyFields
+from tpiedge.api.fields import BodyFields, needed
 from tpiedge.api.service import Service
-from tpiedge.api.translation import Chat, Dialect, copied, needed, objects, text_parts
+from tpiedge.api.translation import Chat, Dialect, copied, objects, text_parts
 
 __all__ = ["read_response"]
 
@@ -33,7 +36,13 @@ _DIALECT: Final = Dialect(
 )  # fmt: skip
 _STATEFUL: Final = ("previous_response_id", "conversation", "prompt")
 _ROLES: Final = ("system", "developer", "user", "assistant")
-_TEXTS: Final = ("input_text", "output_text", "text")
+_TEXTS: Final = ("input_text", "output_text", "text", "refusal", "input_file")
+_ECHOED: Final = (
+    "temperature", "top_p", "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "tool_choice", "truncation",
+    "top_logprobs", "user", "safety_identifier", "prompt_cache_key", "reasoning", "text", "metadata", "instructions",
+    "tools",
+)  # fmt: skip
+"""What the answer repeats of the request."""
 
 
 def read_response(values: dict[str, object], service: Service, name: str) -> Asked:
@@ -64,7 +73,21 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     chat["messages"] = [*messages, *_input(fields)]
-    return _DIALECT.asked(chat, fields, service, name, stream=stream)
+    asked = _DIALECT.asked(chat, fields, service, name, stream=stream)
+    return replace(asked, reply=replace(asked.reply, echo=_echo(values)))
+
+
+def _echo(values: Mapping[str, object]) -> str:
+    """What the answer repeats, as JSON: all that fits, the small fields first."""
+    found: dict[str, object] = {}
+    length = 2
+    for key in _ECHOED:
+        value = values.get(key)
+        more = len(json.dumps({key: value}))
+        if value is not None and length + more <= MAX_ECHO:
+            found[key] = value
+            length += more
+    return json.dumps(found)
 
 
 def _input(fields: BodyFields) -> list[Chat]:
@@ -74,6 +97,7 @@ def _input(fields: BodyFields) -> list[Chat]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     found: list[Chat] = []
+    thoughts = ""
     for item in objects(fields, "input", value):
         kind = item.text("type") or "message"
         item.ignore(("id", "status", "phase"))
@@ -85,14 +109,26 @@ def _input(fields: BodyFields) -> list[Chat]:
             call, output = needed(item, "call_id"), text_parts(item, "output", _TEXTS)
             found.append({"role": "tool", "tool_call_id": call, "content": output})
         elif kind == "reasoning":
-            item.ignore(("summary", "content", "encrypted_content"))
+            thoughts = _thoughts(item)
         else:
             where = item.name("type")
             raise refused(f"'{where}' must be 'message': only text is read here", where, "unsupported_value")
         item.overlook()
+        if kind != "reasoning":
+            if thoughts and found[-1]["role"] == "assistant":
+                found[-1].setdefault("reasoning_content", thoughts)
+            thoughts = ""
     if not found:
         raise refused("'input' is empty: give at least one message", "input")
     return found
+
+
+def _thoughts(item: BodyFields) -> str:
+    """The thoughts of the assistant's next message, which an answer of ours has as they were."""
+    item.ignore(("summary", "encrypted_content"))
+    if not isinstance(item.raw("content"), list):
+        return ""
+    return text_parts(item, "content", ("reasoning_text", "text"))
 
 
 def _message(item: BodyFields) -> Chat:

@@ -1,17 +1,14 @@
 """What the pieces of a choice say: text, thoughts and calls of tools."""
 
-import hashlib
-import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpiedge.api.transcript import TextPiece
+from tpiedge.model.call_forms import short_call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpeechForm, SpeechReader, SpokenText
 
 __all__ = ["SpokenChoice", "ToolCall", "call_id"]
-
-_ID_MARKS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +65,5 @@ class SpokenChoice:
 
 
 def call_id(answer: str, choice: int, call: int) -> str:
-    """Of a call: the same whenever it is told, and in the nine letters and digits that Mistral's templates want."""
-    digest = hashlib.blake2b(f"{answer}/{choice}/{call}".encode(), digest_size=9).digest()
-    return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)
+    """The id of a call: the same whenever it is told."""
+    return short_call_id(f"{answer}/{choice}/{call}")

@@ -140,8 +140,8 @@ def _tool(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
             f"'{where}.function.name' must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'",
             f"{where}.function.name",
         )
-    description = function.text("description")
-    found: dict[str, Any] = {"name": name} | ({"description": description} if description else {})
+    # Templates join descriptions to texts: those of other servers give an empty one where there is none.
+    found: dict[str, Any] = {"name": name, "description": function.text("description") or ""}
     found["parameters"] = _parameters(function)
     function.flag("strict")
     function.overlook()

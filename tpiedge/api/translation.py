@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from tpiedge.api.answer_grammar import CONSTRAINTS, UNKNOWN_CONSTRAINTS
 from tpiedge.api.asked import Asked, FormatName
 from tpiedge.api.chat_request import read_chat
+from tpiedge.api.documents import document_text, file_text, search_result_text
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import BodyFields
+from tpiedge.api.fields import BodyFields, needed
 from tpiedge.api.service import Service
 
 __all__ = ["MAX_PARTS", "Chat", "Dialect", "copied", "needed", "objects", "renamed", "text_parts"]
@@ -116,19 +117,22 @@ def text_parts(fields: BodyFields, key: str, kinds: Sequence[str]) -> str:
     return "\n".join(_text(part, kinds) for part in objects(fields, key, value))
 
 
-def needed(fields: BodyFields, key: str) -> str:
-    """A text that must be there. Raises ApiError."""
-    text = fields.text(key)
-    if text is None:
-        raise refused(f"'{fields.name(key)}' is missing", fields.name(key))
-    return text
-
-
 def _text(part: BodyFields, kinds: Sequence[str]) -> str:
     kind = part.text("type")
     if kind not in kinds:
         name = part.name("type")
         raise refused(f"'{name}' must be '{kinds[0]}': only text is read here", name, "unsupported_value")
-    text = needed(part, "text")
+    part.ignore(("cache_control", "citations"))
+    match kind:
+        case "document":
+            text = document_text(part)
+        case "search_result":
+            text = search_result_text(part)
+        case "input_file":
+            text = file_text(part)
+        case "refusal":
+            text = needed(part, "refusal")
+        case _:
+            text = needed(part, "text")
     part.overlook()
     return text

@@ -67,7 +67,7 @@ class MasterService:
         self._max_sequence = max_sequence
         self.usual_sampling = model.usual_sampling
         self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None
-        self.template: ChatTemplate | None = model.template if model.has_tokenizer else None
+        self.template: ChatTemplate | None = model.template if model.has_template else None
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

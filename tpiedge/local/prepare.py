@@ -13,6 +13,7 @@ from tpiedge.local.gguf_import import cached_gguf_pack, import_gguf_file
 from tpiedge.local.pack_label import has_label, load_label, mark_used
 from tpiedge.local.packing import cached_pack, name_checkpoint_pack, pack_checkpoint, source_precision
 from tpiedge.local.usual_sampling import usual_sampling
+from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
@@ -114,7 +115,7 @@ class PreparedModel:
 
     def message_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """The prompt for a conversation's messages. Raises UserError where the model has no template."""
-        return tuple(self.tokenizer.encode(self.template.render(messages), add_special=False))
+        return tuple(self.tokenizer.encode(chat_prompt(self.template, messages), add_special=False))
 
     @cached_property
     def usual_sampling(self) -> Sampling:

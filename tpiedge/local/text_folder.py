@@ -4,7 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpiedge.model.folder import has_file, read_bytes
+from tpiedge.model.folder import has_file, list_files, read_bytes
+from tpiedge.model.template import ADDITIONAL_TEMPLATES
 
 __all__ = ["keep_text_files", "write_files"]
 
@@ -16,22 +17,28 @@ _FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
 )
 
 
 def keep_text_files(source: Path, target: Path) -> None:
     """Copies config, tokenizer and template from one folder to another, which is made if it is not there."""
-    found = (name for name in _FILES if has_file(source, name))
-    write_files(target, {name: read_bytes(source, name, _MAX_BYTES) for name in found})
+    found = {name: read_bytes(source, name, _MAX_BYTES) for name in _FILES if has_file(source, name)}
+    for name in list_files(source, ADDITIONAL_TEMPLATES, ".jinja"):
+        found[f"{ADDITIONAL_TEMPLATES}/{name}"] = read_bytes(source, name, _MAX_BYTES, ADDITIONAL_TEMPLATES)
+    write_files(target, found)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes the files, each as a whole: another command may do the same at the same time."""
+    """Writes the files, each as a whole: another command may do the same at the same time. A name may be that of a file
+    in a folder of `folder`."""
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
-        partial = folder / f".{name}.{os.getpid()}.partial"
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             partial.write_bytes(data)
-            partial.replace(folder / name)
+            partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

@@ -12,10 +12,14 @@
   backquotes and `<｜tool▁call▁end｜>`, or `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜>`.
 """
 
+import hashlib
+import string
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["CALL_MARKS", "CallForm", "CallMarks", "call_form"]
+__all__ = ["CALL_MARKS", "CallForm", "CallMarks", "call_form", "short_call_id"]
+
+_ID_MARKS: Final = string.ascii_letters + string.digits
 
 CallForm = Literal[
     "", "hermes", "llama3", "mistral", "mistral-args", "qwen-xml", "deepseek-v3", "deepseek-v31"
@@ -68,3 +72,9 @@ def call_form(template: str) -> CallForm:
     if "[TOOL_CALLS]" in template:
         return "mistral"
     return "llama3" if '"parameters":' in template else ""
+
+
+def short_call_id(seed: str) -> str:
+    """The id of a call, the same for the same `seed`, in the nine letters and digits that Mistral's templates want."""
+    digest = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=9).digest()
+    return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)

@@ -19,6 +19,7 @@ from tpiedge.units import format_bytes
 
 __all__ = [
     "has_file",
+    "list_files",
     "open_file",
     "parse_json",
     "read_bytes",
@@ -33,22 +34,25 @@ _MAX_NAME = 255
 _MAX_COMMAS = 400_000
 
 
-def resolve_file(folder: Path, name: str) -> Path:
-    """The real path of the file `name` of `folder`. Raises UserError if it is missing or lies elsewhere."""
+def resolve_file(folder: Path, name: str, inner: str = "") -> Path:
+    """The real path of the file `name` of `folder`, or of the folder `inner` in it, a name that is ours. Raises
+    UserError if it is missing or lies elsewhere."""
     if not _is_plain(name):
         raise UserError(
             f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
         )
     try:
         root = folder.resolve(strict=True)
-        path = (root / name).resolve(strict=True)
+        path = (root / inner / name).resolve(strict=True)
     except FileNotFoundError:
-        raise UserError(f"{folder} has no {name}: download the model again, all of its files") from None
-    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
-        raise UserError(f"{folder / name} cannot be read: {_reason(error)}") from None
-    if path.parent != root and not _in_cache_blobs(root, path):
         raise UserError(
-            f"{folder / name} links to a file outside of the model's folder: put the file itself there"
+            f"{folder / inner} has no {name}: download the model again, all of its files"
+        ) from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
+        raise UserError(f"{folder / inner / name} cannot be read: {_reason(error)}") from None
+    if path.parent != root / inner and not _in_cache_blobs(root, path):
+        raise UserError(
+            f"{folder / inner / name} links to a file outside of the model's folder: put the file itself there"
         )
     return path
 
@@ -58,9 +62,17 @@ def has_file(folder: Path, name: str) -> bool:
     return os.path.lexists(folder / name)
 
 
-def open_file(folder: Path, name: str) -> BinaryIO:
+def list_files(folder: Path, inner: str, suffix: str) -> list[str]:
+    """The names of the files of `folder` / `inner` that end with `suffix`, in their order; none without that folder."""
+    try:
+        return sorted(name for name in os.listdir(folder / inner) if name.endswith(suffix))
+    except OSError:
+        return []
+
+
+def open_file(folder: Path, name: str, inner: str = "") -> BinaryIO:
     """Open the regular file `name` of `folder`. Raises UserError; never blocks on a pipe or a device."""
-    path = resolve_file(folder, name)
+    path = resolve_file(folder, name, inner)
     try:
         # O_NOFOLLOW: the links of the name were followed and judged above.
         return os.fdopen(open_regular(path, os.O_NOFOLLOW), "rb")
@@ -68,27 +80,27 @@ def open_file(folder: Path, name: str) -> BinaryIO:
         raise UserError(f"{path} cannot be read: {_reason(error)}") from None
 
 
-def read_bytes(folder: Path, name: str, limit: int) -> bytes:
+def read_bytes(folder: Path, name: str, limit: int, inner: str = "") -> bytes:
     """The whole file, which may have `limit` bytes at most."""
-    with open_file(folder, name) as file:
+    with open_file(folder, name, inner) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise UserError(
-                f"{folder / name} has {format_bytes(size)}; at most {format_bytes(limit)} are accepted"
+                f"{folder / inner / name} has {format_bytes(size)}; at most {format_bytes(limit)} are accepted"
             )
         try:
             return file.read(size)  # takes the memory of all that it is asked for
         except OSError as error:
-            raise UserError(f"{folder / name} cannot be read: {_reason(error)}") from None
+            raise UserError(f"{folder / inner / name} cannot be read: {_reason(error)}") from None
 
 
-def read_text(folder: Path, name: str, limit: int) -> str:
+def read_text(folder: Path, name: str, limit: int, inner: str = "") -> str:
     """The whole file as UTF-8."""
     try:
-        return read_bytes(folder, name, limit).decode("utf-8")
+        return read_bytes(folder, name, limit, inner).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{folder / name} is not UTF-8 text (byte {error.start}); download it again"
+            f"{folder / inner / name} is not UTF-8 text (byte {error.start}); download it again"
         ) from None
 
 

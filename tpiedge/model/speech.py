@@ -72,9 +72,12 @@ class SpokenText:
 Said = SpokenText | CallBegun | CallArguments | CallEnded
 
 
-def thinking_after(prompt: str, template: str) -> Thinking:
-    """How an answer to the prompt, which the template has made, may begin with thoughts."""
-    if prompt.rstrip(SPACE).endswith(_OPEN_THOUGHT):
+def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
+    """How an answer to the prompt, which the template has made, may begin with thoughts; where it goes on with the text
+    `begun`, that or what stands before it may have opened them."""
+    before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
+    opened = before.endswith(_OPEN_THOUGHT) and _CLOSE_THOUGHT not in begun
+    if opened or begun.rfind(_OPEN_THOUGHT) > begun.rfind(_CLOSE_THOUGHT):
         return "begun"
     return "marked" if _OPEN_THOUGHT in template or _CLOSE_THOUGHT in template else ""
 

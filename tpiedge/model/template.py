@@ -15,16 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import has_file, read_json, read_text
+from tpiedge.model.folder import has_file, list_files, read_json, read_text
+from tpiedge.model.template_habits import TemplateHabits, TemplateRefusal, habits_of
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import MIB
 
-__all__ = ["ChatTemplate", "RenderLimits", "has_template"]
+__all__ = ["ADDITIONAL_TEMPLATES", "ChatTemplate", "RenderLimits", "TemplateRefusal", "has_template"]
+
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""The folder beside `chat_template.jinja` that has the other templates of a model, each in NAME.jinja."""
 
 _CHILD = Path(__file__).parent / "template_child.py"
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_CONFIG_BYTES = 10_000_000
 _MAX_TEMPLATES = 64
+_SUFFIX = ".jinja"
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
@@ -52,10 +57,13 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._limits = limits or RenderLimits()
+        self._habits: dict[str, TemplateHabits] = {}
 
     @staticmethod
     def open(folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate":
-        """Reads `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. Raises UserError."""
+        """Reads the templates wherever a model's files keep them: `chat_template.jinja` with the folder
+        `additional_chat_templates`, `chat_template` in `tokenizer_config.json`, `chat_template.json`. Raises
+        UserError."""
         templates = _templates_of(folder)
         if not templates:
             raise UserError(
@@ -74,7 +82,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages` (JSON values); `variables` are the model's switches ("enable_thinking").
 
-        Raises UserError, in one line, if the template refuses the messages, is broken or exceeds its limits.
+        Raises UserError, in one line, if the template refuses the messages, is broken or exceeds its limits:
+        TemplateRefusal where other messages may do.
         """
         extra = dict(variables or {})
         if taken := sorted(_RESERVED & set(extra)):
@@ -96,6 +105,13 @@ class ChatTemplate:
             },
         }
         return _run(_encode(job), self._limits.wall_s)
+
+    def habits(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateHabits:
+        """How the template for chats with or without tools takes calls, found out once."""
+        source = self.source(tools=tools is not None)
+        if source not in self._habits:
+            self._habits[source] = habits_of(self.render, tools=tools is not None)
+        return self._habits[source]
 
     def source(self, *, tools: bool) -> str:
         """The text of the template for chats with or without tools; "" where there is none."""
@@ -119,20 +135,32 @@ def has_template(folder: Path) -> bool:
 
 
 def _templates_of(folder: Path) -> Mapping[str, str]:
+    """By name. Files of their own win over `tokenizer_config.json`, and that over the file of an old processor."""
+    templates = _templates_of_json(folder, "tokenizer_config.json") or _templates_of_json(
+        folder, "chat_template.json"
+    )
+    names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)
+    if len(names) > _MAX_TEMPLATES:
+        raise UserError(f"{folder / ADDITIONAL_TEMPLATES} has more than {_MAX_TEMPLATES} templates")
+    for name in names:
+        text = read_text(folder, name, _MAX_TEMPLATE_BYTES, ADDITIONAL_TEMPLATES)
+        templates[name.removesuffix(_SUFFIX)] = text
     if has_file(folder, "chat_template.jinja"):
-        return {"default": read_text(folder, "chat_template.jinja", _MAX_TEMPLATE_BYTES)}
-    return _templates_of_config(folder)
+        templates["default"] = read_text(folder, "chat_template.jinja", _MAX_TEMPLATE_BYTES)
+    return templates
 
 
-def _templates_of_config(folder: Path) -> dict[str, str]:
-    if not has_file(folder, "tokenizer_config.json"):
+def _templates_of_json(folder: Path, file: str) -> dict[str, str]:
+    if not has_file(folder, file):
         return {}
-    where = folder / "tokenizer_config.json"
-    value = read_json(folder, "tokenizer_config.json", _MAX_CONFIG_BYTES).get("chat_template")
+    where = folder / file
+    value = read_json(folder, file, _MAX_CONFIG_BYTES).get("chat_template")
     if value is None:
         return {}
     if isinstance(value, str):
-        value = [{"name": "default", "template": value}]
+        value = {"default": value}
+    if isinstance(value, dict):
+        value = [{"name": key, "template": text} for key, text in value.items()]
     if not isinstance(value, list) or len(value) > _MAX_TEMPLATES:
         raise UserError(f"{where}: chat_template is neither a text nor a list of named texts")
     templates: dict[str, str] = {}
@@ -187,7 +215,7 @@ def _answer(output: bytes, status: int) -> str:
             f"the model's chat template took too much time or memory ({reason}); use another template"
         )
     if "text" not in answer:
-        raise UserError(f"the model's chat template failed: {sanitised_line(answer['error'], 320)}")
+        raise TemplateRefusal(f"the model's chat template failed: {sanitised_line(answer['error'], 320)}")
     return str(answer["text"])
 
 

@@ -68,6 +68,7 @@ def test_the_template_is_told_of_tools_and_the_reply_of_their_names(knowing):
     }
     assert knowing.template.tools[1]["function"] == {
         "name": "time",
+        "description": "",
         "parameters": {"type": "object", "properties": {}},
     }
     assert (reply.calls, reply.tools, reply.several) == (knowing.form, ("weather", "time"), True)

@@ -23,6 +23,17 @@ def test_only_what_is_known_is_kept(tmp_path, source):
     assert [path.name for path in (tmp_path / "text").iterdir()] == ["config.json"]
 
 
+def test_chat_templates_are_kept_in_every_form(tmp_path, source):
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    (source / "additional_chat_templates" / "evil.py").write_text("")
+    (source / "chat_template.json").write_text("{}")
+    text = tmp_path / "text"
+    keep_text_files(source, text)
+    kept = {path.relative_to(text).as_posix() for path in text.rglob("*") if path.is_file()}
+    assert kept == {"config.json", "chat_template.json", "additional_chat_templates/tool_use.jinja"}
+
+
 def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path, source, monkeypatch):
     def write_bytes(path, data):
         path.touch()

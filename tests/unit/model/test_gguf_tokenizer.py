@@ -76,6 +76,16 @@ def test_the_demo_model_through_a_file(tmp_path: Path, demo_keys: dict[str, Any]
     assert (tmp_path / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
+def test_templates_of_other_names_come_along(demo_keys: dict[str, Any]) -> None:
+    more = {"chat_templates": ["tool_use"], "chat_template.tool_use": "{{ tools }}", "chat_template.a/b": "x"}
+    files = files_of(demo_keys | more).files
+    named = {name: text for name, text in files.items() if name.endswith(".jinja")}
+    assert named == {
+        "chat_template.jinja": b"{{ messages }}",
+        "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    }
+
+
 SPLITS = [
     ("gpt-2", "It's 1234!\n\nA  b", ["It", "'s", " 1234", "!", "\n", "\n", "A", " ", " b"]),
     ("llama-bpe", "It'S 1234!\n\nA  b", ["It", "'S", " ", "123", "4", "!\n\n", "A", " ", " b"]),

@@ -75,6 +75,18 @@ def test_no_link_leads_out_of_the_folder(folder: Path, secret: Path, name: str, 
         READERS[name](folder)
 
 
+@pytest.mark.parametrize("linked", ["additional_chat_templates", "additional_chat_templates/tool_use.jinja"])
+def test_no_link_to_other_templates_leads_out_of_the_folder(folder: Path, secret: Path, linked: str) -> None:
+    elsewhere = secret.parent / "templates"
+    elsewhere.mkdir()
+    (elsewhere / "tool_use.jinja").write_text("x")
+    path = folder / linked
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(elsewhere if linked.endswith("templates") else elsewhere / "tool_use.jinja")
+    with pytest.raises(UserError, match=r"tool_use\.jinja links to a file outside of the model's folder"):
+        ChatTemplate.open(folder, {})
+
+
 @pytest.mark.parametrize("name", list(READERS))
 def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
     tmp_path: Path, secret: Path, name: str

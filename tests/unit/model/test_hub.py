@@ -18,6 +18,7 @@ from tpiedge.model.hub.client import PullReport, pull
 from tpiedge.model.hub.transfer import RETRIES
 from tpiedge.model.presets import preset
 from tpiedge.model.source import resolve_model
+from tpiedge.model.template import ChatTemplate
 from tpiedge.pack.writing.target import lock_target
 
 NAME = "org/tiny"
@@ -85,6 +86,20 @@ def test_a_pull_takes_weights_configs_and_templates_and_nothing_else(hub: Hub):
     assert report.fetched == sum(len(FILES[name]) for name in TAKEN)
     assert seen[-1] == (report.fetched, report.fetched)
     assert report.commit == commit_of("first") == report.folder.name
+
+
+def test_a_pull_takes_the_other_chat_templates_too(hub: Hub):
+    more = {
+        "chat_template.json": b"{}",
+        "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+        "additional_chat_templates/weights.safetensors": WEIGHTS,
+        "additional_chat_templates/deep/rag.jinja": b"",
+    }
+    hub.repos[NAME] = Repo({**FILES, **more})
+    folder = fetch().folder
+    assert names_in(folder) == TAKEN | {"chat_template.json", "additional_chat_templates"}
+    assert names_in(folder / "additional_chat_templates") == {"tool_use.jinja"}
+    assert ChatTemplate.open(folder, {}).source(tools=True) == "{{ tools }}"
 
 
 def test_what_was_pulled_is_found_by_its_name_without_network(hub: Hub):

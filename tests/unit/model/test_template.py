@@ -101,6 +101,54 @@ class TestOpen:
         assert chat_template.render(CHAT) == "plain"
         assert chat_template.render(CHAT, tools=[{}]) == "tools"
 
+    def test_a_folder_holds_the_other_templates(self, tmp_path: Path) -> None:
+        """As transformers 4.5x and 5.x save them."""
+        (tmp_path / "chat_template.jinja").write_text("plain")
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+        (tmp_path / "additional_chat_templates" / "README.md").write_text("no template")
+        chat_template = ChatTemplate.open(tmp_path, TOKENS)
+        assert chat_template.render(CHAT) == "plain"
+        assert chat_template.render(CHAT, tools=[{}]) == "tools"
+        assert chat_template.source(tools=True) == "tools"
+
+    def test_the_folder_stands_beside_the_config_too(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "config"}')
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+        chat_template = ChatTemplate.open(tmp_path, TOKENS)
+        assert (chat_template.source(tools=False), chat_template.source(tools=True)) == ("config", "tools")
+
+    def test_templates_saved_by_transformers_are_read(self, tmp_path: Path) -> None:
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+
+        saved = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+        saved.chat_template = {"default": "plain", "tool_use": "tools", "rag": "found"}
+        saved.save_pretrained(tmp_path / "files")
+        saved.save_pretrained(tmp_path / "config", save_jinja_files=False)
+        for kind in ("files", "config"):
+            found = ChatTemplate.open(tmp_path / kind, TOKENS)
+            assert (found.source(tools=False), found.source(tools=True)) == ("plain", "tools")
+
+    @pytest.mark.parametrize("text", ['"config"', '{"default": "config", "rag": "x"}'])
+    def test_config_holds_a_text_or_an_object_of_them(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "tokenizer_config.json").write_text(f'{{"chat_template": {text}}}')
+        assert ChatTemplate.open(tmp_path, TOKENS).render(CHAT) == "config"
+
+    def test_an_old_processor_s_file_does_where_there_is_no_other(self, tmp_path: Path) -> None:
+        (tmp_path / "chat_template.json").write_text('{"chat_template": "old"}')
+        assert ChatTemplate.open(tmp_path, TOKENS).render(CHAT) == "old"
+        (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "config"}')
+        assert ChatTemplate.open(tmp_path, TOKENS).render(CHAT) == "config"
+
+    def test_very_many_templates_are_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "additional_chat_templates").mkdir()
+        for number in range(65):
+            (tmp_path / "additional_chat_templates" / f"{number}.jinja").write_text("x")
+        with pytest.raises(UserError, match="more than 64 templates"):
+            ChatTemplate.open(tmp_path, TOKENS)
+
     @pytest.mark.parametrize("config", [None, "{}", '{"chat_template": null}', '{"chat_template": []}'])
     def test_no_template_gets_advice(self, tmp_path: Path, config: str | None) -> None:
         if config is not None:

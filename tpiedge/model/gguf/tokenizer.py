@@ -5,6 +5,7 @@ Two kinds are known: "gpt2", byte-level BPE with its merges, where `tokenizer.gg
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,12 +13,15 @@ from types import MappingProxyType
 import numpy as np
 
 from tpiedge.model.gguf.file import GgufHeader
+from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote
 
 __all__ = ["TextFiles", "text_files"]
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _SPACE = "▁"
+_TEMPLATE = "tokenizer.chat_template"
+_TEMPLATE_NAME = re.compile(r"\.\w{1,64}", re.ASCII)
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_PIECE = 64
@@ -94,10 +98,7 @@ class _Vocabulary:
 
 def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
     """What the file says of text. A tokenizer that cannot be made is left out, with a notice."""
-    template = header.values.get("tokenizer.chat_template")
-    files: dict[str, bytes] = {}
-    if isinstance(template, str) and 0 < len(template.encode()) <= _MAX_TEMPLATE_BYTES:
-        files["chat_template.jinja"] = template.encode()
+    files = _templates(header)
     try:
         vocabulary = _vocabulary(header, vocab_size)
         adds_bos, tokenizer = _tokenizer_of(header, vocabulary)
@@ -106,6 +107,20 @@ def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
     files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False).encode("utf-8", "replace")
     files["tokenizer_config.json"] = json.dumps(_config(header, vocabulary, adds_bos)).encode()
     return TextFiles(files)
+
+
+def _templates(header: GgufHeader) -> dict[str, bytes]:
+    """The chat template, and those of other names: `tokenizer.chat_template.NAME`."""
+    files: dict[str, bytes] = {}
+    for key, template in header.values.items():
+        kind, _, name = key.partition(_TEMPLATE)
+        if kind or not isinstance(template, str) or not 0 < len(template.encode()) <= _MAX_TEMPLATE_BYTES:
+            continue
+        if not name:
+            files["chat_template.jinja"] = template.encode()
+        elif _TEMPLATE_NAME.fullmatch(name):
+            files[f"{ADDITIONAL_TEMPLATES}/{name[1:]}.jinja"] = template.encode()
+    return files
 
 
 def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:

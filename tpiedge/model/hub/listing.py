@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from tpiedge.errors import UserError
 from tpiedge.model.hub.transfer import RemoteFile
 from tpiedge.model.quantisation import OLD_FILES
+from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote
 
 __all__ = ["INDEX", "Listing", "all_weights", "refuse_paths", "remote_file", "texts", "weights_of"]
@@ -23,12 +24,14 @@ _TEXTS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "chat_template.json",
     "added_tokens.json",
     "tokenizer.model",
     *OLD_FILES,
     INDEX,
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+_TEMPLATE = re.compile(rf"{ADDITIONAL_TEMPLATES}/{_PLAIN.pattern}\.jinja")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_TEXT_BYTES = 256_000_000
@@ -46,8 +49,9 @@ class Listing:
 
 
 def remote_file(repo: str, name: str, size: object, digest: object) -> RemoteFile | None:
-    """A file as the hub describes it; None for one that lies in a folder. Raises UserError."""
-    if not _PLAIN.fullmatch(name):
+    """A file as the hub describes it; None for one that lies in a folder, unless that is the one of templates. Raises
+    UserError."""
+    if not (_PLAIN.fullmatch(name) or _TEMPLATE.fullmatch(name)):
         return None
     if not isinstance(size, int) or not 0 <= size <= _MAX_FILE_BYTES:
         raise UserError(f"{repo}: the hub gives no usable size for {quote(name)}: try another HF_ENDPOINT")

@@ -1,0 +1,305 @@
+"""Prompts of conversations: what templates of several families get, as transformers gives it to them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tpiedge.errors import UserError
+from tpiedge.model.call_forms import short_call_id
+from tpiedge.model.chat_prompt import GivenArguments, chat_prompt
+from tpiedge.model.template import ChatTemplate
+
+TEXT = '{"at":  "sky"}'
+LONG_ID = "toolu_01A09q90qw90lq917835lq9"
+USER = {"role": "user", "content": "hello"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+TOOL = {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
+
+
+def calling(
+    content: str | None = None, text: str = TEXT, identity: str = "abcdefgh1", **more: Any
+) -> dict[str, Any]:
+    function = {"name": "look", "arguments": GivenArguments(text, json.loads(text))}
+    call = {"id": identity, "type": "function", "function": function}
+    return {"role": "assistant", "content": content, "tool_calls": [call], **more}
+
+
+def result(identity: str = "abcdefgh1") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": identity, "content": "seen"}
+
+
+def prompt(template: str | ChatTemplate, *messages: dict[str, Any], **options: Any) -> str:
+    chosen = template if isinstance(template, ChatTemplate) else ChatTemplate({"default": template}, {})
+    return chat_prompt(chosen, messages, tools=[TOOL], **options)
+
+
+def calls(shown: str, content: str = "{{ m.content or '' }}") -> str:
+    """A template that writes what `shown` says of each call `c`."""
+    return (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        + shown
+        + "{% endfor %}"
+        + content
+        + "{% endfor %}{{ '' if tools else '' }}"
+    )
+
+
+class TestArguments:
+    """The value is parsed, so written anew; the text is as it came."""
+
+    @pytest.mark.parametrize(
+        ("shown", "wanted"),
+        [
+            ("<{{ c.function.arguments | tojson }}>", '<{"at": "sky"}>'),
+            ("{{ c.function | tojson }}", '{"name": "look", "arguments": {"at": "sky"}}'),
+            ("{{ '<' + c.function.arguments + '>' }}", f"<{TEXT}>"),
+            ("<{{ c.function.arguments }}>", f"<{TEXT}>"),
+            ("{{ '<' ~ c.function.arguments ~ '>' }}", f"<{TEXT}>"),
+            ("<{{ c.function.arguments | trim }}>", f"<{TEXT}>"),
+            ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}", "at=sky;"),
+            (
+                "{% for k, v in c.function.arguments | items %}{{ k }}={{ v | tojson }};{% endfor %}",
+                'at="sky";',
+            ),
+            (
+                "{% if c.function.arguments is string %}{{ c.function.arguments }}"
+                "{% else %}{{ c.function.arguments | tojson }}{% endif %}",
+                '{"at": "sky"}',
+            ),
+            ("{% if c.function.arguments is string %}<{{ c.function.arguments }}>{% endif %}", f"<{TEXT}>"),
+            (
+                "{% if c.function.arguments is not mapping %}{{ raise_exception('no object') }}{% endif %}"
+                "{{ c.function.arguments | tojson }}",
+                '{"at": "sky"}',
+            ),
+            ("{{ c.function }}", "{'name': 'look', 'arguments': {'at': 'sky'}}"),
+        ],
+    )
+    def test_are_what_the_template_makes_json_of(self, shown: str, wanted: str) -> None:
+        assert prompt(calls(shown), USER, calling(), result()) == f"hello{wanted}seen"
+
+    def test_that_are_no_object_are_a_text_to_every_template(self) -> None:
+        strange = calling()
+        strange["tool_calls"][0]["function"]["arguments"] = GivenArguments("{oh", "{oh")
+        assert prompt(calls("{{ c.function.arguments | tojson }}"), USER, strange) == 'hello"{oh"'
+
+    def test_are_looked_into_once_per_template(self) -> None:
+        class Counting(ChatTemplate):
+            rendered = 0
+
+            def render(self, messages: Sequence[Any], **options: Any) -> str:
+                self.rendered += 1
+                return super().render(messages, **options)
+
+        template = Counting({"default": calls("{{ c.function.arguments }}")}, {})
+        for _ in range(2):
+            assert prompt(template, USER, calling(), result()) == f"hello{TEXT}seen"
+        assert template.rendered <= 6
+        first = template.rendered
+        prompt(template, USER, calling(), result())
+        assert template.rendered == first + 1
+
+    def test_nothing_is_looked_into_without_calls(self) -> None:
+        class Failing(ChatTemplate):
+            def habits(self, tools: object) -> Any:
+                raise AssertionError
+
+        assert prompt(Failing({"default": "{{ messages[0].content }}"}, {}), USER) == "hello"
+
+
+class TestContentBesideCalls:
+    """None and "" are handed over as they are given wherever the template takes both."""
+
+    NULL_ALONE = (
+        "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}"
+        "{% for c in m.tool_calls %}{{ '[' + c.function.arguments + ']' }}{% endfor %}"
+        "{% elif m.content is not none %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    EMPTY_ALONE = calls("[{{ c.function.arguments | tojson }}]", "{{ m.content + '.' }}")
+    PRINTED = calls("[{{ c.function.arguments | tojson }}]", "{{ m.content }}.")
+    BOTH = calls(
+        "[{{ c.function.arguments | tojson }}]", "{{ 'nothing' if m.content is none else m.content }}."
+    )
+
+    @pytest.mark.parametrize("content", [None, ""])
+    def test_a_template_that_asks_for_none_shows_the_call(self, content: str | None) -> None:
+        assert prompt(self.NULL_ALONE, USER, calling(content), result()) == f"hello[{TEXT}]seen"
+
+    @pytest.mark.parametrize("content", [None, ""])
+    @pytest.mark.parametrize("template", [EMPTY_ALONE, PRINTED])
+    def test_a_template_that_joins_it_gets_a_text(self, template: str, content: str | None) -> None:
+        assert prompt(template, USER, calling(content), result()) == 'hello.[{"at": "sky"}].seen.'
+
+    @pytest.mark.parametrize(("content", "shown"), [(None, "nothing"), ("", ""), ("I look", "I look")])
+    def test_a_template_that_takes_both_gets_what_was_said(self, content: str | None, shown: str) -> None:
+        assert prompt(self.BOTH, USER, calling(content), result()) == f'hello.[{{"at": "sky"}}]{shown}.seen.'
+
+
+class TestIds:
+    MISTRAL = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% if c.id is not defined or c.id | length != 9 %}"
+        "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+        "[{{ c.id }}]{% endfor %}{% if m.tool_call_id is defined %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
+    )
+
+    def test_that_a_template_refuses_are_the_same_nine_marks_in_call_and_result(self) -> None:
+        short = short_call_id(LONG_ID)
+        assert len(short) == 9
+        assert short.isalnum()
+        assert prompt(self.MISTRAL, USER, calling(identity=LONG_ID), result(LONG_ID)) == f"[{short}]({short})"
+
+    def test_that_a_template_takes_stay(self) -> None:
+        template = self.MISTRAL.replace("!= 9", "== 0")
+        assert prompt(template, USER, calling(identity=LONG_ID), result(LONG_ID)) == f"[{LONG_ID}]({LONG_ID})"
+
+    def test_of_nine_marks_stay_beside_others(self) -> None:
+        messages = USER, calling(), result(), calling(identity=LONG_ID), result(LONG_ID)
+        assert prompt(self.MISTRAL, *messages).startswith("[abcdefgh1](abcdefgh1)[")
+
+
+def test_thoughts_have_the_names_that_templates_know() -> None:
+    template = (
+        "{% for m in messages %}{{ [m.thinking, m.reasoning_content, m.reasoning] | join(',') }}{% endfor %}"
+    )
+    said = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
+    assert prompt(template, USER, said) == ",,hm,hm,hm"
+
+
+def test_thoughts_that_a_template_refuses_beside_content_and_calls_are_left_out() -> None:
+    """gpt-oss's does."""
+    refusing = (
+        "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('not both') }}{% endif %}"
+    )
+    template = calls("[{{ c.function.arguments | tojson }}]", refusing + "{{ m.content }}")
+    said = calling("I look", reasoning_content="hm")
+    assert prompt(template, USER, said) == 'hello[{"at": "sky"}]I look'
+
+
+class TestBegunAnswers:
+    """As transformers' `continue_final_message`."""
+
+    R1 = (
+        "{% for m in messages %}{% if m.role == 'user' %}<U>{{ m.content }}{% else %}<A>"
+        "{{ m.content.split('</think>')[-1] }}<E>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<A><think>\n{% endif %}"
+    )
+    QWEN = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{{ m.content }}<end>{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+    )
+    TRIMMED = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}"
+
+    @pytest.mark.parametrize("template", [R1, QWEN, TRIMMED])
+    @pytest.mark.parametrize("said", ["world", "the world ", "", "one\n\ntwo\n"])
+    def test_equal_transformers(self, template: str, said: str) -> None:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        begun = {"role": "assistant", "content": said, "reasoning_content": "hm"}
+        right = render_jinja_template([[USER, begun]], chat_template=template, continue_final_message=True)[
+            0
+        ][0]
+        assert prompt(template, USER, begun, begun=True) == right
+
+    def test_have_what_the_template_keeps_of_them(self) -> None:
+        begun = {"role": "assistant", "content": "<think>a</think>b"}
+        assert prompt(self.R1, USER, begun, begun=True) == "<U>hello<A>b"
+
+    def test_begin_behind_the_generation_prompt_where_the_template_drops_the_turn(self) -> None:
+        template = (
+            "{% for m in messages if m.role == 'user' %}<U>{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<A><think>\n{% endif %}"
+        )
+        begun = {"role": "assistant", "content": "world"}
+        assert prompt(template, USER, begun, begun=True) == "<U>hello<A><think>\nworld"
+
+    def test_begin_behind_the_generation_prompt_where_the_template_refuses_the_turn(self) -> None:
+        template = (
+            "{% if messages[-1].role != 'user' %}{{ raise_exception('user last') }}{% endif %}" + self.R1
+        )
+        begun = {"role": "assistant", "content": "world"}
+        assert prompt(template, USER, begun, begun=True) == "<U>hello<A><think>\nworld"
+
+
+class TestStrictTemplates:
+    SYSTEM_FIRST = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    FIRST_ALONE = (
+        "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}{% endif %}"
+        "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    ALTERNATING = (
+        "{% set ns = namespace(at=0) %}{% for m in messages %}"
+        "{% if (m.role == 'user') != (ns.at % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% set ns.at = ns.at + 1 %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    FREE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    LATER = {"role": "system", "content": "Be kind."}  # noqa: RUF012
+    SAID = {"role": "assistant", "content": "hi"}  # noqa: RUF012
+
+    @pytest.mark.parametrize("template", [SYSTEM_FIRST, FIRST_ALONE])
+    @pytest.mark.parametrize("messages", [[SYSTEM, LATER, USER], [SYSTEM, USER, LATER]])
+    def test_two_messages_of_the_system_are_one_at_the_beginning(
+        self, template: str, messages: list[dict[str, Any]]
+    ) -> None:
+        assert prompt(template, *messages) == "<system>Be brief.\n\nBe kind.<user>hello"
+
+    def test_two_messages_of_the_system_stay_where_a_template_takes_them(self) -> None:
+        assert prompt(self.FREE, SYSTEM, USER, self.LATER) == "<system>Be brief.<user>hello<system>Be kind."
+
+    def test_turns_that_must_alternate_are_joined(self) -> None:
+        again = {"role": "user", "content": "again"}
+        assert prompt(self.ALTERNATING, USER, again, self.SAID, USER) == (
+            "<user>hello\n\nagain<assistant>hi<user>hello"
+        )
+        assert prompt(self.FREE, USER, again) == "<user>hello<user>again"
+
+    def test_words_after_results_are_the_results_where_only_the_assistant_may_speak(self) -> None:
+        """Claude Code sends both in one turn; Mistral's templates count neither calls nor results."""
+        template = self.ALTERNATING.replace(
+            "{% if (", "{% if m.role != 'tool' and not m.tool_calls and ("
+        ).replace(
+            "{% set ns.at = ns.at + 1 %}",
+            "{% if m.role != 'tool' and not m.tool_calls %}{% set ns.at = ns.at + 1 %}{% endif %}",
+        )
+        assert (
+            prompt(template, USER, calling(), result(), USER) == "<user>hello<assistant><tool>seen\n\nhello"
+        )
+
+    def test_calls_come_one_by_one_where_a_template_takes_no_more(self) -> None:
+        """Llama 3's does not."""
+        single = "{% if m.tool_calls | length > 1 %}{{ raise_exception('single tool-calls') }}{% endif %}"
+        template = calls(
+            "[{{ c.id }} {{ c.function.arguments | tojson }}]", "<" + single + "{{ m.content }}>"
+        )
+        both = calling("I look")
+        both["tool_calls"] = [*both["tool_calls"], *calling(identity="bcdefghi2")["tool_calls"]]
+        shown = '[abcdefgh1 {"at": "sky"}]<I look><seen>[bcdefghi2 {"at": "sky"}]<><seen>'
+        assert prompt(template, USER, both, result("bcdefghi2"), result()) == f"<hello>{shown}"
+        assert prompt(template, USER, both, result("bcdefghi2"), result(), USER) == f"<hello>{shown}<hello>"
+
+    def test_words_of_the_system_are_the_users_where_a_template_knows_no_system(self) -> None:
+        assert prompt(self.ALTERNATING, SYSTEM, USER, self.SAID) == "<user>Be brief.\n\nhello<assistant>hi"
+
+    def test_the_first_refusal_counts_where_nothing_helps(self) -> None:
+        template = "{{ raise_exception('never ' ~ messages[0].role) }}"
+        with pytest.raises(UserError, match="failed: never system"):
+            prompt(template, SYSTEM, USER)
+
+    def test_a_template_that_takes_too_much_is_not_asked_again(self) -> None:
+        class Slow(ChatTemplate):
+            rendered = 0
+
+            def render(self, messages: Sequence[Any], **options: Any) -> str:
+                self.rendered += 1
+                raise UserError("it took too much time")
+
+        template = Slow({"default": ""}, {})
+        with pytest.raises(UserError, match="too much time"):
+            prompt(template, SYSTEM, USER, self.LATER)
+        assert template.rendered == 1

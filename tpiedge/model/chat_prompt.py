@@ -1,0 +1,253 @@
+"""The prompt of a conversation: its messages in a form that the model's chat template takes. Pure but for the template.
+
+Laws:
+1. A template gets messages as transformers would hand them over. Only where it refuses them, or leaves out some of
+   several messages of the system, it gets them in another form, one of `_forms`; where it refuses all, the first
+   refusal counts.
+2. A begun answer is a past turn, cut after its text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+from tpiedge.model.call_forms import short_call_id
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.template_habits import CALLS_AS_OBJECTS, TemplateHabits, TemplateRefusal
+
+__all__ = ["GivenArguments", "chat_prompt"]
+
+TemplateMessage = Mapping[str, Any]
+"""A message of an API. A call's `arguments` are GivenArguments; `content` None where there is none beside calls."""
+
+#: The blank shows whether the template trims texts: then it is gone.
+_MARK: Final = "BEGUN_ANSWER_ENDS_HERE "
+_ID_LENGTH: Final = 9
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenArguments:
+    """The arguments of a call: the `text` of an API, and the `value` that it is as JSON, or that text where it is no
+    object."""
+
+    text: str
+    value: object
+
+
+def chat_prompt(
+    template: ChatTemplate,
+    messages: Sequence[TemplateMessage],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    begun: bool = False,
+) -> str:
+    """The prompt for the answer to `messages`; with `begun`, for the rest of the last one, the assistant's. Raises
+    UserError as ChatTemplate.render does."""
+    calls = any(message.get("tool_calls") for message in messages)
+    habits = template.habits(tools) if calls else CALLS_AS_OBJECTS
+    given = [_as_template_takes(message, habits) for message in messages]
+    if not begun:
+        return _rendered(template, given, tools, variables)
+    last = given[-1]
+    marked = [*given[:-1], {**last, "content": last["content"] + _MARK}]
+    try:
+        cut = _cut(_rendered(template, marked, tools, variables, generation=False))
+    except TemplateRefusal:
+        cut = None
+    # A template that drops the last turn, or takes no answer for one, is asked for the beginning of a new one.
+    return cut if cut is not None else _rendered(template, given[:-1], tools, variables) + last["content"]
+
+
+def _cut(text: str) -> str | None:
+    """What stands before the mark; None where the template has left that out."""
+    at = text.rfind(_MARK.rstrip())
+    if at < 0:
+        return None
+    return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
+
+
+def _rendered(
+    template: ChatTemplate,
+    messages: Sequence[TemplateMessage],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] | None,
+    *,
+    generation: bool = True,
+) -> str:
+    refusal, usable = None, None
+    for form in _forms(messages):
+        try:
+            text = template.render(form, add_generation_prompt=generation, tools=tools, variables=variables)
+        except TemplateRefusal as error:
+            refusal = refusal or error
+            continue
+        if _shows_systems(messages, text):
+            return text
+        usable = text if usable is None else usable
+    if usable is not None:
+        return usable
+    assert refusal is not None
+    raise refusal
+
+
+def _shows_systems(messages: Sequence[TemplateMessage], text: str) -> bool:
+    """Whether messages of the system that are not the first message alone are all there."""
+    systems = [index for index, message in enumerate(messages) if message["role"] == "system"]
+    return systems in ([], [0]) or all(messages[index]["content"].strip() in text for index in systems)
+
+
+# --- one message
+
+
+def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> TemplateMessage:
+    found = dict(message)
+    thoughts = next((message[key] for key in _THOUGHTS if message.get(key)), None)
+    if thoughts is not None:
+        found.update(dict.fromkeys(_THOUGHTS, thoughts))
+    if message.get("tool_calls"):
+        found["tool_calls"] = [_call(call, habits) for call in message["tool_calls"]]
+        if not message["content"]:
+            found["content"] = _empty(message["content"], habits)
+    return found
+
+
+def _call(call: Mapping[str, Any], habits: TemplateHabits) -> Mapping[str, Any]:
+    function = call["function"]
+    arguments: GivenArguments = function["arguments"]
+    shown = arguments.text if habits.text_arguments else arguments.value
+    return {**call, "function": {**function, "arguments": shown}}
+
+
+def _empty(content: str | None, habits: TemplateHabits) -> str | None:
+    """The content beside calls as it was given, if the template takes that; else the other form of none."""
+    if content is None:
+        return None if habits.null_content else ""
+    return "" if habits.empty_content else None
+
+
+# --- all messages
+
+
+def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
+    """The messages, and what may be taken where they are not: with one change, then with one after the other."""
+    changes = (
+        _with_one_system,
+        _with_joined_turns,
+        _with_words_in_results,
+        _with_single_calls,
+        _without_thoughts,
+        _with_system_in_a_turn,
+    )
+    tried: list[Sequence[TemplateMessage]] = [messages]
+    yield messages
+    messages = _with_short_ids(messages)
+    alone = [messages, *(change(messages) for change in changes)]
+    for form in (*alone, *accumulate(changes, lambda found, change: change(found), initial=messages)):
+        if form not in tried:
+            tried.append(form)
+            yield form
+
+
+def _with_short_ids(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Ids of calls in the nine letters and digits that Mistral's templates want."""
+    return [_short_ids_of(message) for message in messages]
+
+
+def _short_ids_of(message: TemplateMessage) -> TemplateMessage:
+    if message.get("tool_calls"):
+        calls = [{**call, "id": _short(call["id"])} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    if message.get("tool_call_id"):
+        return {**message, "tool_call_id": _short(message["tool_call_id"])}
+    return message
+
+
+def _short(identity: str) -> str:
+    fits = len(identity) == _ID_LENGTH and identity.isascii() and identity.isalnum()
+    return identity if fits else short_call_id(identity)
+
+
+def _with_one_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """One message of the system, before all others."""
+    systems = [message for message in messages if message["role"] == "system"]
+    if not systems:
+        return [*messages]
+    return [_joined(systems), *(message for message in messages if message["role"] != "system")]
+
+
+def _with_joined_turns(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Neighbouring turns of the user, or of the assistant, as one."""
+    found: list[TemplateMessage] = []
+    for message in messages:
+        same = bool(found) and message["role"] == found[-1]["role"] in ("user", "assistant")
+        if same and not found[-1].get("tool_calls"):
+            found[-1] = _joined([found[-1], message])
+        else:
+            found.append(message)
+    return found
+
+
+def _with_words_in_results(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Words of the user right after results of tools as the end of the last result: for templates in which only the
+    assistant may speak then."""
+    found: list[TemplateMessage] = []
+    for message in messages:
+        if found and (found[-1]["role"], message["role"]) == ("tool", "user"):
+            found[-1] = {**found[-1], "content": _texts([found[-1], message])}
+        else:
+            found.append(message)
+    return found
+
+
+def _with_single_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """One call in a message, with its result after it: Llama 3's template takes no more."""
+    found: list[TemplateMessage] = []
+    results: list[TemplateMessage] = []
+    for message in reversed(messages):
+        if message["role"] == "tool":
+            results.insert(0, message)
+            continue
+        found = [
+            *(_one_by_one(message, results) if message.get("tool_calls") else [message, *results]),
+            *found,
+        ]
+        results = []
+    return [*results, *found]
+
+
+def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) -> Iterator[TemplateMessage]:
+    """A message for each call, and what came of it; what belongs to none of them at the end."""
+    left = [*results]
+    for number, call in enumerate(message["tool_calls"]):
+        alone = {"role": message["role"], "content": message["content"] and "", "tool_calls": [call]}
+        yield {**message, "tool_calls": [call]} if number == 0 else alone
+        own = [result for result in left if result["tool_call_id"] == call["id"]]
+        left = [result for result in left if result not in own]
+        yield from own
+    yield from left
+
+
+def _without_thoughts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """No thoughts of earlier turns: gpt-oss's template takes none beside content and calls."""
+    return [{key: value for key, value in one.items() if key not in _THOUGHTS} for one in messages]
+
+
+def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Words of the system, where a template knows none, as the beginning of the user's."""
+    if len(messages) < 2 or (messages[0]["role"], messages[1]["role"]) != ("system", "user"):
+        return [*messages]
+    return [{**messages[1], "content": _texts(messages[:2])}, *messages[2:]]
+
+
+def _joined(messages: Sequence[TemplateMessage]) -> TemplateMessage:
+    """One message of several, with all that they have."""
+    found = {key: value for message in messages for key, value in message.items()}
+    found["content"] = _texts(messages)
+    return found
+
+
+def _texts(messages: Sequence[TemplateMessage]) -> str:
+    return "\n\n".join(message["content"] for message in messages if message["content"])
