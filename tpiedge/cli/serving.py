@@ -71,7 +71,7 @@ class MasterService:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        return self._model.config.eos_ids
+        return self._model.end_ids
 
     @property
     def vocab_size(self) -> int:

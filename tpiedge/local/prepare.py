@@ -108,6 +108,14 @@ class PreparedModel:
         return Tokenizer.open(self._folder)
 
     @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer, by the model's config and by its tokenizer. Raises UserError for one that
+        cannot be read."""
+        own = self.tokenizer.end_ids if self.has_tokenizer else ()
+        known = (token for token in own if token < self.config.vocab_size)
+        return tuple(dict.fromkeys((*self.config.eos_ids, *known)))
+
+    @cached_property
     def has_template(self) -> bool:
         """Whether the model was made to answer messages."""
         return self.has_tokenizer and self._folder is not None and has_template(self._folder)

@@ -1,32 +1,31 @@
 """Text to token ids and back, with the model's own `tokenizer.json`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 
+from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
 
 from tpiedge.errors import UserError
+from tpiedge.model.end_tokens import ending_ids
 from tpiedge.model.fields import ConfigFields
-from tpiedge.model.folder import has_file, read_bytes, read_json
+from tpiedge.model.folder import has_file, read_bytes
+from tpiedge.model.named_tokens import MAX_TOKEN, read_named_tokens
 from tpiedge.model.tokenizer_growth import text_growth
 from tpiedge.sanitise import quote, sanitised_line
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "fallback_byte"]
 
 _MAX_BYTES = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
 # Parsing takes memory by the number of JSON values, up to a kilobyte for an object: bound them before parsing. A
 # vocabulary of 262,000 tokens with twice as many merges has 1.4 million commas and 0.6 million lists.
 _MAX_MARKS = {b",": 2_000_000, b"[": 800_000, b"{": 100_000}
-_MAX_CONFIG_BYTES = 10_000_000
-_MAX_TOKEN = 1024  # eight times the longest in use, a run of spaces
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,17 @@ class Tokenizer:
 
     @staticmethod
     def open(folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json` and, where it exists, `tokenizer_config.json`. Raises UserError."""
+        """Read `tokenizer.json` and what stands beside it. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             _refuse_without_json(folder)
         data = read_bytes(folder, "tokenizer.json", _MAX_BYTES)
         backend, growth = _parse(data, folder / "tokenizer.json")
         backend.no_padding()
         backend.no_truncation()
-        config = _read_config(folder)
-        special = _special_tokens(config, folder)
-        return Tokenizer(backend, special, _wrapping(config, backend, special), growth)
+        named = read_named_tokens(folder, backend.get_added_tokens_decoder())
+        _add(backend, named.added, folder)
+        wrapping = _wrapping(named.config, backend, named.special)
+        return Tokenizer(backend, named.special, wrapping, growth)
 
     @property
     def vocab_size(self) -> int:
@@ -86,6 +86,13 @@ class Tokenizer:
     @property
     def eos_id(self) -> int | None:
         return self.token_id(self.special_tokens.get("eos_token", ""))
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer: the tokenizer's own, then those that are known by their texts."""
+        own = () if self.eos_id is None else (self.eos_id,)
+        added = self._backend.get_added_tokens_decoder()
+        return tuple(dict.fromkeys((*own, *ending_ids(self.vocabulary, added))))
 
     def token_id(self, token: str) -> int | None:
         """The id of the token that is written exactly so."""
@@ -159,14 +166,20 @@ class Tokenizer:
         return found
 
 
+def fallback_byte(token: str | None) -> int | None:
+    """The byte of a token that SentencePiece writes as "<0xE4>"; None for any other token."""
+    fallback = _FALLBACK.fullmatch(token or "")
+    return None if fallback is None else int(fallback[1], 16)
+
+
 def _spelled_bytes(token: str) -> bytes | None:
     """The bytes that `token` stands for, if its vocabulary spells bytes, which decoding it alone would not give.
 
     SentencePiece writes "<0xE4>", byte-level BPE one character per byte. None for any other token.
     """
-    fallback = _FALLBACK.fullmatch(token)
+    fallback = fallback_byte(token)
     if fallback is not None:
-        return bytes([int(fallback[1], 16)])
+        return bytes([fallback])
     table = _byte_level()
     if all(character in table for character in token):
         return bytes(table[character] for character in token)
@@ -197,9 +210,9 @@ def _parse(data: bytes, path: Path) -> tuple[Backend, float]:
         ) from None
     # A token's text is copied wherever the token is found.
     longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=0)
-    if longest > _MAX_TOKEN:
+    if longest > MAX_TOKEN:
         raise UserError(
-            f"{path} has a token of {longest} characters; at most {_MAX_TOKEN} are accepted: get the model from a "
+            f"{path} has a token of {longest} characters; at most {MAX_TOKEN} are accepted: get the model from a "
             "source you trust"
         )
     return backend, growth
@@ -211,33 +224,16 @@ def _reraise_own(error: BaseException) -> None:
         raise error
 
 
-def _read_config(folder: Path) -> ConfigFields:
-    """tokenizer_config.json over the older special_tokens_map.json; empty where there is neither."""
-    values: dict[str, object] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if has_file(folder, name):
-            values |= read_json(folder, name, _MAX_CONFIG_BYTES)
-    return ConfigFields(str(folder / "tokenizer_config.json"), values)
-
-
-def _special_tokens(config: ConfigFields, folder: Path) -> dict[str, str]:
-    tokens: dict[str, str] = {}
-    for name in _TOKEN_NAMES:
-        value = config.raw(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str) and _is_unicode(value):
-            tokens[name] = value
-        elif value is not None:
-            raise UserError(
-                f"{folder / 'tokenizer_config.json'}: {name} is {quote(value)}, not a token's text"
-            )
-    return tokens
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, as JSON may."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+def _add(backend: Backend, tokens: Sequence[AddedToken], folder: Path) -> None:
+    """Raises UserError where the library cannot have them."""
+    try:
+        backend.add_tokens(list(tokens))
+    except BaseException as error:
+        _reraise_own(error)
+        raise UserError(
+            f"{folder}: the tokens beside tokenizer.json cannot be added ({sanitised_line(error, 120)}); "
+            "download the model again"
+        ) from None
 
 
 def _wrapping(config: ConfigFields, backend: Backend, special: Mapping[str, str]) -> _Wrapping | None:

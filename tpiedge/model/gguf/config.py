@@ -10,8 +10,10 @@ from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.fields import ConfigFields
 from tpiedge.model.gguf.file import GgufHeader
+from tpiedge.model.gguf.named_ids import end_ids, named_id
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.sanitise import quote
+from tpiedge.units import counted
 
 __all__ = ["generation_config", "gguf_config", "huggingface_config"]
 
@@ -30,10 +32,7 @@ _SAMPLING = MappingProxyType(
 )
 
 _MAX = 1 << 31
-_END_KEYS = ("eos", "eot", "eom")
-# Texts of tokens that end an answer in the models of these families, where no key says so.
-_END_TEXTS = frozenset({"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"})
-_CONTROL = 3
+_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 # The rule of Llama 3 is given by its results alone: these are the contexts of pretraining that are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
 _ROPE_TOLERANCE = 1e-4
@@ -50,7 +49,7 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
     """The same as the object in a config.json."""
     name = _architecture(header)
-    keys = ConfigFields(str(header.path), header.values)
+    keys = _by_layer(ConfigFields(str(header.path), header.values), name)
     hidden, heads = _size(keys, f"{name}.embedding_length"), _size(keys, f"{name}.attention.head_count")
     head_dim = _size(keys, f"{name}.attention.key_length", max(1, hidden // heads))
     _refuse_unsupported(keys, name, head_dim)
@@ -77,6 +76,22 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "eos_token_id": ends,
         "dtype": "bfloat16" if header.tensors["token_embd.weight"].kind == "BF16" else "float32",
     }
+
+
+def _by_layer(keys: ConfigFields, name: str) -> ConfigFields:
+    """The keys, where those that may have a value for each layer have the one that is the same for all layers."""
+    found = {key: keys.raw(key) for key in keys.names()}
+    for key in (f"{name}.{part}" for part in _BY_LAYER):
+        values = found.get(key)
+        if not isinstance(values, np.ndarray):
+            continue
+        layers = _size(keys, f"{name}.block_count")
+        if len(values) != layers:
+            keys.refuse(key, f"has {counted(len(values), 'entry', 'entries')} for {counted(layers, 'layer')}")
+        if np.any(values != values[0]):
+            keys.refuse(key, "differs from layer to layer, which is not supported")
+        found[key] = values[0].item()
+    return ConfigFields(keys.where, found)
 
 
 def generation_config(header: GgufHeader) -> dict[str, object]:
@@ -205,21 +220,8 @@ def _gives(
 
 def _ids_of_text(header: GgufHeader) -> tuple[int | None, list[int]]:
     """(BOS, every id that ends an answer)."""
-    vocabulary = _vocabulary(header)
-
-    def token_id(name: str) -> int | None:
-        value = header.values.get(f"tokenizer.ggml.{name}_token_id")
-        return value if isinstance(value, int) and 0 <= value < vocabulary else None
-
-    ends = [token_id(name) for name in _END_KEYS]
-    tokens, kinds = header.values.get("tokenizer.ggml.tokens"), header.values.get("tokenizer.ggml.token_type")
-    if isinstance(tokens, list) and isinstance(kinds, np.ndarray):
-        ends += [
-            index
-            for index, (text, kind) in enumerate(zip(tokens[:vocabulary], kinds.tolist(), strict=False))
-            if kind == _CONTROL and text in _END_TEXTS
-        ]
-    return token_id("bos"), list(dict.fromkeys(end for end in ends if end is not None))
+    rows = _vocabulary(header)
+    return named_id(header, "bos", rows), end_ids(header, rows)
 
 
 def _with_biases(header: GgufHeader, config: ModelConfig) -> ModelConfig:
