@@ -53,7 +53,7 @@ MAX_TEXT_NAME = 64
 """Of the parameters that are known to be texts; of others the answer itself shows what they are."""
 
 _LATEST = ":latest"  # which Ollama's clients write after a name
-_MAX_STOPS = 16
+_MAX_STOPS = 64
 _MAX_PARAM = 64
 _MAX_STOP_CHARACTERS = 256
 _IGNORED = (
@@ -89,7 +89,8 @@ class Reply:
 
     `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several` and `thinking` are
     those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts, where the form
-    needs that. `grammar`: the field of the request that says what the answer must keep to, if one does.
+    needs that. `grammar`: the field of the request that says what the answer must keep to, if one does. `goes_on`:
+    whether its text is that of the prompt, continued.
     """
 
     format: FormatName
@@ -110,6 +111,7 @@ class Reply:
     several: bool = True
     thinking: Thinking = ""
     grammar: Annotated[str, MaxLength(_MAX_PARAM)] = ""
+    goes_on: bool = False
 
     @property
     def speech(self) -> SpeechForm:

@@ -74,6 +74,7 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
         several=tools.several,
         thinking=thinking,
         grammar=form_param or ("tools" if grammar else ""),
+        goes_on=goes_on,
     )
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)

@@ -23,6 +23,7 @@ from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
+from tpiedge.model.detokenizer import unfinished
 
 __all__ = ["read_completion"]
 
@@ -58,7 +59,9 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
         scored = echo and logprobs is not None
         echoed = _echo(prompt, ids, service) if echo else None
         choices.append(Choice(replace(request, prompt_scores=scored), number, echoed))
-    return Asked(named_choices(choices, count, name), replace(reply, grammar=param), fields.ignored)
+    return Asked(
+        named_choices(choices, count, name), replace(reply, grammar=param, goes_on=True), fields.ignored
+    )
 
 
 def _prompts(value: object, fields: BodyFields) -> list[str | list[object]]:
@@ -87,5 +90,6 @@ def _echo(prompt: str | list[object], ids: tuple[int, ...], service: Service) ->
     if isinstance(prompt, str):
         text = prompt
     elif tokenizer is not None:
-        text = tokenizer.decode(ids, skip_special=False)
+        whole = ids[: len(ids) - unfinished(tokenizer, ids)]  # the answer has the rest of a character
+        text = tokenizer.decode(whole, skip_special=False)
     return EchoedPrompt.of(text, ids, tokenizer)

@@ -3,15 +3,15 @@
 Laws:
 
 1. The pieces that `push` and `finish` return, joined, are the tokenizer's decoding of all ids at once, save where a run
-   of bytes is broken: characters that were whole before stay what they are, though the tokenizer has U+FFFD for them, too.
+   of bytes is broken: characters that were whole before stay what they are, though the tokenizer has U+FFFD for them.
 2. A piece never ends within a character: bytes of an unfinished one are held back, and nothing else for long.
-3. After other ids, the pieces are what the tokenizer's decoding of all is longer than that of the ids before, without the
-   character that these leave unfinished.
+3. After other ids, the pieces are what the tokenizer's decoding of all is longer than that of the ids before, without
+   the character that these leave unfinished.
 
 A tokenizer decodes a token differently at the start of a text (Llama's drops a space there), so new tokens are decoded
 together with those of the piece before them, and the difference is the new piece. A run of byte-fallback tokens
-(<0xE4><0xBD><0xA0>) is decoded as a whole: one that is no UTF-8 is U+FFFD for every byte. So a run that broke is decoded
-without the characters before it, which are shown already.
+(<0xE4><0xBD><0xA0>) is decoded as a whole: one that is no UTF-8 is U+FFFD for every byte. So a run that broke is
+decoded without the characters before it, which are shown already.
 """
 
 from collections.abc import Iterable, Sequence

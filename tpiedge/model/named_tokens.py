@@ -66,9 +66,9 @@ def read_named_tokens(folder: Path, own: Mapping[int, AddedToken]) -> NamedToken
     texts = {token.content for token in named.values()}
     for token in added:
         token.special = token.special or token.content in texts
-    usual = {name: one.content for name in _NAMES if (one := _token(config, name, config.raw(name)))}
-    own = {name: one.content for name, one in named.items() if name.endswith(_NAME_END)}
-    return NamedTokens(config, own | usual, tuple(added))
+    more = {name: token.content for name, token in named.items() if name.endswith(_NAME_END)}
+    usual = {name: token.content for name, token in _Found(config, config).usual().items()}
+    return NamedTokens(config, more | usual, tuple(added))
 
 
 class _Found:
@@ -78,13 +78,18 @@ class _Found:
         self.first = first
         self._older = older
 
-    def named(self) -> dict[str, AddedToken]:
-        """Name -> token: the usual names, then those of the model."""
+    def usual(self) -> dict[str, AddedToken]:
+        """Name -> token, of the names that all models know."""
         found: dict[str, AddedToken] = {}
         for name in _NAMES:
             fields = self._older if self._older.raw(name) is not None else self.first
             if token := _token(fields, name, fields.raw(name)):
                 found[name] = token
+        return found
+
+    def named(self) -> dict[str, AddedToken]:
+        """Name -> token: the usual names, then those of the model."""
+        found = self.usual()
         for fields in (self._older, self.first):
             names = (name for name in fields.names() if name.endswith(_NAME_END) and name not in _NAMES)
             for name in names:
