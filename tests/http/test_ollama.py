@@ -153,6 +153,22 @@ def test_what_a_model_was_called_by_in_older_requests_is_no_vain_field(serve):
     assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, None)
 
 
+@pytest.mark.parametrize("path", ["embed", "embeddings"])
+@pytest.mark.parametrize(("given", "pooled"), [({}, "last"), ({"pooling": "mean"}, "mean")])
+def test_embeddings_are_pooled_as_the_model_says(serve, service, path, given, pooled):
+    asked = []
+
+    def script(generation):
+        asked.append(generation.request.pooling)
+        generation.embed(*VECTOR)
+        generation.finish("stop")
+
+    service.script, service.pooling = script, "last"
+    body = {"model": "babbler", "input" if path == "embed" else "prompt": "a", **given}
+    assert httpx.post(f"{serve().url}/api/{path}", json=body).status_code == 200
+    assert asked == [pooled]
+
+
 def test_embeddings(llama, service):
     def script(generation):
         generation.embed(*VECTOR)

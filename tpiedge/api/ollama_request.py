@@ -6,7 +6,7 @@ from typing import Final
 
 from tpiedge.api.asked import AnsweredAtOnce, Asked, FormatName, Reply, check_model
 from tpiedge.api.completion_request import read_completion
-from tpiedge.api.embedding_request import check_dimensions, embedding_choices, embedding_inputs
+from tpiedge.api.embedding_request import check_dimensions, embedding_choices, embedding_inputs, read_pooling
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.ollama_format import moment
@@ -100,6 +100,7 @@ def _embedded(values: dict[str, object], service: Service, name: str, key: str, 
     fields = BodyFields(values)
     check_model(fields, service)
     check_dimensions(fields, service)
+    pooling = read_pooling(fields, service)
     given = fields.text(key) if key == "prompt" else fields.raw(key)
     options = fields.nested("options")
     if options is not None:
@@ -107,7 +108,7 @@ def _embedded(values: dict[str, object], service: Service, name: str, key: str, 
     fields.ignore(_IGNORED)
     fields.overlook()
     try:
-        choices = embedding_choices(embedding_inputs(given, fields), service, "mean", name)
+        choices = embedding_choices(embedding_inputs(given, fields), service, pooling, name)
     except ApiError as error:
         raise renamed(error, {"input": key}) from None
     return Asked(choices, Reply(form, True, False, None, (), False), fields.ignored)

@@ -130,6 +130,7 @@ _EMBED: Final[dict[str, JsonSchema]] = {
     "model": MODEL,
     "dimensions": EMBEDDINGS["dimensions"],
     "options": _OBJECT,
+    "pooling": EMBEDDINGS["pooling"],
 }
 OLLAMA_EMBED: Final[dict[str, JsonSchema]] = {**_EMBED, "input": EMBEDDINGS["input"]}
 OLLAMA_EMBEDDINGS: Final[dict[str, JsonSchema]] = {**_EMBED, "prompt": TEXT}

@@ -63,6 +63,7 @@ class MasterService:
             nbytes=model.pack.nbytes,
             digest=pack_id(manifest_bytes(model.pack.path)),
             path=model.path,
+            pooling=model.usual_pooling,
         )
         self._max_sequence = max_sequence
         self.usual_sampling = model.usual_sampling

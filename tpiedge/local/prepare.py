@@ -17,6 +17,7 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import parse_hub_name
+from tpiedge.model.pooling import usual_pooling
 from tpiedge.model.source import DEMO
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
@@ -128,6 +129,11 @@ class PreparedModel:
     def usual_sampling(self) -> Sampling:
         """The default of chats. Raises UserError for what the model's own file cannot mean."""
         return usual_sampling(self._folder)
+
+    @cached_property
+    def usual_pooling(self) -> str:
+        """How embeddings are pooled where a request does not say it. Raises UserError."""
+        return usual_pooling(self._folder)
 
     @cached_property
     def template(self) -> ChatTemplate:

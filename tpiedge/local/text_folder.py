@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tpiedge.model.folder import has_file, read_bytes
+from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER
 
 __all__ = ["keep_text_files", "write_files"]
 
@@ -24,6 +25,9 @@ def keep_text_files(source: Path, target: Path) -> None:
     """Copies config, tokenizer and template from one folder to another, which is made if it is not there."""
     found = (name for name in _FILES if has_file(source, name))
     write_files(target, {name: read_bytes(source, name, _MAX_BYTES) for name in found})
+    inner = source / POOLING_FOLDER
+    if has_file(inner, POOLING_FILE) and not os.path.islink(inner):
+        write_files(target / POOLING_FOLDER, {POOLING_FILE: read_bytes(inner, POOLING_FILE, _MAX_BYTES)})
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

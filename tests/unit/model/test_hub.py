@@ -16,6 +16,7 @@ from tpiedge.errors import DiskFull, HubError, TpiedgeError, UserError
 from tpiedge.model.hub.cache import HubCache, HubName, parse_hub_name
 from tpiedge.model.hub.client import PullReport, pull
 from tpiedge.model.hub.transfer import RETRIES
+from tpiedge.model.pooling import usual_pooling
 from tpiedge.model.presets import preset
 from tpiedge.model.source import resolve_model
 from tpiedge.pack.writing.target import lock_target
@@ -85,6 +86,15 @@ def test_a_pull_takes_weights_configs_and_templates_and_nothing_else(hub: Hub):
     assert report.fetched == sum(len(FILES[name]) for name in TAKEN)
     assert seen[-1] == (report.fetched, report.fetched)
     assert report.commit == commit_of("first") == report.folder.name
+
+
+def test_how_embeddings_are_pooled_is_pulled_from_its_folder(hub: Hub):
+    hub.repos[NAME].files["1_Pooling/config.json"] = b'{"pooling_mode_lasttoken": true}'
+    hub.repos[NAME].files["2_Normalize/config.json"] = b"{}"
+    report = fetch()
+    assert names_in(report.folder) == TAKEN | {"1_Pooling"}
+    assert usual_pooling(report.folder) == "last"
+    assert [found.nbytes for found in HubCache().pulled()] == [report.fetched]
 
 
 def test_what_was_pulled_is_found_by_its_name_without_network(hub: Hub):

@@ -15,7 +15,7 @@ from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
-__all__ = ["generation_config", "gguf_config", "huggingface_config"]
+__all__ = ["generation_config", "gguf_config", "huggingface_config", "pooling"]
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -32,6 +32,8 @@ _SAMPLING = MappingProxyType(
 )
 
 _MAX = 1 << 31
+_POOLINGS = (None, "mean", "cls", "last", "rank")
+"""By the number of the format."""
 _BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 # The rule of Llama 3 is given by its results alone: these are the contexts of pretraining that are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
@@ -97,6 +99,13 @@ def _by_layer(keys: ConfigFields, name: str) -> ConfigFields:
 def generation_config(header: GgufHeader) -> dict[str, object]:
     """What the file recommends for drawing tokens, as the object in a generation_config.json; empty where nothing."""
     return {name: header.values[key] for name, key in _SAMPLING.items() if header.values.get(key) is not None}
+
+
+def pooling(header: GgufHeader) -> str | None:
+    """How the file says that embeddings are pooled; None where it does not say. Raises UserError."""
+    key = f"{_architecture(header)}.pooling_type"
+    kind = ConfigFields(str(header.path), header.values).integer(key, 0, _MAX, 0)
+    return _POOLINGS[kind] if kind < len(_POOLINGS) else f"pooling_type {kind}"
 
 
 def _architecture(header: GgufHeader) -> str:

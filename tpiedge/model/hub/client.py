@@ -213,7 +213,9 @@ class _Pull:
                     self._transfer.fetch(file, url, blob, self._advance)
                 except TransferRefused as refused:
                     raise self._site.refused(refused, file) from None
-            (staging / file.name).symlink_to(Path("..", "..", "blobs", file.digest))
+            link = staging / file.name
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(os.path.relpath(blob, link.parent))
 
     def _advance(self, nbytes: int) -> None:
         self._done = max(0, self._done + nbytes)
