@@ -35,6 +35,7 @@ __all__ = [
     "answer_limit",
     "check_model",
     "named_choices",
+    "read_limit",
     "read_reply",
     "read_token_ids",
     "request_of",
@@ -52,6 +53,7 @@ MAX_TEXTS = 128
 MAX_TEXT_NAME = 64
 """Of the parameters that are known to be texts; of others the answer itself shows what they are."""
 
+_ROOM = -1
 _LATEST = ":latest"  # which Ollama's clients write after a name
 _MAX_STOPS = 64
 _MAX_PARAM = 64
@@ -188,6 +190,12 @@ def _stops(fields: BodyFields) -> tuple[str, ...]:
     if not all(0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops):
         raise refused(f"a string of 'stop' must have 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
     return tuple(stops)
+
+
+def read_limit(fields: BodyFields, key: str, default: int | None, low: int) -> int | None:
+    """How many tokens the answer may have: at least `low`, or -1, which is as many as there is room for. Raises
+    ApiError."""
+    return MAX_TOKENS if fields.raw(key) == _ROOM else fields.integer(key, default, low, MAX_TOKENS)
 
 
 def rest_of(fields: BodyFields) -> bool:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from tpiedge.api.answer_grammar import read_grammar
 from tpiedge.api.asked import (
     MAX_CHOICES,
-    MAX_TOKENS,
     Asked,
     Choice,
     answer_limit,
     check_model,
     named_choices,
+    read_limit,
     read_reply,
     read_token_ids,
     request_of,
@@ -36,7 +36,7 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
     check_model(fields, service)
     logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
     reply = read_reply(fields, "completion", logprobs)
-    maximum = fields.integer("max_tokens", _TOKENS, 0, MAX_TOKENS)
+    maximum = read_limit(fields, "max_tokens", _TOKENS, 0)
     sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
     echo = fields.flag("echo")

@@ -71,7 +71,9 @@ RESPONSES: Final[dict[str, JsonSchema]] = {
         ]
     },
     "instructions": _MAYBE_TEXT,
-    "max_output_tokens": integer(1, MAX_TOKENS, "Of the answer."),
+    "max_output_tokens": integer(
+        -1, MAX_TOKENS, "Of the answer, at least 1; -1: as many as there is room for."
+    ),
     "temperature": SAMPLING["temperature"],
     "top_p": SAMPLING["top_p"],
     "stream": flag("Whether the answer comes as server-sent events."),

@@ -104,8 +104,8 @@ class Tokenizer:
         found = self._backend.id_to_token(token_id)
         return None if found is None else str(found)
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of `text`; special tokens written out in it become themselves.
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of `text`; special tokens written out in it become themselves, or text without `parse_special`.
 
         `add_special` puts BOS (and EOS) around it where the model's tokenizer does: wanted for a plain
         prompt, not for a rendered chat template, which writes its own. Raises UserError for half a surrogate
@@ -119,14 +119,28 @@ class Tokenizer:
                 "UTF-8"
             ) from None
         wrapping = self._wrapping if add_special else None
+        backend = self._backend if parse_special else self._literal
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
+            ids = backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
         except BaseException as error:
             _reraise_own(error)
             raise UserError(
                 f"the model's tokenizer cannot encode the text ({sanitised_line(error, 120)})"
             ) from None
         return ids if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
+
+    @cached_property
+    def _literal(self) -> Backend:
+        """The same tokenizer, to which special tokens are text. It shares the vocabulary."""
+        own = self._backend
+        found = Backend(own.model)
+        steps = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+        for step in steps:
+            if getattr(own, step) is not None:
+                setattr(found, step, getattr(own, step))
+        found.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
+        found.encode_special_tokens = True
+        return found
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; ids beyond the vocabulary have no text. Raises UserError where the decoder fails."""

@@ -74,6 +74,15 @@ class TestTokenizer:
         )
         assert tokenizer.encode("hello") == theirs.encode("hello")
 
+    @pytest.mark.parametrize("text", ["<s>x</s>", "a <tool> b", "the fox</s>\n"])
+    def test_special_tokens_may_be_text(self, tokenizer: Tokenizer, text: str) -> None:
+        ids = tokenizer.encode(text, add_special=False, parse_special=False)
+        assert not tokenizer.special_ids & set(ids)
+        assert tokenizer.decode(ids).lstrip() == text
+        tool = tokenizer.token_id("<tool>")  # an added token that is not special stays one
+        assert (tool in ids) == (tool is not None and "<tool>" in text)
+        assert tokenizer.encode("the fox", parse_special=False) == tokenizer.encode("the fox")
+
     def test_truncation_in_the_file_is_ignored(self, tmp_path: Path) -> None:
         backend = byte_level()
         backend.enable_truncation(3)
