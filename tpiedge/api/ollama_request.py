@@ -12,6 +12,7 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import Service
 from tpiedge.api.translation import Chat, Dialect, copied, objects, renamed
+from tpiedge.engine.sampling import MAX_LOGPROBS
 
 __all__ = ["read_embed", "read_generate", "read_old_embeddings", "read_ollama_chat"]
 
@@ -69,6 +70,9 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
         if "response_format" in asked:
             raise refused("'format' is not supported with 'raw'", "format", "unsupported_parameter")
         asked.pop("chat_template_kwargs", None)
+        top = asked.pop("top_logprobs", None)
+        if asked.pop("logprobs", False):
+            asked["logprobs"] = top or 0  # as completions have it
         fields.ignore([key for key in ("system", "think") if fields.raw(key)])
         asked["prompt"] = prompt
         return _TEXTS.asked(asked, fields, service, name, stream=stream, read=read_completion)
@@ -127,6 +131,11 @@ def _wishes(fields: BodyFields) -> Chat:
             asked["max_tokens"] = 2**31
         options.overlook()
     asked.setdefault("max_tokens", 2**31)  # theirs end by themselves
+    scored, top = fields.flag("logprobs"), fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
+    if scored:
+        asked |= {"logprobs": True, "top_logprobs": top}
+    elif top:
+        raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     form = fields.raw("format")
     if isinstance(form, dict):
         schema = {"name": "answer", "schema": form}

@@ -25,6 +25,7 @@ from tpiedge.api.openapi_parts import (
     ref,
     reply,
 )
+from tpiedge.engine.sampling import MAX_LOGPROBS
 
 __all__ = [
     "ANTHROPIC",
@@ -83,6 +84,12 @@ RESPONSES: Final[dict[str, JsonSchema]] = {
     "tools": _TOOLS,
     "tool_choice": {"type": ["string", "object", "null"]},
     "parallel_tool_calls": flag("Whether several tools may be called at once."),
+    "include": {
+        "type": ["array", "null"],
+        "items": TEXT,
+        "description": "With `message.output_text.logprobs`, probabilities are told.",
+    },
+    "top_logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told of each."),
 }
 
 ANTHROPIC: Final[dict[str, JsonSchema]] = {
@@ -112,6 +119,8 @@ _OLLAMA: Final[dict[str, JsonSchema]] = {
         "description": "`json`, or a schema that the answer has.",
         "type": ["string", "object", "null"],
     },
+    "logprobs": flag("Whether probabilities are told."),
+    "top_logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."),
     "think": {"description": "Whether a model that can think does.", "type": ["boolean", "string", "null"]},
 }
 
