@@ -55,6 +55,22 @@ def test_texts_and_token_ids_are_embedded_one_by_one(client, embeds, given):
         assert [list(request.prompt_ids) for request in embeds] == many
 
 
+@pytest.mark.parametrize(("wanted", "pooled"), [(openai.omit, "last"), ("last", "last"), ("mean", "mean")])
+def test_the_model_says_how_they_are_pooled_unless_the_request_does(client, embeds, service, wanted, pooled):
+    service.pooling = "last"
+    extra = {} if wanted is openai.omit else {"pooling": wanted}
+    client.embeddings.create(model="babbler", input="a", extra_body=extra)
+    assert [request.pooling for request in embeds] == [pooled]
+
+
+def test_a_pooling_that_is_not_supported_is_named(client, embeds, service):
+    service.pooling = "cls"
+    with pytest.raises(openai.BadRequestError, match="pooled by cls, which is not supported: give 'pooling'"):
+        client.embeddings.create(model="babbler", input="a")
+    client.embeddings.create(model="babbler", input="a", extra_body={"pooling": "mean"})
+    assert [request.pooling for request in embeds] == ["mean"]
+
+
 def test_more_texts_than_are_embedded_at_once_come_in_their_order(client, service):
     """Of those that run, the later ones end first."""
     waiting = []

@@ -65,6 +65,33 @@ def test_a_chat(llama, service, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("top", [None, 0, 2])
+@pytest.mark.parametrize("how", ["chat", "generate", "raw"])
+def test_the_scores_of_an_answer(llama, service, how, top, stream):
+    text = answers(service, "Once upon a time")
+    wanted = {"model": "babbler", "logprobs": True, "top_logprobs": top, "stream": stream}
+    if how == "chat":
+        found = llama.chat(messages=ASKED, **wanted)
+    else:
+        found = llama.generate(prompt="hi", raw=how == "raw", **wanted)
+    parts = list(found) if stream else [found]
+    scores = [score for part in parts for score in part.logprobs or ()]
+    ids = service.tokenizer.encode(text, add_special=False)
+    assert [score.token for score in scores] == [service.tokenizer.token_bytes(one).decode() for one in ids]
+    assert [score.logprob for score in scores] == [-0.5] * len(ids)
+    assert [len(score.top_logprobs) for score in scores] == [top or 0] * len(ids)
+    if stream:
+        assert all(len(part.logprobs or ()) < len(ids) for part in parts)
+
+
+def test_no_scores_are_told_that_nobody_wants(llama, service):
+    answers(service, "Once upon a time")
+    assert llama.chat(model="babbler", messages=ASKED, logprobs=False, top_logprobs=0).logprobs is None
+    with pytest.raises(ollama.ResponseError, match="'top_logprobs' needs 'logprobs'"):
+        llama.generate(model="babbler", prompt="hi", top_logprobs=2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_text(llama, service, stream):
     text = answers(service, "Once upon a time")
     found = llama.generate(model="babbler", prompt="hi", system="Be brief.", stream=stream)
@@ -151,6 +178,22 @@ def test_a_model_without_a_template_has_no_use_for_a_system_prompt(serve, servic
 def test_what_a_model_was_called_by_in_older_requests_is_no_vain_field(serve):
     answer = httpx.post(f"{serve().url}/api/show", json={"name": "babbler"}, trust_env=False)
     assert (answer.status_code, answer.headers.get("x-ignored-fields")) == (200, None)
+
+
+@pytest.mark.parametrize("path", ["embed", "embeddings"])
+@pytest.mark.parametrize(("given", "pooled"), [({}, "last"), ({"pooling": "mean"}, "mean")])
+def test_embeddings_are_pooled_as_the_model_says(serve, service, path, given, pooled):
+    asked = []
+
+    def script(generation):
+        asked.append(generation.request.pooling)
+        generation.embed(*VECTOR)
+        generation.finish("stop")
+
+    service.script, service.pooling = script, "last"
+    body = {"model": "babbler", "input" if path == "embed" else "prompt": "a", **given}
+    assert httpx.post(f"{serve().url}/api/{path}", json=body).status_code == 200
+    assert asked == [pooled]
 
 
 def test_embeddings(llama, service):

@@ -54,6 +54,44 @@ def test_a_stream_has_their_events(client, service):
     assert found.output_text == text
 
 
+@pytest.mark.parametrize(
+    ("wanted", "top"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, 2),
+        ({"top_logprobs": 3}, 3),
+    ],
+)
+def test_the_scores_of_an_answer(client, service, wanted, top):
+    text = answers(service, "Once upon a time")
+    ids = service.tokenizer.encode(text, add_special=False)
+    tokens = [service.tokenizer.token_bytes(one).decode() for one in ids]
+    whole = client.responses.create(model="babbler", input="hi", **wanted)
+    with client.responses.stream(model="babbler", input="hi", **wanted) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    for found in (whole, streamed):
+        ((part,),) = (item.content for item in found.output)
+        assert [one.token for one in part.logprobs] == tokens
+        assert [one.logprob for one in part.logprobs] == [-0.5] * len(ids)
+        assert [len(one.top_logprobs) for one in part.logprobs] == [top] * len(ids)
+        assert all(bytes(one.bytes).decode() == one.token for one in part.logprobs)
+    deltas = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    (done,) = (event for event in events if event.type == "response.output_text.done")
+    assert [one.token for one in deltas] == [one.token for one in done.logprobs] == tokens
+
+
+def test_no_scores_are_told_that_nobody_wants(client, service):
+    answers(service, "Once")
+    raw = client.responses.with_raw_response.create(
+        model="babbler", input="hi", include=["reasoning.encrypted_content"], top_logprobs=0
+    )
+    assert raw.headers["x-ignored-fields"] == "include"
+    ((part,),) = (item.content for item in raw.parse().output)
+    assert part.logprobs == []
+    assert service.generations.get(timeout=20).request.sampling.logprobs == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_cut_is_incomplete(client, service, stream):
     def script(generation):

@@ -36,6 +36,19 @@ def test_a_text_and_back(post, service):
     assert post("/detokenize", tokens=plain).json() == {"prompt": TEXT, "content": TEXT}
 
 
+@pytest.mark.parametrize("param", ["prompt", "content"])
+def test_special_tokens_may_be_text(post, service, param):
+    text, plain = "<|user|>hi<|end|>", {"add_special": False, "add_special_tokens": False}
+    tokens, letters = (
+        post("/tokenize", **{param: text, **plain, "parse_special": flag}).json()["tokens"]
+        for flag in (True, False)
+    )
+    assert tokens == post("/tokenize", **{param: text, **plain}).json()["tokens"]
+    assert tokens == service.tokenizer.encode(text, add_special=False)
+    assert not service.tokenizer.special_ids & set(letters)
+    assert post("/detokenize", tokens=letters).json()["content"] == text
+
+
 def test_the_texts_of_single_tokens(post):
     for wanted in ({"prompt": TEXT, "return_token_strs": True}, {"content": TEXT, "with_pieces": True}):
         found = post("/tokenize", **wanted).json()

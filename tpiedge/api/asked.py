@@ -36,6 +36,7 @@ __all__ = [
     "answer_limit",
     "check_model",
     "named_choices",
+    "read_limit",
     "read_reply",
     "read_token_ids",
     "request_of",
@@ -56,8 +57,9 @@ MAX_TEXT_NAME = 64
 MAX_ECHO = 131_072
 """Characters of what an answer repeats of its request."""
 
+_ROOM = -1
 _LATEST = ":latest"  # which Ollama's clients write after a name
-_MAX_STOPS = 16
+_MAX_STOPS = 64
 _MAX_PARAM = 64
 _MAX_STOP_CHARACTERS = 256
 _IGNORED = (
@@ -95,7 +97,7 @@ class Reply:
     `thinking` are those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts,
     where the form needs that. `grammar`: the field of the request that says what the answer must keep to, if one does.
     `functions`: a call is told as OpenAI's API had it before there were tools. `echo`: fields of the request that the
-    answer repeats, as JSON.
+    answer repeats, as JSON. `goes_on`: whether its text is that of the prompt, continued.
     """
 
     format: FormatName
@@ -119,6 +121,7 @@ class Reply:
     required: bool = False
     functions: bool = False
     echo: Annotated[str, MaxLength(MAX_ECHO)] = ""
+    goes_on: bool = False
 
     @property
     def speech(self) -> SpeechForm:
@@ -200,6 +203,12 @@ def _stops(fields: BodyFields) -> tuple[str, ...]:
     if not all(0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops):
         raise refused(f"a string of 'stop' must have 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
     return tuple(stops)
+
+
+def read_limit(fields: BodyFields, key: str, default: int | None, low: int) -> int | None:
+    """How many tokens the answer may have: at least `low`, or -1, which is as many as there is room for. Raises
+    ApiError."""
+    return MAX_TOKENS if fields.raw(key) == _ROOM else fields.integer(key, default, low, MAX_TOKENS)
 
 
 def rest_of(fields: BodyFields) -> bool:

@@ -7,12 +7,12 @@ from typing import Any
 from tpiedge.api.answer_grammar import read_grammar
 from tpiedge.api.asked import (
     MAX_CHOICES,
-    MAX_TOKENS,
     Asked,
     Choice,
     answer_limit,
     check_model,
     named_choices,
+    read_limit,
     read_reply,
     request_of,
     rest_of,
@@ -80,6 +80,7 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
         required=bool(tools.required),
         thinking=thinking,
         grammar=form_param if form_param and not tools.required else "tools" if grammar else "",
+        goes_on=goes_on,
     )
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
@@ -88,8 +89,8 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
 
 def _max_tokens(fields: BodyFields) -> int | None:
     """The limit of the answer, by the old or the new name of the field."""
-    old = fields.integer("max_tokens", None, 1, MAX_TOKENS)
-    new = fields.integer("max_completion_tokens", None, 1, MAX_TOKENS)
+    old = read_limit(fields, "max_tokens", None, 1)
+    new = read_limit(fields, "max_completion_tokens", None, 1)
     if old is not None and new is not None and old != new:
         raise refused("'max_tokens' and 'max_completion_tokens' differ: give one", "max_tokens")
     return old if new is None else new

@@ -5,12 +5,12 @@ from dataclasses import replace
 from tpiedge.api.answer_grammar import read_grammar
 from tpiedge.api.asked import (
     MAX_CHOICES,
-    MAX_TOKENS,
     Asked,
     Choice,
     answer_limit,
     check_model,
     named_choices,
+    read_limit,
     read_reply,
     read_token_ids,
     request_of,
@@ -23,6 +23,7 @@ from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
+from tpiedge.model.detokenizer import unfinished
 
 __all__ = ["read_completion"]
 
@@ -35,7 +36,7 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
     check_model(fields, service)
     logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
     reply = read_reply(fields, "completion", logprobs)
-    maximum = fields.integer("max_tokens", _TOKENS, 0, MAX_TOKENS)
+    maximum = read_limit(fields, "max_tokens", _TOKENS, 0)
     sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
     echo = fields.flag("echo")
@@ -58,7 +59,9 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
         scored = echo and logprobs is not None
         echoed = _echo(prompt, ids, service) if echo else None
         choices.append(Choice(replace(request, prompt_scores=scored), number, echoed))
-    return Asked(named_choices(choices, count, name), replace(reply, grammar=param), fields.ignored)
+    return Asked(
+        named_choices(choices, count, name), replace(reply, grammar=param, goes_on=True), fields.ignored
+    )
 
 
 def _prompts(value: object, fields: BodyFields) -> list[str | list[object]]:
@@ -87,5 +90,6 @@ def _echo(prompt: str | list[object], ids: tuple[int, ...], service: Service) ->
     if isinstance(prompt, str):
         text = prompt
     elif tokenizer is not None:
-        text = tokenizer.decode(ids, skip_special=False)
+        whole = ids[: len(ids) - unfinished(tokenizer, ids)]  # the answer has the rest of a character
+        text = tokenizer.decode(whole, skip_special=False)
     return EchoedPrompt.of(text, ids, tokenizer)

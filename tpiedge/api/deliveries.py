@@ -151,7 +151,13 @@ class Deliveries:
                 work.reply.stream,
                 feed,
                 [
-                    Transcript(tokenizer, work.reply.stops, _echo(choice), work.reply.speech.marks)
+                    Transcript(
+                        tokenizer,
+                        work.reply.stops,
+                        _echo(choice),
+                        work.reply.speech.marks,
+                        choice.request.prompt_ids if work.reply.goes_on else (),
+                    )
                     for choice in choices
                 ],
                 limits,

@@ -18,9 +18,17 @@ from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
+from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Pooling, Sampling
 
-__all__ = ["MAX_INPUTS", "check_dimensions", "embedding_choices", "embedding_inputs", "read_embeddings"]
+__all__ = [
+    "MAX_INPUTS",
+    "check_dimensions",
+    "embedding_choices",
+    "embedding_inputs",
+    "read_embeddings",
+    "read_pooling",
+]
 
 MAX_INPUTS: Final = 2048
 """That one request may have: as many as OpenAI's."""
@@ -36,17 +44,30 @@ def read_embeddings(values: dict[str, object], service: Service, name: str) -> A
     encoding = fields.text("encoding_format") or "float"
     if encoding not in _FORMS:
         raise refused("'encoding_format' must be 'float' or 'base64'", "encoding_format")
-    pooling = fields.text("pooling") or "mean"
-    if pooling not in _POOLINGS:
-        raise refused("'pooling' must be 'mean' or 'last'", "pooling")
+    pooling = read_pooling(fields, service)
     check_dimensions(fields, service)
     given = fields.raw("input")
     fields.ignore(_IGNORED)
     fields.overlook()
     # As a stream, each part of which is an embedding: the whole of many would take much memory.
     reply = Reply(_FORMS[encoding], True, False, None, (), False)
-    choices = embedding_choices(embedding_inputs(given, fields), service, cast(Pooling, pooling), name)
+    choices = embedding_choices(embedding_inputs(given, fields), service, pooling, name)
     return Asked(choices, reply, fields.ignored)
+
+
+def read_pooling(fields: BodyFields, service: Service) -> Pooling:
+    """What the request says, or else the model. Raises ApiError."""
+    wanted = fields.text("pooling")
+    pooling = wanted or service.model().pooling
+    if pooling in _POOLINGS:
+        return cast(Pooling, pooling)
+    if wanted:
+        raise refused("'pooling' must be 'mean' or 'last'", "pooling")
+    raise refused(
+        f"the model's files say that embeddings are pooled by {sanitised_line(pooling, 60)}, which is not supported: "
+        "give 'pooling', which may be 'mean' or 'last'",
+        "pooling",
+    )
 
 
 def check_dimensions(fields: BodyFields, service: Service) -> None:

@@ -30,14 +30,16 @@ def check_characters(param: str, characters: int, service: Service) -> None:
         raise refused(message, param, "context_length_exceeded")
 
 
-def encode(text: str, service: Service, param: str, *, add_special: bool) -> tuple[int, ...]:
-    """The token ids of `text`, which is the value of `param`. Raises ApiError."""
+def encode(
+    text: str, service: Service, param: str, *, add_special: bool, parse_special: bool = True
+) -> tuple[int, ...]:
+    """The token ids of `text`, which is the value of `param`, as of Tokenizer.encode. Raises ApiError."""
     if service.tokenizer is None:
         raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
     try:
         if _is_too_long(text, service.tokenizer, service.max_sequence):
             raise _too_long(param, service.max_sequence)
-        return tuple(service.tokenizer.encode(text, add_special=add_special))
+        return tuple(service.tokenizer.encode(text, add_special=add_special, parse_special=parse_special))
     except UserError as error:
         raise refused(str(error), param) from None
 

@@ -63,6 +63,8 @@ class BodyFields:
         value = self.raw(key)
         if value is None:
             return default
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # as JSON of languages that know no other numbers has it
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong_type(key, "an integer", value)
         self._in_range(key, value, low, high)

@@ -301,7 +301,7 @@ def _stop_writers(accepted: AcceptedRequest, tokenizer: Tokenizer | None) -> Seq
         return ()
     return [
         TextWriter(
-            tokenizer, reply.stops, choice.request.prompt_ids if choice.echo else (), reply.speech.marks
+            tokenizer, reply.stops, choice.request.prompt_ids if reply.goes_on else (), reply.speech.marks
         )
         for choice in accepted.choices
     ]

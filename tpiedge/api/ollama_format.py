@@ -10,6 +10,7 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import JSON_LINES, Json, json_bytes, json_line
 from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id
+from tpiedge.api.token_scores import TokenScores
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.speech import SpokenText
 
@@ -25,6 +26,9 @@ class OllamaFormat:
         self._head = head
         self._chat = head.reply.format == "ollama-chat"
         self._spoken = SpokenChoice(head.reply.speech)
+        self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0)
+        self._untold: list[Json] = []
+        """Scores of tokens whose text is not shown yet."""
         self._begun_s = time.monotonic()
         self._last = ""
 
@@ -33,10 +37,14 @@ class OllamaFormat:
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         self._last = piece.last or ""
-        return [json_line(self._shown([said]) | {"done": False}) for said in self._spoken.take_objects(piece)]
+        self._hear(piece)
+        return [
+            json_line(self._shown([said]) | self._told() | {"done": False})
+            for said in self._spoken.take_objects(piece)
+        ]
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        return (json_line(self._shown([]) | self._end(self._last, transcripts[0])),)
+        return (json_line(self._shown([]) | self._told() | self._end(self._last, transcripts[0])),)
 
     def alive(self, _why: str) -> bytes:
         """A line that says nothing: an empty one is an error to their clients."""
@@ -47,8 +55,10 @@ class OllamaFormat:
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         (parts,), (only,) = pieces, transcripts
+        for piece in parts:
+            self._hear(piece)
         said = [one for piece in parts for one in self._spoken.take_objects(piece)]
-        return self._shown(said) | self._end(parts[-1].last or "", only)
+        return self._shown(said) | self._told() | self._end(parts[-1].last or "", only)
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
         return ollama_error(error)
@@ -64,6 +74,15 @@ class OllamaFormat:
             more |= {"tool_calls": calls} if calls else {}
             shown = {"message": {"role": "assistant", "content": text, **more}}
         return {"model": self._head.model, "created_at": moment(time.time()), **shown}
+
+    def _hear(self, piece: TextPiece) -> None:
+        if self._head.reply.logprobs is not None:
+            self._untold += self._scores.told(piece.tokens)
+
+    def _told(self) -> Json:
+        """The scores that were not told yet, where they are wanted."""
+        told, self._untold = self._untold, []
+        return {"logprobs": told} if told else {}
 
     def _call(self, call: ToolCall) -> Json:
         function = {"name": call.name, "arguments": json.loads(call.arguments), "index": call.index}

@@ -6,12 +6,13 @@ from typing import Final
 
 from tpiedge.api.asked import AnsweredAtOnce, Asked, FormatName, Reply, check_model
 from tpiedge.api.completion_request import read_completion
-from tpiedge.api.embedding_request import check_dimensions, embedding_choices, embedding_inputs
+from tpiedge.api.embedding_request import check_dimensions, embedding_choices, embedding_inputs, read_pooling
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import Service
 from tpiedge.api.translation import Chat, Dialect, copied, objects, renamed
+from tpiedge.engine.sampling import MAX_LOGPROBS
 
 __all__ = ["read_embed", "read_generate", "read_old_embeddings", "read_ollama_chat"]
 
@@ -70,6 +71,9 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
         raise _loaded(fields, service, {"response": ""})
     if raw or service.template is None:  # without the model's template
         asked.pop("chat_template_kwargs", None)
+        top = asked.pop("top_logprobs", None)
+        if asked.pop("logprobs", False):
+            asked["logprobs"] = top or 0  # as completions have it
         fields.ignore([key for key in ("system", "think") if fields.raw(key)])
         asked["prompt"] = prompt
         return _TEXTS.asked(asked, fields, service, name, stream=stream, read=read_completion)
@@ -101,6 +105,7 @@ def _embedded(values: dict[str, object], service: Service, name: str, key: str, 
     fields = BodyFields(values)
     check_model(fields, service)
     check_dimensions(fields, service)
+    pooling = read_pooling(fields, service)
     given = fields.text(key) if key == "prompt" else fields.raw(key)
     options = fields.nested("options")
     if options is not None:
@@ -108,7 +113,7 @@ def _embedded(values: dict[str, object], service: Service, name: str, key: str, 
     fields.ignore(_IGNORED)
     fields.overlook()
     try:
-        choices = embedding_choices(embedding_inputs(given, fields), service, "mean", name)
+        choices = embedding_choices(embedding_inputs(given, fields), service, pooling, name)
     except ApiError as error:
         raise renamed(error, {"input": key}) from None
     return Asked(choices, Reply(form, True, False, None, (), False), fields.ignored)
@@ -127,6 +132,11 @@ def _wishes(fields: BodyFields) -> Chat:
             asked["max_tokens"] = 2**31
         options.overlook()
     asked.setdefault("max_tokens", 2**31)  # theirs end by themselves
+    scored, top = fields.flag("logprobs"), fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
+    if scored:
+        asked |= {"logprobs": True, "top_logprobs": top}
+    elif top:
+        raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     form = fields.raw("format")
     if isinstance(form, dict):
         schema = {"name": "answer", "schema": form}

@@ -7,6 +7,7 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, Json, comment, event
 from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id
+from tpiedge.api.token_scores import TokenScores, own_score
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import SpokenText
@@ -26,7 +27,7 @@ class OpenAIFormat:
         self._head = head
         self._reply = head.reply
         self._chat = head.reply.format == "chat"
-        self._known: dict[int, bytes | None] = {}
+        self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0)
         self._speech = [SpokenChoice(head.reply.speech) for _ in head.prompts]
 
     def opening(self) -> Sequence[bytes]:
@@ -177,17 +178,13 @@ class OpenAIFormat:
         return usage
 
     def _chat_scores(self, piece: TextPiece) -> Json:
-        content = []
-        for token in piece.tokens:
-            top = [self._scored(*pair) for pair in token.logprobs[: self._reply.logprobs or 0]]
-            content.append(self._scored(token.token, _own(token)) | {"top_logprobs": top})
-        return {"content": content, "refusal": None}
+        return {"content": self._scores.told(piece.tokens), "refusal": None}
 
     def _text_scores(self, piece: TextPiece) -> Json:
         return {
-            "tokens": [self._text(token.token) for token in piece.tokens],
-            "token_logprobs": [_own(token) for token in piece.tokens],
-            "top_logprobs": [self._top(token) for token in piece.tokens] if self._reply.logprobs else None,
+            "tokens": [self._scores.text(token.token) for token in piece.tokens],
+            "token_logprobs": [own_score(token) for token in piece.tokens],
+            "top_logprobs": [self._top(token) for token in piece.tokens] if self._scores.top else None,
             "text_offset": list(piece.offsets),
         }
 
@@ -197,40 +194,6 @@ class OpenAIFormat:
         if not token.logprobs:
             return None
         found: dict[str, float] = {}
-        for other, score in token.logprobs[: self._reply.logprobs or 0]:
-            found.setdefault(self._text(other), score)
+        for other, score in token.logprobs[: self._scores.top]:
+            found.setdefault(self._scores.text(other), score)
         return found
-
-    def _scored(self, token: int, score: float | None) -> Json:
-        data = self._bytes(token)
-        return {
-            "token": _spelled(token, data),
-            "logprob": score,
-            "bytes": None if data is None else list(data),
-        }
-
-    def _text(self, token: int) -> str:
-        return _spelled(token, self._bytes(token))
-
-    def _bytes(self, token: int) -> bytes | None:
-        """Each is asked for once: of a long prompt's scores most are of the same tokens."""
-        if self._head.tokenizer is None:
-            return None
-        if token not in self._known:
-            self._known[token] = self._head.tokenizer.token_bytes(token)
-        return self._known[token]
-
-
-def _spelled(token: int, data: bytes | None) -> str:
-    """The token's text with its leading space. A part of a character is written as OpenAI does: bytes:\\xe4\\xbd."""
-    if data is None:
-        return f"token_id:{token}"
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _own(token: Token) -> float | None:
-    """The log probability of the token itself, which is among those that came; None of a prompt's first token."""
-    return next((score for other, score in token.logprobs if other == token.token), None)

@@ -113,7 +113,7 @@ COMPLETION: Final[dict[str, JsonSchema]] = {
         ],
     },
     "echo": flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
-    "max_tokens": integer(0, MAX_TOKENS, "Of the answer; 16 without."),
+    "max_tokens": integer(-1, MAX_TOKENS, "Of the answer; 16 without, and -1: as many as there is room for."),
     "logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
 }
 
@@ -154,8 +154,8 @@ CHAT: Final[dict[str, JsonSchema]] = {
     "parallel_tool_calls": flag("Whether several tools may be called at once; true without."),
     "continue_final_message": flag("Whether the answer goes on with the last message, an assistant's."),
     "messages": _MESSAGES,
-    "max_tokens": integer(1, MAX_TOKENS, "Of the answer."),
-    "max_completion_tokens": integer(1, MAX_TOKENS, "The newer name of max_tokens."),
+    "max_tokens": integer(-1, MAX_TOKENS, "Of the answer, at least 1; -1: as many as there is room for."),
+    "max_completion_tokens": integer(-1, MAX_TOKENS, "The newer name of max_tokens."),
     "logprobs": flag("Whether probabilities are told."),
     "top_logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."),
     "chat_template_kwargs": _SWITCHES,
@@ -185,6 +185,9 @@ TOKENIZE: Final[dict[str, JsonSchema]] = {
     "chat_template_kwargs": _SWITCHES,
     "add_special_tokens": flag("Whether a `prompt` begins as the model's texts do; true without."),
     "add_special": flag("The same of a `content`; false without."),
+    "parse_special": flag(
+        "Whether special tokens that stand in the text are tokens, not text; true without."
+    ),
     "return_token_strs": flag("Whether the text of each token is told."),
     "with_pieces": flag("The same, as llama.cpp names it."),
 }

@@ -26,6 +26,7 @@ from tpiedge.api.openapi_parts import (
     ref,
     reply,
 )
+from tpiedge.engine.sampling import MAX_LOGPROBS
 
 __all__ = [
     "ANTHROPIC",
@@ -73,7 +74,9 @@ RESPONSES: Final[dict[str, JsonSchema]] = {
         ]
     },
     "instructions": _MAYBE_TEXT,
-    "max_output_tokens": integer(1, MAX_TOKENS, "Of the answer."),
+    "max_output_tokens": integer(
+        -1, MAX_TOKENS, "Of the answer, at least 1; -1: as many as there is room for."
+    ),
     "temperature": SAMPLING["temperature"],
     "top_p": SAMPLING["top_p"],
     "stream": flag("Whether the answer comes as server-sent events."),
@@ -83,6 +86,12 @@ RESPONSES: Final[dict[str, JsonSchema]] = {
     "tools": _TOOLS,
     "tool_choice": {"type": ["string", "object", "null"]},
     "parallel_tool_calls": flag("Whether several tools may be called at once."),
+    "include": {
+        "type": ["array", "null"],
+        "items": TEXT,
+        "description": "With `message.output_text.logprobs`, probabilities are told.",
+    },
+    "top_logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told of each."),
 }
 
 ANTHROPIC: Final[dict[str, JsonSchema]] = {
@@ -116,6 +125,8 @@ _OLLAMA: Final[dict[str, JsonSchema]] = {
         "description": "`json`, or a schema that the answer has.",
         "type": ["string", "object", "null"],
     },
+    "logprobs": flag("Whether probabilities are told."),
+    "top_logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."),
     "think": {"description": "Whether a model that can think does.", "type": ["boolean", "string", "null"]},
 }
 
@@ -136,6 +147,7 @@ _EMBED: Final[dict[str, JsonSchema]] = {
     "model": MODEL,
     "dimensions": EMBEDDINGS["dimensions"],
     "options": _OBJECT,
+    "pooling": EMBEDDINGS["pooling"],
 }
 OLLAMA_EMBED: Final[dict[str, JsonSchema]] = {**_EMBED, "input": EMBEDDINGS["input"]}
 OLLAMA_EMBEDDINGS: Final[dict[str, JsonSchema]] = {**_EMBED, "prompt": TEXT}

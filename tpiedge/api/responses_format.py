@@ -8,6 +8,7 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, Json, comment, named_event
 from tpiedge.api.spoken import SpokenChoice, call_id
+from tpiedge.api.token_scores import TokenScores
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpokenText
@@ -29,6 +30,10 @@ class ResponsesFormat:
         self._items: list[Json] = []
         #: The text of the item that is written, the last one, where one is.
         self._written: str | None = None
+        #: Scores of its tokens, and of those whose text is not shown yet.
+        self._written_scores: list[Json] = []
+        self._untold: list[Json] = []
+        self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0, without_bytes=[])
         #: Of the call that is written, if one is.
         self._arguments = ""
 
@@ -68,10 +73,14 @@ class ResponsesFormat:
     # --- items
 
     def _taken(self, piece: TextPiece) -> list[bytes]:
+        if self._head.reply.logprobs is not None:
+            self._untold += self._scores.told(piece.tokens)
         frames = [frame for said in self._spoken.take(piece) for frame in self._said(said)]
         if piece.last is None:
             return frames
         self._last = piece.last
+        if self._written is not None and self._items[-1]["type"] == "message":
+            self._written_scores += self._tell()  # of tokens without a text
         if not self._items:
             frames += self._begun("message")
         return frames + self._done()
@@ -95,15 +104,22 @@ class ResponsesFormat:
             return []
         frames = self._done()
         item = self._new(kind, {"role": "assistant"} if kind == "message" else {"summary": []})
-        self._written = ""
+        self._written, self._written_scores = "", []
         frames.append(self._event("response.output_item.added", output_index=self._index, item=item))
         return [*frames, self._event("response.content_part.added", **self._place, part=self._part)]
 
     def _delta(self, said: SpokenText) -> bytes:
         self._written = (self._written or "") + said.text
+        scores = self._tell()
         if said.thought:
             return self._event("response.reasoning_text.delta", **self._place, delta=said.text)
-        return self._event("response.output_text.delta", **self._place, delta=said.text, logprobs=[])
+        self._written_scores += scores
+        return self._event("response.output_text.delta", **self._place, delta=said.text, logprobs=scores)
+
+    def _tell(self) -> list[Json]:
+        """The scores that were not told yet."""
+        told, self._untold = self._untold, []
+        return told
 
     def _done(self) -> list[bytes]:
         """What ends the item that is written, if one is."""
@@ -111,7 +127,7 @@ class ResponsesFormat:
             return []
         item, part, place = self._items[-1], self._part, self._place
         kind = "output_text" if item["type"] == "message" else "reasoning_text"
-        more: Json = {"logprobs": []} if kind == "output_text" else {}
+        more: Json = {"logprobs": self._written_scores} if kind == "output_text" else {}
         item |= {"status": "incomplete" if self._last == "length" else "completed", "content": [part]}
         frames = [
             self._event(f"response.{kind}.done", **place, text=self._written, **more),
@@ -129,6 +145,7 @@ class ResponsesFormat:
         return [*frames, self._event("response.output_item.added", output_index=self._index, item=item)]
 
     def _call_ended(self, status: str) -> list[bytes]:
+        self._tell()
         item, place = self._items[-1], self._call_place
         item |= {"status": status, "arguments": self._arguments}
         whole = {"arguments": self._arguments, "name": item["name"]}
@@ -163,7 +180,7 @@ class ResponsesFormat:
         text = self._written or ""
         if self._items[-1]["type"] == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._written_scores}
 
     # --- the rest
 

@@ -30,11 +30,11 @@ _DIALECT: Final = Dialect(
     },
     ignored=(
         "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_options", "prompt_cache_retention", "include", "max_tool_calls", "top_logprobs",
-        "context_management", "moderation",
+        "prompt_cache_options", "prompt_cache_retention", "max_tool_calls", "context_management", "moderation",
     ),
 )  # fmt: skip
 _STATEFUL: Final = ("previous_response_id", "conversation", "prompt")
+_SCORES: Final = "message.output_text.logprobs"
 _ROLES: Final = ("system", "developer", "user", "assistant")
 _TEXTS: Final = ("input_text", "output_text", "text", "refusal", "input_file")
 _ECHOED: Final = (
@@ -65,6 +65,7 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
         options.overlook()
     chat: Chat = {"stream": stream}
     copied(fields, chat, _COPIED)
+    _read_scores(fields, chat)
     _read_text(fields, chat)
     _read_reasoning(fields, chat)
     _read_tools(fields, chat)
@@ -147,6 +148,16 @@ def _add_call(found: list[Chat], item: BodyFields) -> None:
         found.append({"role": "assistant", "content": None})
     before = found[-1].get("tool_calls")
     found[-1]["tool_calls"] = [*(before if isinstance(before, list) else []), call]
+
+
+def _read_scores(fields: BodyFields, chat: Chat) -> None:
+    """The log probabilities that are wanted."""
+    included, top = fields.raw("include"), fields.raw("top_logprobs")
+    others = [one for one in included if one != _SCORES] if isinstance(included, list) else included
+    if others:
+        fields.ignore(("include",))
+    if top or (isinstance(included, list) and _SCORES in included):
+        chat |= {"logprobs": True, "top_logprobs": top}
 
 
 def _read_text(fields: BodyFields, chat: Chat) -> None:

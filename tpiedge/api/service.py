@@ -60,7 +60,7 @@ class ModelInfo:
     """The served model. `created` in seconds since 1970, `context_tokens` for prompt and answer together.
 
     Requests may name the model by any of `also_called`, too, and by its `path` on the master's computer, if it has one,
-    of which clients are not told. `width`: numbers of an embedding.
+    of which clients are not told. `width`: numbers of an embedding; `pooling`: how its makers have it made of states.
     `family`, `precision`, `nbytes` and `digest` (64 hexadecimal digits): of its weights.
     """
 
@@ -74,6 +74,7 @@ class ModelInfo:
     nbytes: int = 0
     digest: str = "0" * 64
     path: str | None = None
+    pooling: str = "mean"
 
     def is_called(self, name: str) -> bool:
         """Whether a request that says so means this model."""

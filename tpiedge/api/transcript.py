@@ -38,14 +38,15 @@ class Transcript:
         stops: Sequence[str],
         echo: PromptEcho | None = None,
         marks: Sequence[str] = (),
+        after: Sequence[int] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`echo`: the prompt, where the answer begins with it. No stop string is looked for in it. `marks`: special
-        tokens that are not left out. `now` gives seconds."""
+        tokens that are not left out. `after`: the tokens that its text goes on after. `now` gives seconds."""
         self._now = now
         self.first_s: float | None = None
         """When the first token came."""
-        self._writer = TextWriter(tokenizer, stops, echo.ids if echo else (), marks)
+        self._writer = TextWriter(tokenizer, stops, after, marks)
         self._tokenizer = tokenizer
         self._echo = echo
         self._begun = len(echo.prompt.text) if echo else 0

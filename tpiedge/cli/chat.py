@@ -71,7 +71,7 @@ class _LocalSpeaker:
             prompt_ids=prompt,
             max_tokens=min(tokens, self._capacity - len(prompt)),
             sampling=sampling,
-            stop_ids=self._model.config.eos_ids,
+            stop_ids=self._model.end_ids,
             ignore_eos=self._ending.ignore_eos,
             keep_prefix=True,
         )

@@ -51,7 +51,7 @@ def demo(
     capacity = positions(model, None, prompt_ids, max_tokens)
     plan = plan_cluster(model, layout, capacity)
     tokens = capacity - len(prompt_ids)
-    request = GenerationRequest("demo", prompt_ids, tokens, stop_ids=model.config.eos_ids)
+    request = GenerationRequest("demo", prompt_ids, tokens, stop_ids=model.end_ids)
     click.echo(f"Starting {nodes} processes, joined by encrypted links ...", err=True)
     with launch(model, layout, plan, capacity) as cluster:
         click.echo(prompt, nl=False)

@@ -56,7 +56,7 @@ def once(
         prompt_ids=prompt.ids,
         max_tokens=capacity - len(prompt.ids),
         sampling=prompt.sampling,
-        stop_ids=model.config.eos_ids,
+        stop_ids=model.end_ids,
         ignore_eos=prompt.ending.ignore_eos,
         prompt_scores=prompt.logprobs,
     )

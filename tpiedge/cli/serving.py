@@ -63,6 +63,7 @@ class MasterService:
             nbytes=model.pack.nbytes,
             digest=pack_id(manifest_bytes(model.pack.path)),
             path=model.path,
+            pooling=model.usual_pooling,
         )
         self._max_sequence = max_sequence
         self.usual_sampling = model.usual_sampling
@@ -71,7 +72,7 @@ class MasterService:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        return self._model.config.eos_ids
+        return self._model.end_ids
 
     @property
     def vocab_size(self) -> int:

@@ -12,6 +12,7 @@ from tpiedge.local.packing import run_packing
 from tpiedge.local.paths import packs_folder
 from tpiedge.local.text_folder import write_files
 from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER, pooling_config
 from tpiedge.model.spec import model_spec
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.manifest import TEXT_FOLDER
@@ -100,6 +101,9 @@ def _write_text(model: GgufModel, folder: Path) -> Iterator[str]:
         made["generation_config.json"] = model.generation
     configs = {name: json.dumps(dict(values), indent=2).encode() for name, values in made.items()}
     write_files(folder, configs | dict(model.text.files))
+    if model.pooling is not None:
+        pooling = json.dumps(dict(pooling_config(model.pooling)), indent=2).encode()
+        write_files(folder / POOLING_FOLDER, {POOLING_FILE: pooling})
     notice = model.text.notice or _unusable_tokenizer(folder)
     if notice:
         yield f"{notice}: the pack takes token ids only (--prompt-ids)"

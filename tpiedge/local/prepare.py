@@ -18,6 +18,7 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import parse_hub_name
+from tpiedge.model.pooling import usual_pooling
 from tpiedge.model.source import DEMO
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
@@ -109,6 +110,14 @@ class PreparedModel:
         return Tokenizer.open(self._folder)
 
     @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer, by the model's config and by its tokenizer. Raises UserError for one that
+        cannot be read."""
+        own = self.tokenizer.end_ids if self.has_tokenizer else ()
+        known = (token for token in own if token < self.config.vocab_size)
+        return tuple(dict.fromkeys((*self.config.eos_ids, *known)))
+
+    @cached_property
     def has_template(self) -> bool:
         """Whether the model was made to answer messages."""
         return self.has_tokenizer and self._folder is not None and has_template(self._folder)
@@ -121,6 +130,11 @@ class PreparedModel:
     def usual_sampling(self) -> Sampling:
         """The default of chats. Raises UserError for what the model's own file cannot mean."""
         return usual_sampling(self._folder)
+
+    @cached_property
+    def usual_pooling(self) -> str:
+        """How embeddings are pooled where a request does not say it. Raises UserError."""
+        return usual_pooling(self._folder)
 
     @cached_property
     def template(self) -> ChatTemplate:

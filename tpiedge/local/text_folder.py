@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tpiedge.model.folder import has_file, list_files, read_bytes
+from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 
 __all__ = ["keep_text_files", "write_files"]
@@ -16,6 +17,7 @@ _FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
 )
@@ -24,8 +26,9 @@ _FILES = (
 def keep_text_files(source: Path, target: Path) -> None:
     """Copies config, tokenizer and template from one folder to another, which is made if it is not there."""
     found = {name: read_bytes(source, name, _MAX_BYTES) for name in _FILES if has_file(source, name)}
-    for name in list_files(source, ADDITIONAL_TEMPLATES, ".jinja"):
-        found[f"{ADDITIONAL_TEMPLATES}/{name}"] = read_bytes(source, name, _MAX_BYTES, ADDITIONAL_TEMPLATES)
+    for inner, suffix in ((ADDITIONAL_TEMPLATES, ".jinja"), (POOLING_FOLDER, POOLING_FILE)):
+        for name in list_files(source, inner, suffix):
+            found[f"{inner}/{name}"] = read_bytes(source, name, _MAX_BYTES, inner)
     write_files(target, found)
 
 

@@ -22,11 +22,13 @@ def usual_sampling(folder: Path | None) -> Sampling:
     if folder is None or not has_file(folder, _FILE):
         return USUAL
     fields = ConfigFields(str(folder / _FILE), read_json(folder, _FILE, _FILE_LIMIT))
-    if all(fields.raw(key) is None for key in _KEYS):
+    greedy = not fields.flag("do_sample", True)
+    if all(fields.raw(key) is None for key in _KEYS) and not greedy:
         return USUAL
+    temperature = _number(fields, "temperature", TEMPERATURE.low, TEMPERATURE.high, 1.0)
     top_k = fields.optional_integer("top_k", -1, MAX_TOP_K) or 0
     return Sampling(
-        temperature=_number(fields, "temperature", TEMPERATURE.low, TEMPERATURE.high, 1.0),
+        temperature=0.0 if greedy else temperature,
         top_k=max(top_k, 0),
         top_p=_number(fields, "top_p", TOP_P.low, TOP_P.high, 1.0),
         min_p=_number(fields, "min_p", MIN_P.low, MIN_P.high, 0.0),

@@ -20,7 +20,7 @@ from tpiedge.model.folder import has_file, open_file, parse_json, read_bytes, re
 from tpiedge.model.int4_checkpoint import WEIGHT, joined_tensors
 from tpiedge.model.quantisation import OLD_FILES, QUANTISATION_KEY, Quantisation, of_old_file
 from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
-from tpiedge.model.spec import HEAD
+from tpiedge.model.spec import EMBEDDING, HEAD
 from tpiedge.pack.sources.imported import AnyTensor, ImportedTensor, open_tensors
 from tpiedge.pack.sources.source import SourceTensor
 from tpiedge.pack.specs import ModelSpec
@@ -34,6 +34,11 @@ _MAX_INDEX_BYTES = 10_000_000
 _MAX_SHARDS = 10_000
 _SOURCE_DTYPES = ("F32", "F16", "BF16")
 _COMPARED_NUMBERS = 1 << 20
+_PREFIX = "model."
+_HEADLESS = ("embed_tokens.", "layers.", "norm.")
+_HEADLESS_ADVICE = (
+    "write true for tie_word_embeddings in config.json if it is a model of embeddings, which needs no LM head"
+)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -69,7 +74,7 @@ class Checkpoint:
             tensor_count += len(header.entries)
             if tensor_count > MAX_TENSORS:
                 raise UserError(f"{folder}: more than {MAX_TENSORS} tensors; no supported model has as many")
-        located = dict(_locate(folder, weight_map, shards))
+        located = _usual_names(dict(_locate(folder, weight_map, shards)), tied=config.tie_word_embeddings)
         old = _old_file(folder, located)
         if old:
             data = read_bytes(folder, old, MAX_CONFIG_BYTES)
@@ -88,9 +93,10 @@ class Checkpoint:
         for source, shape in _sources(spec):
             info = self.tensors.get(source)
             if info is None:
+                advice = _HEADLESS_ADVICE if source == HEAD else "check that config.json belongs to it"
                 raise UserError(
                     f"{self.folder}: tensor {source} is missing from the checkpoint; "
-                    "download the model again, or check that config.json belongs to it"
+                    f"download the model again, or {advice}"
                 )
             if info.shape != shape:
                 raise UserError(
@@ -210,6 +216,16 @@ def _locate(
                 "download the model again"
             )
         yield name, SourceTensor(path, entry.dtype, entry.shape, entry.offset, entry.nbytes)
+
+
+def _usual_names(tensors: dict[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
+    """The tensors by the names of a model with its LM head: one that was saved without it lacks a prefix, and a `tied`
+    one may have the embedding as the head."""
+    named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
+    found = named | {name: one for name, one in tensors.items() if name.startswith(_PREFIX)}
+    if tied and EMBEDDING not in found and HEAD in found:
+        found[EMBEDDING] = found.pop(HEAD)
+    return found
 
 
 def _refuse_without_safetensors(folder: Path) -> NoReturn:

@@ -37,6 +37,7 @@ _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 _DTYPES = ("float32", "float16", "bfloat16")
+_HEADLESS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -222,10 +223,15 @@ def _refuse_unsupported(config: ConfigFields) -> None:
     if config.raw("per_layer_config") is not None:
         config.refuse("per_layer_config", "is set: layers of differing shapes are not supported")
     names = config.raw("architectures")
-    if isinstance(names, list) and names and not any(str(name).endswith("ForCausalLM") for name in names):
+    if isinstance(names, list) and names and not any(_is_decoder(str(name)) for name in names):
         config.refuse(
             "architectures", f"is {quote(names)}: only text generation (...ForCausalLM) is supported"
         )
+
+
+def _is_decoder(architecture: str) -> bool:
+    """Whether it generates text, or is the same without its LM head, as models of embeddings are saved."""
+    return architecture.endswith("ForCausalLM") or architecture in _HEADLESS
 
 
 def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:

@@ -23,6 +23,10 @@ class ConfigFields:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
+    def names(self) -> tuple[str, ...]:
+        """All keys, in the order of the file."""
+        return tuple(self._values)
+
     def raw(self, key: str) -> object:
         """The value as it stands, None if it is missing."""
         return self._values.get(key)

@@ -148,11 +148,12 @@ def _is_plain(name: str) -> bool:
 
 
 def _in_cache_blobs(root: Path, path: Path) -> bool:
-    entry = root.parent.parent
-    return (
-        root.parent.name == "snapshots"
-        and entry.name.startswith("models--")
-        and path.parent == entry / "blobs"
+    """Whether `root` is a snapshot or a folder in one, and `path` a blob beside it."""
+    return any(
+        snapshot.parent.name == "snapshots"
+        and snapshot.parent.parent.name.startswith("models--")
+        and path.parent == snapshot.parent.parent / "blobs"
+        for snapshot in (root, root.parent)
     )
 
 

@@ -9,11 +9,11 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 
-__all__ = ["HEAD", "TILE_ROWS", "config_of_pack", "model_spec"]
+__all__ = ["EMBEDDING", "HEAD", "TILE_ROWS", "config_of_pack", "model_spec"]
 
 TILE_ROWS = 128
 
-_EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 _FINAL_NORM = "model.norm.weight"
 
@@ -23,7 +23,7 @@ def model_spec(config: ModelConfig) -> ModelSpec:
     vocabulary = (config.vocab_size, config.hidden_size, TILE_ROWS)
     head = () if config.tie_word_embeddings else (MatrixSpec("head", HEAD, *vocabulary),)
     return ModelSpec(
-        embedding=BlobSpec(matrices=(MatrixSpec("embedding", _EMBEDDING, *vocabulary),)),
+        embedding=BlobSpec(matrices=(MatrixSpec("embedding", EMBEDDING, *vocabulary),)),
         layers=tuple(_layer(config, f"model.layers.{index}") for index in range(config.num_layers)),
         head=BlobSpec(matrices=head, vectors=(VectorSpec("final_norm", _FINAL_NORM, config.hidden_size),)),
         config=config.to_json(),

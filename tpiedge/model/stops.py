@@ -19,6 +19,7 @@ class StopMatcher:
         if any(not stop for stop in stops):
             raise UserError("a stop string is empty; leave it out")
         self._stops = tuple(dict.fromkeys(stops))
+        self._first = {stop[0] for stop in self._stops}
         self._held = ""
         self._stopped = False
         #: The one that ended the stream; "" before.
@@ -46,7 +47,7 @@ class StopMatcher:
     def _partial(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
+        for at in range(max(0, len(text) - longest), len(text)):
+            if text[at] in self._first and any(stop.startswith(text[at:]) for stop in self._stops):
+                return len(text) - at
         return 0

@@ -8,9 +8,6 @@ from tpiedge.model.tokenizer import Tokenizer
 
 __all__ = ["TextWriter"]
 
-#: More than a character has tokens, or a text's beginning that is written in another way than the same in the middle.
-_CONTEXT = 32
-
 
 class TextWriter:
     """Never gives half a character nor part of a stop string; without a tokenizer there is no text at all."""
@@ -26,10 +23,7 @@ class TextWriter:
         left out."""
         ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()
         shown = frozenset(token for token in ids if token is not None)
-        self._detokenizer = Detokenizer(tokenizer, shown=shown) if tokenizer else None
-        if self._detokenizer is not None:
-            for token in after[-_CONTEXT:]:
-                self._detokenizer.push(token)
+        self._detokenizer = Detokenizer(tokenizer, shown=shown, after=after) if tokenizer else None
         self._matcher = StopMatcher(stops)
         #: Characters of the text so far, those included that are held back.
         self.length = 0

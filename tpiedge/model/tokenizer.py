@@ -1,32 +1,31 @@
 """Text to token ids and back, with the model's own `tokenizer.json`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 
+from tokenizers import AddedToken, decoders
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
 
 from tpiedge.errors import UserError
+from tpiedge.model.end_tokens import ending_ids
 from tpiedge.model.fields import ConfigFields
-from tpiedge.model.folder import has_file, read_bytes, read_json
+from tpiedge.model.folder import has_file, read_bytes
+from tpiedge.model.named_tokens import MAX_TOKEN, read_named_tokens
 from tpiedge.model.tokenizer_growth import text_growth
 from tpiedge.sanitise import quote, sanitised_line
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "fallback_byte"]
 
 _MAX_BYTES = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
 # Parsing takes memory by the number of JSON values, up to a kilobyte for an object: bound them before parsing. A
 # vocabulary of 262,000 tokens with twice as many merges has 1.4 million commas and 0.6 million lists.
 _MAX_MARKS = {b",": 2_000_000, b"[": 800_000, b"{": 100_000}
-_MAX_CONFIG_BYTES = 10_000_000
-_MAX_TOKEN = 1024  # eight times the longest in use, a run of spaces
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,17 @@ class Tokenizer:
 
     @staticmethod
     def open(folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json` and, where it exists, `tokenizer_config.json`. Raises UserError."""
+        """Read `tokenizer.json` and what stands beside it. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             _refuse_without_json(folder)
         data = read_bytes(folder, "tokenizer.json", _MAX_BYTES)
         backend, growth = _parse(data, folder / "tokenizer.json")
         backend.no_padding()
         backend.no_truncation()
-        config = _read_config(folder)
-        special = _special_tokens(config, folder)
-        return Tokenizer(backend, special, _wrapping(config, backend, special), growth)
+        named = read_named_tokens(folder, backend.get_added_tokens_decoder())
+        _add(backend, named.added, folder)
+        wrapping = _wrapping(named.config, backend, named.special)
+        return Tokenizer(backend, named.special, wrapping, growth)
 
     @property
     def vocab_size(self) -> int:
@@ -87,6 +87,13 @@ class Tokenizer:
     def eos_id(self) -> int | None:
         return self.token_id(self.special_tokens.get("eos_token", ""))
 
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer: the tokenizer's own, then those that are known by their texts."""
+        own = () if self.eos_id is None else (self.eos_id,)
+        added = self._backend.get_added_tokens_decoder()
+        return tuple(dict.fromkeys((*own, *ending_ids(self.vocabulary, added))))
+
     def token_id(self, token: str) -> int | None:
         """The id of the token that is written exactly so."""
         found = self._backend.token_to_id(token)
@@ -97,8 +104,8 @@ class Tokenizer:
         found = self._backend.id_to_token(token_id)
         return None if found is None else str(found)
 
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of `text`; special tokens written out in it become themselves.
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of `text`; special tokens written out in it become themselves, or text without `parse_special`.
 
         `add_special` puts BOS (and EOS) around it where the model's tokenizer does: wanted for a plain
         prompt, not for a rendered chat template, which writes its own. Raises UserError for half a surrogate
@@ -112,14 +119,28 @@ class Tokenizer:
                 "UTF-8"
             ) from None
         wrapping = self._wrapping if add_special else None
+        backend = self._backend if parse_special else self._literal
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
+            ids = backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
         except BaseException as error:
             _reraise_own(error)
             raise UserError(
                 f"the model's tokenizer cannot encode the text ({sanitised_line(error, 120)})"
             ) from None
         return ids if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
+
+    @cached_property
+    def _literal(self) -> Backend:
+        """The same tokenizer, to which special tokens are text. It shares the vocabulary."""
+        own = self._backend
+        found = Backend(own.model)
+        steps = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+        for step in steps:
+            if getattr(own, step) is not None:
+                setattr(found, step, getattr(own, step))
+        found.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
+        found.encode_special_tokens = True
+        return found
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; ids beyond the vocabulary have no text. Raises UserError where the decoder fails."""
@@ -159,14 +180,20 @@ class Tokenizer:
         return found
 
 
+def fallback_byte(token: str | None) -> int | None:
+    """The byte of a token that SentencePiece writes as "<0xE4>"; None for any other token."""
+    fallback = _FALLBACK.fullmatch(token or "")
+    return None if fallback is None else int(fallback[1], 16)
+
+
 def _spelled_bytes(token: str) -> bytes | None:
     """The bytes that `token` stands for, if its vocabulary spells bytes, which decoding it alone would not give.
 
     SentencePiece writes "<0xE4>", byte-level BPE one character per byte. None for any other token.
     """
-    fallback = _FALLBACK.fullmatch(token)
+    fallback = fallback_byte(token)
     if fallback is not None:
-        return bytes([int(fallback[1], 16)])
+        return bytes([fallback])
     table = _byte_level()
     if all(character in table for character in token):
         return bytes(table[character] for character in token)
@@ -197,9 +224,9 @@ def _parse(data: bytes, path: Path) -> tuple[Backend, float]:
         ) from None
     # A token's text is copied wherever the token is found.
     longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=0)
-    if longest > _MAX_TOKEN:
+    if longest > MAX_TOKEN:
         raise UserError(
-            f"{path} has a token of {longest} characters; at most {_MAX_TOKEN} are accepted: get the model from a "
+            f"{path} has a token of {longest} characters; at most {MAX_TOKEN} are accepted: get the model from a "
             "source you trust"
         )
     return backend, growth
@@ -211,33 +238,16 @@ def _reraise_own(error: BaseException) -> None:
         raise error
 
 
-def _read_config(folder: Path) -> ConfigFields:
-    """tokenizer_config.json over the older special_tokens_map.json; empty where there is neither."""
-    values: dict[str, object] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if has_file(folder, name):
-            values |= read_json(folder, name, _MAX_CONFIG_BYTES)
-    return ConfigFields(str(folder / "tokenizer_config.json"), values)
-
-
-def _special_tokens(config: ConfigFields, folder: Path) -> dict[str, str]:
-    tokens: dict[str, str] = {}
-    for name in _TOKEN_NAMES:
-        value = config.raw(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str) and _is_unicode(value):
-            tokens[name] = value
-        elif value is not None:
-            raise UserError(
-                f"{folder / 'tokenizer_config.json'}: {name} is {quote(value)}, not a token's text"
-            )
-    return tokens
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, as JSON may."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+def _add(backend: Backend, tokens: Sequence[AddedToken], folder: Path) -> None:
+    """Raises UserError where the library cannot have them."""
+    try:
+        backend.add_tokens(list(tokens))
+    except BaseException as error:
+        _reraise_own(error)
+        raise UserError(
+            f"{folder}: the tokens beside tokenizer.json cannot be added ({sanitised_line(error, 120)}); "
+            "download the model again"
+        ) from None
 
 
 def _wrapping(config: ConfigFields, backend: Backend, special: Mapping[str, str]) -> _Wrapping | None:

@@ -191,10 +191,19 @@ class FakeService:
         self.called = "babbler"
         self.also_called: tuple[str, ...] = ()
         self.path: str | None = None
+        self.pooling = "mean"
 
     def model(self) -> ModelInfo:
         created = int(time.time())
-        return ModelInfo(self.called, self.max_sequence, created, self.also_called, WIDTH, path=self.path)
+        return ModelInfo(
+            self.called,
+            self.max_sequence,
+            created,
+            self.also_called,
+            WIDTH,
+            path=self.path,
+            pooling=self.pooling,
+        )
 
     def status(self) -> ClusterStatus:
         ready = not (self.unavailable or self.failed)

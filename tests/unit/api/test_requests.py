@@ -70,6 +70,27 @@ def test_a_plain_completion(service):
     assert reply.logprobs is None
 
 
+@pytest.mark.parametrize("value", [-1, -1.0])
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_of_minus_one_is_all_the_room(service, field, value):
+    request, _ = chat(service, **{field: value})
+    assert request.max_tokens == service.max_sequence - len(request.prompt_ids)
+    if field == "max_tokens":
+        request, _ = completion(service, max_tokens=value)
+        assert request.max_tokens == service.max_sequence - len(request.prompt_ids)
+
+
+def test_numbers_that_are_whole_may_be_written_as_floats(service):
+    whole = {"max_tokens": 16, "n": 1, "seed": 3, "top_k": 40}
+    floats = {name: float(value) for name, value in whole.items()}
+    assert completion(service, **floats) == completion(service, **whole)
+    assert chat(service, **floats, logprobs=True, top_logprobs=2.0) == chat(
+        service, **whole, logprobs=True, top_logprobs=2
+    )
+    for value in (1.5, float("inf"), float("nan"), 1e300, True, "3"):
+        refuse(completion, service, "max_tokens", max_tokens=value)
+
+
 def test_a_plain_chat_may_use_the_whole_context(service):
     request, reply = chat(service)
     assert request.max_tokens == service.max_sequence - len(request.prompt_ids)
@@ -224,7 +245,7 @@ BOTH = [
     ("n", 0),
     ("n", 10**6),
     ("n", True),
-    ("max_tokens", -1),
+    ("max_tokens", -2),
     ("max_tokens", 2**63),
     ("max_tokens", BIG),
     ("max_tokens", 1.5),
@@ -244,8 +265,8 @@ BOTH = [
     ("frequency_penalty", -2.5),
     ("seed", 2**64),
     ("seed", -(2**63) - 1),
-    ("seed", 1.0),
-    ("stop", ["x"] * 17),
+    ("seed", 1.5),
+    ("stop", ["x"] * 65),
     ("stop", ["x"] * 100_000),
     ("stop", [""]),
     ("stop", ""),

@@ -29,8 +29,16 @@ def test_what_a_model_says_counts_and_the_rest_is_neutral(tmp_path: Path) -> Non
     assert of(tmp_path, top_k=-1, min_p=None) == Sampling(temperature=1.0)
 
 
+def test_a_model_that_is_not_drawn_from_is_greedy(tmp_path: Path) -> None:
+    assert of(tmp_path, do_sample=False) == Sampling(temperature=0.0)
+    found = of(tmp_path, do_sample=False, temperature=0.6, top_p=0.9, repetition_penalty=1.1)
+    assert found == Sampling(temperature=0.0, top_p=0.9, repetition_penalty=1.1)
+    assert of(tmp_path, do_sample=True) == of(tmp_path, do_sample=None) == USUAL
+
+
 @pytest.mark.parametrize(
-    ("key", "value"), [("temperature", "hot"), ("top_k", 1.5), ("top_p", 0), ("repetition_penalty", -1)]
+    ("key", "value"),
+    [("do_sample", "no"), ("temperature", "hot"), ("top_k", 1.5), ("top_p", 0), ("repetition_penalty", -1)],
 )
 def test_what_it_cannot_mean_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(UserError, match=f"generation_config.json: {key} is "):

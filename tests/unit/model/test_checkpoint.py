@@ -285,3 +285,40 @@ def test_a_failing_disk_is_one_line(whole: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_index_of_too_many_values_is_refused_unparsed(folder: Path) -> None:
     (folder / INDEX).write_bytes(b'{"weight_map": [' + b"[]," * 1_000_000 + b"[]]}")
     refuse(folder, "lists more than 400000 values")
+
+
+def test_a_tied_model_may_have_its_embedding_as_the_head(
+    folder: Path, tensors: Tensors, small_config: dict[str, Any], make_safetensors: Callable[..., bytes]
+) -> None:
+    (folder / "config.json").write_text(json.dumps(small_config | {"tie_word_embeddings": True}))
+    alone = {name: one for name, one in tensors.items() if name != "model.embed_tokens.weight"}
+    (folder / "model.safetensors").write_bytes(make_safetensors(alone))
+    checkpoint = Checkpoint.open(folder)
+    checkpoint.check(model_spec(checkpoint.config))
+    (folder / "config.json").write_text(json.dumps(small_config))
+    with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is missing"):
+        Checkpoint.open(folder).check(model_spec(Checkpoint.open(folder).config))
+
+
+@pytest.mark.parametrize("architecture", ["LlamaModel", "LlamaForCausalLM"])
+def test_a_model_saved_without_its_head(
+    folder: Path,
+    tensors: Tensors,
+    small_config: dict[str, Any],
+    make_safetensors: Callable[..., bytes],
+    architecture: str,
+) -> None:
+    config = small_config | {"architectures": [architecture]}
+    bare = {name.removeprefix("model."): one for name, one in tensors.items() if name != "lm_head.weight"}
+    (folder / "model.safetensors").write_bytes(make_safetensors(bare))
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    checkpoint = Checkpoint.open(folder)
+    checkpoint.check(model_spec(checkpoint.config))
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"lm_head\.weight is missing .* write true for tie_word_embeddings"):
+        Checkpoint.open(folder).check(model_spec(Checkpoint.open(folder).config))
+    # One whose head stands beside it.
+    (folder / "model.safetensors").write_bytes(
+        make_safetensors(bare | {"lm_head.weight": tensors["lm_head.weight"]})
+    )
+    Checkpoint.open(folder).check(model_spec(checkpoint.config))

@@ -272,7 +272,7 @@ def test_interleaving_is_its_own_story() -> None:
 
 
 def config_of(tmp_path: Path, **changes: Any) -> Any:
-    return GgufModel.open(TinyGguf(layers=1, **changes).write(tmp_path / "f.gguf")).config
+    return GgufModel.open(TinyGguf(**{"layers": 1, **changes}).write(tmp_path / "f.gguf")).config
 
 
 def test_the_config(tmp_path: Path) -> None:
@@ -363,6 +363,36 @@ def test_every_id_that_ends_an_answer(tmp_path: Path) -> None:
     assert (config.bos_id, config.eos_ids) == (0, (1, 2, 4))
 
 
+@pytest.mark.parametrize("kind", [1, 3, 4], ids=["normal", "control", "user-defined"])
+@pytest.mark.parametrize(
+    "end", ["<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|return|>", "</s>"]
+)
+def test_the_text_of_a_token_says_that_it_ends_an_answer(tmp_path: Path, end: str, kind: int) -> None:
+    keys = {"tokenizer.ggml.tokens": ["<s>", "a", end], "tokenizer.ggml.token_type": [3, 1, kind]}
+    assert config_of(tmp_path, keys=keys).eos_ids == (2,)
+
+
+def test_a_vocabulary_of_sentencepiece_begins_with_1_and_ends_with_2(tmp_path: Path) -> None:
+    def ids(**keys: object) -> tuple[int | None, tuple[int, ...]]:
+        config = config_of(tmp_path, keys={f"tokenizer.ggml.{key}": value for key, value in keys.items()})
+        return config.bos_id, config.eos_ids
+
+    tokens = ["<unk>", "<s>", "<e>", "a"]
+    assert ids(model="llama", tokens=tokens) == (1, (2,))
+    assert ids(model="llama", tokens=tokens, bos_token_id=999, eos_token_id=3) == (1, (3,))
+    assert ids(model="gpt2", tokens=tokens) == (None, ())
+
+
+def test_one_value_for_all_layers(tmp_path: Path) -> None:
+    keys = {
+        "attention.head_count": [2, 2],
+        "attention.head_count_kv": [1, 1],
+        "feed_forward_length": [160, 160],
+    }
+    arrays = config_of(tmp_path, layers=2, keys={f"llama.{key}": value for key, value in keys.items()})
+    assert arrays == config_of(tmp_path, layers=2)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architecture": "gemma2"}, "the architecture is 'gemma2'; supported are llama, qwen2, qwen3"),
     ({"keys": {"split.count": 3}}, "is one part of several: join them with llama-gguf-split"),
@@ -371,7 +401,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"keys": {"llama.rope.scaling.type": "longrope"}}, "supported are none, linear, yarn"),
     ({"keys": {"llama.attention.layer_norm_rms_epsilon": 5.0}}, "layer_norm_rms_epsilon is 5.0"),
     ({"keys": {"llama.attention.head_count": 3}}, "num_attention_heads|has the shape"),
-    ({"keys": {"llama.attention.head_count": [2, 2]}}, "llama.attention.head_count is"),
+    ({"keys": {"llama.attention.head_count": [2, 2, 2]}}, "head_count has 3 entries for 1 layer"),
+    ({"keys": {"llama.attention.head_count_kv": [1, 2]}, "layers": 2}, "_kv differs from layer to layer"),
+    ({"keys": {"llama.feed_forward_length": ["160"]}}, "llama.feed_forward_length is"),
     ({"keys": {"llama.embedding_length": 0}}, "llama.embedding_length is 0"),
     ({"keys": {"llama.block_count": 2}}, "the tensor blk.1.attn_q.weight is missing"),
     ({"without": ("blk.0.ffn_up.weight",)}, "the tensor blk.0.ffn_up.weight is missing"),

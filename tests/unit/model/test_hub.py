@@ -16,6 +16,7 @@ from tpiedge.errors import DiskFull, HubError, TpiedgeError, UserError
 from tpiedge.model.hub.cache import HubCache, HubName, parse_hub_name
 from tpiedge.model.hub.client import PullReport, pull
 from tpiedge.model.hub.transfer import RETRIES
+from tpiedge.model.pooling import usual_pooling
 from tpiedge.model.presets import preset
 from tpiedge.model.source import resolve_model
 from tpiedge.model.template import ChatTemplate
@@ -100,6 +101,15 @@ def test_a_pull_takes_the_other_chat_templates_too(hub: Hub):
     assert names_in(folder) == TAKEN | {"chat_template.json", "additional_chat_templates"}
     assert names_in(folder / "additional_chat_templates") == {"tool_use.jinja"}
     assert ChatTemplate.open(folder, {}).source(tools=True) == "{{ tools }}"
+
+
+def test_how_embeddings_are_pooled_is_pulled_from_its_folder(hub: Hub):
+    hub.repos[NAME].files["1_Pooling/config.json"] = b'{"pooling_mode_lasttoken": true}'
+    hub.repos[NAME].files["2_Normalize/config.json"] = b"{}"
+    report = fetch()
+    assert names_in(report.folder) == TAKEN | {"1_Pooling"}
+    assert usual_pooling(report.folder) == "last"
+    assert [found.nbytes for found in HubCache().pulled()] == [report.fetched]
 
 
 def test_what_was_pulled_is_found_by_its_name_without_network(hub: Hub):

@@ -1,6 +1,7 @@
 """Tokenizer and detokenizer over both kinds of vocabulary: byte-level, and Llama 2's with byte fallback."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.unit.model.vocabularies import CORPUS, KINDS, TOKENIZERS, byte_level
 from tpiedge.errors import UserError
-from tpiedge.model.detokenizer import Detokenizer
-from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.model.detokenizer import Detokenizer, unfinished
+from tpiedge.model.tokenizer import Tokenizer, fallback_byte
 
 
 @pytest.fixture(params=list(TOKENIZERS))
@@ -73,6 +74,15 @@ class TestTokenizer:
         )
         assert tokenizer.encode("hello") == theirs.encode("hello")
 
+    @pytest.mark.parametrize("text", ["<s>x</s>", "a <tool> b", "the fox</s>\n"])
+    def test_special_tokens_may_be_text(self, tokenizer: Tokenizer, text: str) -> None:
+        ids = tokenizer.encode(text, add_special=False, parse_special=False)
+        assert not tokenizer.special_ids & set(ids)
+        assert tokenizer.decode(ids).lstrip() == text
+        tool = tokenizer.token_id("<tool>")  # an added token that is not special stays one
+        assert (tool in ids) == (tool is not None and "<tool>" in text)
+        assert tokenizer.encode("the fox", parse_special=False) == tokenizer.encode("the fox")
+
     def test_truncation_in_the_file_is_ignored(self, tmp_path: Path) -> None:
         backend = byte_level()
         backend.enable_truncation(3)
@@ -127,10 +137,10 @@ class TestTokenizer:
             Tokenizer.open(tmp_path)
 
     @pytest.mark.parametrize(
-        "config", [{"bos_token": 3}, {"add_bos_token": "yes"}, {"add_bos_token": True, "bos_token": "<nope>"}]
+        "config", [{"bos_token": 3}, {"add_bos_token": "yes"}, {"eos_token": ["</s>"], "bos_token": "<s>"}]
     )
     def test_broken_config_is_named(self, tmp_path: Path, config: dict[str, object]) -> None:
-        with pytest.raises(UserError, match=r"tokenizer_config\.json: (add_)?bos_token"):
+        with pytest.raises(UserError, match=r"tokenizer_config\.json: (add_)?(b|e)os_token"):
             Tokenizer.open(save(tmp_path, **config))
 
 
@@ -138,6 +148,34 @@ def pieces(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool = True) -
     detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
     found = [detokenizer.push(token_id) for token_id in ids]
     return [*found, detokenizer.finish()]
+
+
+def text_of(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool = True) -> str:
+    """The decoding of all, save that a run of bytes which breaks has the characters before that."""
+    skipped = tokenizer.special_ids if skip_special else ()
+    kept = [token for token in ids if tokenizer.token(token) is not None and token not in skipped]
+    text = tokenizer.decode(kept, skip_special=False)
+    for start, data in reversed(list(byte_runs(tokenizer, kept))):
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            begin = len(tokenizer.decode(kept[:start], skip_special=False))
+            whole = tokenizer.decode(kept[: start + error.start], skip_special=False)[begin:]
+            broken = "\N{REPLACEMENT CHARACTER}" * (len(data) - error.start)
+            text = text[:begin] + whole + broken + text[begin + len(data) :]
+    return text
+
+
+def byte_runs(tokenizer: Tokenizer, ids: list[int]) -> Iterator[tuple[int, bytes]]:
+    """Where each run of <0x..> begins, and its bytes."""
+    found: list[int] = []
+    for at, token in enumerate([*ids, -1]):
+        byte = fallback_byte(tokenizer.token(token) if token >= 0 else None)
+        if byte is not None:
+            found.append(byte)
+        elif found:
+            yield at - len(found), bytes(found)
+            found = []
 
 
 class TestDetokenizer:
@@ -190,7 +228,55 @@ class TestDetokenizer:
         ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2) | byte, max_size=30))
         skip = data.draw(st.booleans())
         parts = pieces(tokenizer, ids, skip_special=skip)
-        assert "".join(parts) == tokenizer.decode(ids, skip_special=skip)
+        assert "".join(parts) == text_of(tokenizer, ids, skip_special=skip)
+
+    @pytest.mark.parametrize("kind", list(TOKENIZERS))
+    @settings(max_examples=300)
+    @given(data=st.data())
+    def test_a_text_goes_on_as_the_text_of_all(self, kind: str, data: st.DataObject) -> None:
+        """Random ids, cut anywhere, even within characters."""
+        tokenizer = TOKENIZERS[kind]
+        word = st.sampled_from(
+            [*map(tokenizer.encode, ("the fox", " ", "你好", "\ufffd")), [0], [2], [300], [499]]
+        )
+        ids = [token for part in data.draw(st.lists(word, max_size=40)) for token in part]
+        cut = data.draw(st.integers(0, len(ids)))
+        before = [one for one in ids[:cut] if one < tokenizer.vocab_size and one not in tokenizer.special_ids]
+        begun = len(before) - unfinished(tokenizer, before)
+        shown, whole = text_of(tokenizer, before[:begun]), text_of(tokenizer, ids)
+        detokenizer = Detokenizer(tokenizer, after=ids[:cut])
+        rest = [*map(detokenizer.push, ids[cut:]), detokenizer.finish()]
+        assert shown + "".join(rest) == whole
+
+    def test_a_text_goes_on_after_a_long_run_of_bytes(self) -> None:
+        tokenizer = TOKENIZERS["byte-fallback"]
+        before, ids = tokenizer.encode("你好吗" * 9), tokenizer.encode("好 the", add_special=False)[1:]
+        detokenizer = Detokenizer(tokenizer, after=before)
+        assert "".join([*map(detokenizer.push, ids), detokenizer.finish()]) == "好 the"
+
+    @pytest.mark.parametrize("kind", ["byte-fallback", "metaspace"])
+    def test_a_character_of_bytes_is_shown_with_its_last_one(self, kind: str) -> None:
+        tokenizer = TOKENIZERS[kind]
+        ids = tokenizer.encode("你é😀", add_special=False)[-9:]
+        assert pieces(tokenizer, ids) == ["", "", "你", "", "é", "", "", "", "😀", ""]
+
+    @pytest.mark.parametrize("kind", ["byte-fallback", "metaspace"])
+    @pytest.mark.parametrize(
+        ("data", "shown"),
+        [
+            (b"\xe4\xbd", ["", "", "\ufffd\ufffd"]),
+            (b"\xe4\xbdA", ["", "", "\ufffd\ufffd\ufffd", ""]),
+            (b"\xff\xe4\xbd\xa0", ["\ufffd", "\ufffd", "\ufffd", "\ufffd", ""]),
+            (b"A\xc3\xa9\xffA", ["A", "", "é", "\ufffd", "\ufffd", ""]),
+            (b"\xed\xa0\x80", ["", "\ufffd\ufffd", "\ufffd", ""]),  # half of a surrogate pair
+        ],
+    )
+    def test_a_broken_run_of_bytes(self, kind: str, data: bytes, shown: list[str]) -> None:
+        tokenizer = TOKENIZERS[kind]
+        ids = [token for byte in data if (token := tokenizer.token_id(f"<0x{byte:02X}>")) is not None]
+        assert pieces(tokenizer, ids) == shown
+        then = tokenizer.encode("the", add_special=False)
+        assert "".join(pieces(tokenizer, [*ids, *then])) == "".join(shown) + " the"
 
     @settings(max_examples=300)
     @given(ids=st.lists(st.integers(3, 258), min_size=20, max_size=150))

@@ -10,10 +10,12 @@ from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.fields import ConfigFields
 from tpiedge.model.gguf.file import GgufHeader
+from tpiedge.model.gguf.named_ids import end_ids, named_id
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.sanitise import quote
+from tpiedge.units import counted
 
-__all__ = ["generation_config", "gguf_config", "huggingface_config"]
+__all__ = ["generation_config", "gguf_config", "huggingface_config", "pooling"]
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -30,10 +32,9 @@ _SAMPLING = MappingProxyType(
 )
 
 _MAX = 1 << 31
-_END_KEYS = ("eos", "eot", "eom")
-# Texts of tokens that end an answer in the models of these families, where no key says so.
-_END_TEXTS = frozenset({"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"})
-_CONTROL = 3
+_POOLINGS = (None, "mean", "cls", "last", "rank")
+"""By the number of the format."""
+_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 # The rule of Llama 3 is given by its results alone: these are the contexts of pretraining that are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
 _ROPE_TOLERANCE = 1e-4
@@ -50,7 +51,7 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
     """The same as the object in a config.json."""
     name = _architecture(header)
-    keys = ConfigFields(str(header.path), header.values)
+    keys = _by_layer(ConfigFields(str(header.path), header.values), name)
     hidden, heads = _size(keys, f"{name}.embedding_length"), _size(keys, f"{name}.attention.head_count")
     head_dim = _size(keys, f"{name}.attention.key_length", max(1, hidden // heads))
     _refuse_unsupported(keys, name, head_dim)
@@ -79,9 +80,32 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
     }
 
 
+def _by_layer(keys: ConfigFields, name: str) -> ConfigFields:
+    """The keys, where those that may have a value for each layer have the one that is the same for all layers."""
+    found = {key: keys.raw(key) for key in keys.names()}
+    for key in (f"{name}.{part}" for part in _BY_LAYER):
+        values = found.get(key)
+        if not isinstance(values, np.ndarray):
+            continue
+        layers = _size(keys, f"{name}.block_count")
+        if len(values) != layers:
+            keys.refuse(key, f"has {counted(len(values), 'entry', 'entries')} for {counted(layers, 'layer')}")
+        if np.any(values != values[0]):
+            keys.refuse(key, "differs from layer to layer, which is not supported")
+        found[key] = values[0].item()
+    return ConfigFields(keys.where, found)
+
+
 def generation_config(header: GgufHeader) -> dict[str, object]:
     """What the file recommends for drawing tokens, as the object in a generation_config.json; empty where nothing."""
     return {name: header.values[key] for name, key in _SAMPLING.items() if header.values.get(key) is not None}
+
+
+def pooling(header: GgufHeader) -> str | None:
+    """How the file says that embeddings are pooled; None where it does not say. Raises UserError."""
+    key = f"{_architecture(header)}.pooling_type"
+    kind = ConfigFields(str(header.path), header.values).integer(key, 0, _MAX, 0)
+    return _POOLINGS[kind] if kind < len(_POOLINGS) else f"pooling_type {kind}"
 
 
 def _architecture(header: GgufHeader) -> str:
@@ -205,21 +229,8 @@ def _gives(
 
 def _ids_of_text(header: GgufHeader) -> tuple[int | None, list[int]]:
     """(BOS, every id that ends an answer)."""
-    vocabulary = _vocabulary(header)
-
-    def token_id(name: str) -> int | None:
-        value = header.values.get(f"tokenizer.ggml.{name}_token_id")
-        return value if isinstance(value, int) and 0 <= value < vocabulary else None
-
-    ends = [token_id(name) for name in _END_KEYS]
-    tokens, kinds = header.values.get("tokenizer.ggml.tokens"), header.values.get("tokenizer.ggml.token_type")
-    if isinstance(tokens, list) and isinstance(kinds, np.ndarray):
-        ends += [
-            index
-            for index, (text, kind) in enumerate(zip(tokens[:vocabulary], kinds.tolist(), strict=False))
-            if kind == _CONTROL and text in _END_TEXTS
-        ]
-    return token_id("bos"), list(dict.fromkeys(end for end in ends if end is not None))
+    rows = _vocabulary(header)
+    return named_id(header, "bos", rows), end_ids(header, rows)
 
 
 def _with_biases(header: GgufHeader, config: ModelConfig) -> ModelConfig:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tpiedge.kernels.panels import GROUP
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.gguf.config import generation_config, gguf_config, huggingface_config
+from tpiedge.model.gguf.config import generation_config, gguf_config, huggingface_config, pooling
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
 from tpiedge.model.gguf.names import gguf_tensors
 from tpiedge.model.gguf.tokenizer import TextFiles, text_files
@@ -61,6 +61,11 @@ class GgufModel:
             header.digest,
             header,
         )
+
+    @property
+    def pooling(self) -> str | None:
+        """How embeddings are pooled, where the file says it."""
+        return pooling(self.header)
 
     @cached_property
     def text(self) -> TextFiles:

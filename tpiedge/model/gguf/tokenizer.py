@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tpiedge.model.gguf.file import GgufHeader
+from tpiedge.model.gguf.named_ids import marked_end_ids, named_id
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote
 
@@ -131,9 +132,12 @@ def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
     if len(tokens) > vocab_size:
         raise _NoTokenizer(f"the tokenizer has {len(tokens)} tokens, the embedding {vocab_size} rows")
     _check_count("tokens", len(tokens), _MAX_TOKENS)
-    kinds, scores = (header.values.get(f"tokenizer.ggml.{name}") for name in ("token_type", "scores"))
+    types, scores = (header.values.get(f"tokenizer.ggml.{name}") for name in ("token_type", "scores"))
     count = len(tokens)
-    return _Vocabulary(tokens, _numbers(kinds, count, 1).tolist(), _numbers(scores, count, 0).tolist())
+    kinds = _numbers(types, count, 1).tolist()
+    for end in marked_end_ids(header):
+        kinds[end] = _CONTROL
+    return _Vocabulary(tokens, kinds, _numbers(scores, count, 0).tolist())
 
 
 def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
@@ -260,8 +264,8 @@ def _added(index: int, token: str, special: bool) -> dict[str, object]:
 def _config(header: GgufHeader, vocabulary: _Vocabulary, adds_bos: bool) -> dict[str, object]:
     config: dict[str, object] = {}
     for name, field in _SPECIAL.items():
-        index = header.values.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(index, int) and 0 <= index < len(vocabulary.tokens):
+        index = named_id(header, name, len(vocabulary.tokens))
+        if index is not None:
             config[field] = vocabulary.tokens[index]
     for flag, default, token in (
         ("add_bos_token", adds_bos, "bos_token"),

@@ -127,7 +127,7 @@ def _pulled_of(entry: Path) -> Iterator[Pulled]:
 
 
 def _bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _read_ref(path: Path) -> str:

@@ -215,8 +215,7 @@ class _Pull:
                     raise self._site.refused(refused, file) from None
             link = staging / file.name
             link.parent.mkdir(exist_ok=True)
-            up = [".."] * (2 + file.name.count("/"))
-            link.symlink_to(Path(*up, "blobs", file.digest))
+            link.symlink_to(os.path.relpath(blob, link.parent))
 
     def _advance(self, nbytes: int) -> None:
         self._done = max(0, self._done + nbytes)

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from tpiedge.errors import UserError
 from tpiedge.model.hub.transfer import RemoteFile
+from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER
 from tpiedge.model.quantisation import OLD_FILES
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote
@@ -18,7 +19,9 @@ __all__ = ["INDEX", "Listing", "all_weights", "refuse_paths", "remote_file", "te
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_POOLING = f"{POOLING_FOLDER}/{POOLING_FILE}"
 _TEXTS = (
+    _POOLING,
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -49,9 +52,8 @@ class Listing:
 
 
 def remote_file(repo: str, name: str, size: object, digest: object) -> RemoteFile | None:
-    """A file as the hub describes it; None for one that lies in a folder, unless that is the one of templates. Raises
-    UserError."""
-    if not (_PLAIN.fullmatch(name) or _TEMPLATE.fullmatch(name)):
+    """A file as the hub describes it; None for one that lies in a folder, where that is not known. Raises UserError."""
+    if not (_PLAIN.fullmatch(name) or _TEMPLATE.fullmatch(name) or name == _POOLING):
         return None
     if not isinstance(size, int) or not 0 <= size <= _MAX_FILE_BYTES:
         raise UserError(f"{repo}: the hub gives no usable size for {quote(name)}: try another HF_ENDPOINT")

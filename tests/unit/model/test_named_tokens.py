@@ -1,0 +1,162 @@
+"""Tokens that stand beside tokenizer.json, with the ids of transformers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from tests.unit.model.vocabularies import KINDS
+from tpiedge.errors import UserError
+from tpiedge.model.named_tokens import MAX_TOKEN
+from tpiedge.model.tokenizer import Tokenizer
+
+Files = Mapping[str, Mapping[str, Any]]
+
+USUAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+NAMED = USUAL | {"eos_token": "<|im_end|>"}
+TEXT = "<|im_start|>the fox<|im_end|> <tool> <|pad|>x<|image|>"
+CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+
+
+def described(text: str, **flags: bool) -> dict[str, object]:
+    return {
+        "content": text,
+        **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+    } | flags
+
+
+OWN = {str(i): described(text, special=True) for i, text in enumerate(("<unk>", "<s>", "</s>"))}
+START_END = ["<|im_start|>", "<|im_end|>"]
+# The ids of the marks that the byte-level tokenizer, whose last own one is <tool> with 400, gets by these files.
+CASES: dict[str, tuple[Files, dict[str, int]]] = {
+    "by number": (
+        {
+            CONFIG: NAMED
+            | {
+                "added_tokens_decoder": OWN
+                | {"402": described("<|im_end|>"), "401": described("<|im_start|>", special=True)}
+            }
+        },
+        {"<|im_start|>": 401, "<|im_end|>": 402},
+    ),
+    "a number with a gap says the order alone": (
+        {
+            CONFIG: USUAL
+            | {"added_tokens_decoder": {"950": described("<|pad|>"), "700": described("<|im_start|>")}}
+        },
+        {"<|im_start|>": 401, "<|pad|>": 402},
+    ),
+    "the older file": (
+        {CONFIG: NAMED, ADDED: {"<|im_end|>": 402, "<|im_start|>": 401}},
+        {"<|im_start|>": 401, "<|im_end|>": 402},
+    ),
+    "the older file without any other": ({ADDED: {"<|pad|>": 401}}, {"<|pad|>": 401}),
+    "extra": (
+        {CONFIG: NAMED | {"extra_special_tokens": START_END}},
+        {"<|im_end|>": 401, "<|im_start|>": 402},
+    ),
+    "extra by name": (
+        {CONFIG: USUAL | {"extra_special_tokens": {"image_token": "<|image|>", "video": "<|pad|>"}}},
+        {"<|image|>": 401, "<|pad|>": 402},
+    ),
+    "additional": (
+        {CONFIG: USUAL | {"additional_special_tokens": START_END}},
+        {"<|im_start|>": 401, "<|im_end|>": 402},
+    ),
+    "additional beside extra": (
+        {CONFIG: USUAL | {"additional_special_tokens": START_END, "extra_special_tokens": ["<|pad|>"]}},
+        {"<|pad|>": 401},
+    ),
+    "additional beside names": (
+        {
+            CONFIG: USUAL
+            | {"additional_special_tokens": ["<|pad|>"], "extra_special_tokens": {"a": "<|image|>"}}
+        },
+        {"<|image|>": 401, "<|pad|>": 402},
+    ),
+    "a name of its own": ({CONFIG: {"image_token": "<|image|>", **USUAL}}, {"<|image|>": 401}),
+    "the map": (
+        {CONFIG: USUAL, MAP: {"pad_token": described("<|pad|>"), "additional_special_tokens": START_END}},
+        {"<|pad|>": 401, "<|im_start|>": 402, "<|im_end|>": 403},
+    ),
+    "the map overrules": ({CONFIG: USUAL, MAP: {"eos_token": "<|im_end|>"}}, {"<|im_end|>": 401}),
+    "the map adds to a list": (
+        {
+            CONFIG: {"extra_special_tokens": ["<|pad|>"]},
+            MAP: {"extra_special_tokens": ["<|pad|>", "<|image|>"]},
+        },
+        {"<|pad|>": 401, "<|image|>": 402},
+    ),
+    "the map beside numbers": (
+        {CONFIG: USUAL | {"added_tokens_decoder": OWN}, MAP: {"additional_special_tokens": START_END}},
+        {},
+    ),
+    "an object that says what it is": (
+        {CONFIG: {"eos_token": described("<|im_end|>", rstrip=True) | {"__type": "AddedToken"}}},
+        {"<|im_end|>": 401},
+    ),
+    "of the vocabulary": ({CONFIG: {"eos_token": "</s>", "pad_token": "h"}}, {}),
+}
+
+
+def written(folder: Path, files: Files, kind: str = "byte-level") -> Path:
+    KINDS[kind]().save(str(folder / "tokenizer.json"))
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value))
+    return folder
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("case", list(CASES))
+def test_ids_are_those_of_transformers(tmp_path: Path, case: str, kind: str) -> None:
+    files, ids = CASES[case]
+    ours = Tokenizer.open(written(tmp_path, files, kind))
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert ours.encode(TEXT, add_special=False) == theirs.encode(TEXT, add_special_tokens=False)
+    assert ours.special_ids == {i for i, one in theirs.added_tokens_decoder.items() if one.special}
+    assert ours.vocab_size == len(theirs)
+    if kind == "byte-level":
+        assert {text: ours.token_id(text) for text in ids} == ids
+        assert ours.vocab_size == 401 + len(ids)
+
+
+def test_the_end_is_the_named_token(tmp_path: Path) -> None:
+    ours = Tokenizer.open(written(tmp_path, CASES["extra"][0]))
+    assert ours.eos_id == 401
+    assert ours.decode(ours.encode("fox<|im_end|>")) == "fox"
+    assert ours.special_tokens == NAMED
+
+
+def test_tokens_of_a_model_are_known_by_their_names(tmp_path: Path) -> None:
+    ours = Tokenizer.open(written(tmp_path, CASES["extra by name"][0]))
+    assert ours.special_tokens == USUAL | {"image_token": "<|image|>"}
+
+
+def test_the_map_names_what_the_config_leaves_out(tmp_path: Path) -> None:
+    files = {CONFIG: {"added_tokens_decoder": OWN}, MAP: USUAL}
+    assert Tokenizer.open(written(tmp_path, files)).eos_id == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {CONFIG: {"added_tokens_decoder": {"x": described("a")}}},
+            "added_tokens_decoder: 'x' is not a token's number",
+        ),
+        ({CONFIG: {"added_tokens_decoder": {"4": "a"}}}, "added_tokens_decoder: '4' is not a token's number"),
+        ({CONFIG: {"added_tokens_decoder": ["a"]}}, "added_tokens_decoder is"),
+        ({CONFIG: {"extra_special_tokens": [3]}}, "extra_special_tokens is 3, not a token's text"),
+        ({CONFIG: {"extra_special_tokens": ["a" * (MAX_TOKEN + 1)]}}, "extra_special_tokens is"),
+        ({ADDED: {"a": "b"}}, r"added_tokens\.json: a is 'b', not a whole number"),
+        ({ADDED: {"a\ud800": 401}}, r"added_tokens\.json: .* is .*, not a token's text"),
+        ({CONFIG: {"extra_special_tokens": [f"<{i}>" for i in range(100_001)]}}, "more than 100000 tokens"),
+    ],
+)
+def test_what_is_no_token_is_refused_by_name(tmp_path: Path, files: Files, said: str) -> None:
+    with pytest.raises(UserError, match=said) as raised:
+        Tokenizer.open(written(tmp_path, files))
+    assert str(raised.value).isprintable()
