@@ -52,11 +52,10 @@ class Proxies:
         return any(address in network for network in self._networks)
 
     def _first(self, chain: Sequence[_Address | None]) -> _Address | None:
-        """The address from which the first named proxy of those at the chain's end was asked."""
-        for address in reversed(chain):
-            if address is None or not self._named(address):
-                return address
-        return chain[0]
+        """The last address that is no named proxy's. Where all are, the last one asks for itself: what comes before
+        may be its own words."""
+        others = (one for one in reversed(chain) if one is None or not self._named(one))
+        return next(others, chain[-1])
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
