@@ -138,7 +138,7 @@ def test_another_host_name_is_refused_on_loopback(serve, host, status):
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 @pytest.mark.parametrize("insecure", [False, True])
 def test_whoever_watches_the_state_needs_no_host_header(serve, path, insecure):
-    """As HAProxy's check, which speaks HTTP/1.0, and asks by OPTIONS where it is given nothing but a path."""
+    """HAProxy's check speaks HTTP/1.0, and asks by OPTIONS where it is given nothing but a path."""
     server = serve(host="0.0.0.0" if insecure else "127.0.0.1", insecure=insecure)
     assert status_of(raw(server, f"GET {path} HTTP/1.0\r\n\r\n".encode())) == 200
     assert status_of(raw(server, f"GET {path} HTTP/1.0\r\nHost:\r\n\r\n".encode())) == 200

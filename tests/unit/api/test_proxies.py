@@ -1,4 +1,4 @@
-"""What headers say of an address counts from a named proxy alone, and only what that wrote."""
+"""Headers say who asks only where a named proxy wrote them."""
 
 import pytest
 
