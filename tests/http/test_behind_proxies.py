@@ -118,7 +118,7 @@ def behind(request, serve, tmp_path):
 
 
 def wait_for(client, running):
-    """Until the program answers, and knows that the server does."""
+    """Waits until the program answers, and knows that the server does."""
     for _ in range(600):
         assert running.poll() is None
         try:

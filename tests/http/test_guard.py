@@ -138,11 +138,13 @@ def test_another_host_name_is_refused_on_loopback(serve, host, status):
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 @pytest.mark.parametrize("insecure", [False, True])
 def test_whoever_watches_the_state_needs_no_host_header(serve, path, insecure):
-    """As HAProxy's check, which speaks HTTP/1.0."""
+    """HAProxy's check speaks HTTP/1.0, and asks by OPTIONS where it is given nothing but a path."""
     server = serve(host="0.0.0.0" if insecure else "127.0.0.1", insecure=insecure)
     assert status_of(raw(server, f"GET {path} HTTP/1.0\r\n\r\n".encode())) == 200
     assert status_of(raw(server, f"GET {path} HTTP/1.0\r\nHost:\r\n\r\n".encode())) == 200
-    assert status_of(raw(server, f"HEAD {path} HTTP/1.0\r\n\r\n".encode())) == 200
+    for method in ("HEAD", "OPTIONS"):
+        assert status_of(raw(server, f"{method} {path} HTTP/1.0\r\n\r\n".encode())) == 200
+    assert status_of(raw(server, f"POST {path} HTTP/1.0\r\n\r\n".encode())) == 405
     for bad in ("Host: evil.example", "Host: localhost\r\nHost: localhost", "Origin: https://evil.example"):
         assert status_of(raw(server, f"GET {path} HTTP/1.0\r\n{bad}\r\n\r\n".encode())) in (400, 403), bad
     for other in ("/v1/models", "/", "/admin/nodes", "/ready/", "/metrics"):

@@ -1,4 +1,4 @@
-"""Whose kept beginnings of prompts a request finds: its own client's, so that nobody can find out another's."""
+"""A request finds kept beginnings of its own client's prompts alone, so that no client can guess another's."""
 
 import hashlib
 import json
@@ -121,7 +121,7 @@ def test_a_scope_tells_neither_key_nor_address(serve, caching):
 
 
 def test_all_choices_of_a_request_share_their_prompt(serve, caching):
-    """Also where the client is not known, and with prompts that are several."""
+    """The client is not known here, and there are two prompts."""
     body = COMPLETION | {"n": 2, "prompt": [PROMPT, PROMPT + " Or"]}
     answer = httpx.post(f"{serve().url}/v1/completions", json=body, headers={"Via": "1.1 proxy"})
     answer.raise_for_status()

@@ -150,7 +150,7 @@ class Asked:
     ignored: tuple[str, ...]
 
     def within(self, scope: str) -> Self:
-        """The same of a client that shares beginnings of prompts with those of that scope alone."""
+        """Returns the same request with that scope, as of GenerationRequest."""
         choices = [replace(one, request=replace(one.request, scope=scope)) for one in self.choices]
         return replace(self, choices=tuple(choices))
 

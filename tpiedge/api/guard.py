@@ -127,16 +127,16 @@ class Guard:
         return key_of(headers) if self._keys.needed else b""
 
     def client(self, headers: Headers, host: str) -> str:
-        """Who sent a request that was let in, from `host`: one text for all that have the same API key or, where none
-        is needed, the same address; a proxy's own where it is not known for whom that asks. It does not tell the
+        """Names the client that sent a request from `host` which was let in: by one text for each API key or, where
+        none is needed, for each address; by a proxy's own address where its client is not known. It does not tell the
         key."""
         if self._keys.needed:
             return hashlib.sha256(key_of(headers)).hexdigest()
         return self._proxies.address(headers, host) or host.removeprefix("::ffff:")
 
     def scope(self, headers: Headers, host: str) -> str:
-        """The scope, as of GenerationRequest, in which such a request finds kept beginnings of prompts: its client's,
-        or one that no other request has where the client is not known. It tells neither key nor address."""
+        """Returns the scope of such a request, as GenerationRequest has it: that of its client or, where the client is
+        not known, one that no other request has. It tells neither key nor address."""
         if self._share_prefixes:
             return ""
         if not self._keys.needed and self._proxies.address(headers, host) is None:

@@ -44,7 +44,7 @@ class Intake:
         return self._guard.client(request.headers.raw, _host(request))
 
     def scope(self, request: Request) -> str:
-        """The scope in which such a request finds kept beginnings of prompts, as of Guard."""
+        """Returns the scope of a request that was let in, as of Guard."""
         return self._guard.scope(request.headers.raw, _host(request))
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Where a request came from that a proxy passed on.
+"""Finds the address of a client whose request a proxy passed on.
 
 Any client can write any header. So X-Forwarded-For and Forwarded count only where the connection is that of a proxy
 which the user named, and of the addresses in them only the last one that is no named proxy's: a named proxy wrote it.
@@ -29,14 +29,14 @@ _PARAMETER: Final = re.compile(
 
 
 class Proxies:
-    """Those that the user named, by address or network. Raises UserError for what is neither."""
+    """Proxies that the user named, by address or network. Raises UserError for what is neither."""
 
     def __init__(self, named: Iterable[str] = ()) -> None:
         self._networks = tuple(map(_network, named))
 
     def address(self, headers: Headers, host: str) -> str | None:
-        """The address of who sent a request that came from `host`; None where that is a proxy's, and whose request it
-        passes on is not known for sure."""
+        """Returns the address of the client whose request came from `host`; None where a proxy passed it on and the
+        client is not known for sure."""
         peer = _address(host)
         if peer is None:
             return None
@@ -52,11 +52,10 @@ class Proxies:
         return any(address in network for network in self._networks)
 
     def _first(self, chain: Sequence[_Address | None]) -> _Address | None:
-        """The address from which the first named proxy of those at the chain's end was asked."""
-        for address in reversed(chain):
-            if address is None or not self._named(address):
-                return address
-        return chain[0]
+        """The last address that is no named proxy's. Where all are, the last one asks for itself: what comes before
+        may be its own words."""
+        others = (one for one in reversed(chain) if one is None or not self._named(one))
+        return next(others, chain[-1])
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
@@ -70,7 +69,7 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def _address(text: str) -> _Address | None:
-    """With or without a port; None for what is none."""
+    """Reads an address, with or without a port; returns None for any other text."""
     if found := _PORT.fullmatch(text):
         text = found[1] or found[2]
     try:
@@ -88,8 +87,8 @@ def _listed(headers: Headers) -> list[_Address | None]:
 
 
 def _forwarded(headers: Headers) -> list[_Address | None]:
-    """The addresses of Forwarded, in their order; one that is none where the header is not what RFC 7239 says, because
-    what a client began with would change what the proxy's part means."""
+    """The addresses of Forwarded, in their order. A header that RFC 7239 does not allow has none: the part that a
+    client wrote could change what the proxy's part means."""
     value, at = _joined(headers, _FORWARDED), 0
     chain: list[_Address | None] = []
     own: list[str] = []
@@ -109,5 +108,5 @@ def _forwarded(headers: Headers) -> list[_Address | None]:
 
 
 def _joined(headers: Headers, wanted: bytes) -> str:
-    """All headers of that name are one list."""
+    """Joins all headers of that name, which are one list."""
     return ",".join(value.decode("latin-1") for name, value in headers if name == wanted)

@@ -1,4 +1,4 @@
-"""What headers say of an address counts from a named proxy alone, and only what that wrote."""
+"""Headers say who asks only where a named proxy wrote them."""
 
 import pytest
 
@@ -53,7 +53,8 @@ def test_through_a_proxy_that_was_not_named_nobody_is_known(host: str, header: t
         ("9.9.9.9, unknown, 10.1.2.3", None),
         ("9.9.9.9,", None),
         ("", None),
-        ("10.1.2.3, 127.0.0.1", "10.1.2.3"),  # a named one asks for itself
+        ("10.1.2.3", "10.1.2.3"),  # a named one asks for itself
+        ("10.1.2.4, 10.1.2.3", "10.1.2.3"),  # and cannot say that it is another
         ("9.9.9.9.9", None),
         ("9.9.9.9:port", None),
     ],
