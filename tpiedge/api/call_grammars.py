@@ -23,7 +23,7 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar
 
-__all__ = ["begun_call_grammar", "call_or_form_grammar", "required_call_grammar"]
+__all__ = ["begun_call_grammar", "call_or_form_grammar", "calls_are_known_by_tokens", "required_call_grammar"]
 
 _MAX_CALLS: Final = 16
 #: Within a grammar of another kind, JSON is to be written as in answers that are nothing else.
@@ -118,22 +118,30 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
 def begun_call_grammar(
     tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """Of what follows where the model begins a call of its own accord. None where it cannot be kept to that: without
-    llguidance, or a tokenizer that has one token for what opens a call, or with more tools than a grammar may have."""
+    """Of what follows where the model begins a call of its own accord. None where it cannot be kept to that: where
+    calls are not known by a token, or with more tools than a grammar may have."""
     tokenizer = service.tokenizer
-    if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
+    if tokenizer is None or not calls_are_known_by_tokens(form, thinking, service):
         return None
     begins = tokenizer.token_id(CALL_MARKS[form].openers[-1])
     thoughts = [tokenizer.token_id(mark) for mark in THOUGHT_MARKS] if thinking else []
     known = tuple(token for token in thoughts if token is not None)
-    if begins is None or len(known) < len(thoughts):
-        return None
     style = _Style(_marking(tokenizer), lambda _: "SPACES", _FREE)
     start = ["start: SPACES body REST", _SPACES, _REST]
     text = _joined(start, _body(tools.callable(tools.names), form, style))
     if text is None:
         return None
     return replace(grammar_of("lark", text, "tools", service), begins=begins, thoughts=known)
+
+
+def calls_are_known_by_tokens(form: CallForm, thinking: Thinking, service: Service) -> bool:
+    """Whether a model can be kept to what follows where it begins a call: with llguidance, and a tokenizer that has one
+    token for what opens a call, and for what opens and closes thoughts."""
+    tokenizer = service.tokenizer
+    if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
+        return False
+    marks = (CALL_MARKS[form].openers[-1], *(THOUGHT_MARKS if thinking else ()))
+    return all(tokenizer.token_id(mark) is not None for mark in marks)
 
 
 def _marking(tokenizer: Tokenizer | None) -> Callable[[str], str]:

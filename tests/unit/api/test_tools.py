@@ -11,6 +11,7 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields
 from tpiedge.api.responses_request import read_response
 from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 
 __all__ = ["service"]
@@ -207,6 +208,19 @@ def test_what_a_grammar_cannot_hold_of_arguments_is_told_or_refused(knowing, cho
         chat(knowing, tools=[tool("f", UNIQUE, strict=True)], tool_choice=choice)
     assert raised.value.param == "tools[0].function.parameters"
     assert vain(knowing, tools=[tool("f", UNIQUE, strict=True)], tool_choice="none") == ()
+
+
+def test_tools_that_are_too_many_for_a_grammar_are_told(service, monkeypatch):
+    """Where one token opens a call, so that it would be kept to them."""
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    monkeypatch.setattr(Tokenizer, "token_id", lambda self, mark: 5 if mark == "<tool_call>" else None)
+    made = FakeService(service.tokenizer, TellingTemplate(TEMPLATES["hermes"]), vocab_size=VOCABULARY)
+    wide = {"type": "object", "properties": {f"{number:0>30}": {"type": "string"} for number in range(600)}}
+    assert chat(made, tools=[tool("f", wide)])[0].grammar.begins == 5
+    assert vain(made, tools=[tool("f", wide)]) == ()
+    many = [tool(name, wide) for name in ("f", "g", "h")]
+    assert chat(made, tools=many)[0].grammar is None
+    assert vain(made, tools=many) == ("tools.function.parameters",)
 
 
 FORM = {"type": "json_schema", "json_schema": {"name": "out", "schema": CITY}}
