@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from tpiedge.api.answer_grammar import grammar_of
@@ -66,19 +67,16 @@ def call_or_form_grammar(
     """Of an answer that is a call, or several, or else what `answer` describes, which came as the field `param`. Raises
     ApiError."""
     rules = _calls(tools, form, service)
-    text = _checked(_joined(["start: calls | answer", f"answer: {_nested(answer, param)}"], rules))
+    text = _checked(_joined(["start: calls | answer"], chain(rules, [f"answer: {_nested(answer)}"])))
     return grammar_of("lark", text, param, service)
 
 
-def _nested(answer: Grammar, param: str) -> str:
+def _nested(answer: Grammar) -> str:
     """The grammar as a part of another one."""
     if answer.kind == "json":
         return f"%json {json.dumps({**json.loads(answer.text), 'x-guidance': _STRICT})}"
     if answer.kind == "regex":
         return f"/{_SLASH.sub(_escaped_slash, answer.text)}/"
-    if "::=" in answer.text:
-        why = "stand beside 'tools' that may be called: write it as llguidance reads it, or choose what is to come"
-        raise refused(f"'{param}' cannot, as llama.cpp writes it, {why}", param)
     return f"%lark {{\n{answer.text}\n}}"
 
 

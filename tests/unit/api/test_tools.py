@@ -246,7 +246,7 @@ def test_where_a_call_may_come_the_answer_is_that_or_of_the_form(knowing):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     request, reply = chat(knowing, tools=[tool()], response_format=FORM)
     assert (request.grammar.kind, request.grammar.begins) == ("lark", None)
-    assert request.grammar.text.startswith("start: calls | answer\nanswer: %json ")
+    assert request.grammar.text.startswith("start: calls | answer\n")
     assert (reply.required, reply.grammar, reply.calls) == (False, "response_format", knowing.form)
 
 
@@ -330,11 +330,6 @@ def test_functions_that_cannot_be_are_refused_by_their_old_names(knowing, param,
             "'auto' or",
         ),
         ("tool_choice", {"tools": [tool()], "tool_choice": allowed("auto", "rm")}, "names no function"),
-        (
-            "grammar",
-            {"tools": [tool()], "grammar": 'root ::= "a"'},
-            "cannot, as llama.cpp writes it, stand beside 'tools'",
-        ),
         ("tools", {"tools": {}}, "must be an array"),
         ("tools", {"tools": [tool()] * 129}, "at most 128"),
         ("tools", {"tools": [tool(), tool()]}, "two of the name"),

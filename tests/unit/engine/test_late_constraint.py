@@ -243,6 +243,7 @@ ANSWERS: list[tuple[Grammar, str, str]] = [
     (Grammar("json", json.dumps(grammar_schema(ANSWER).schema)), '{"said": "x"}', '{"said": |1'),
     (Grammar("regex", "[0-9]{2}/[a-z]"), "12/a", "12|a"),
     (Grammar("lark", 'start: "yes" | other\nother: /no+/'), "nooo", "n|e"),
+    (Grammar("lark", 'root ::= "- {" item+ "}"\nitem ::= [a-c] # one'), "- {abc}", "- {|d"),
 ]
 
 
