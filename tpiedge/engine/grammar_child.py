@@ -199,13 +199,10 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(text)
     else:
-        # A grammar within another one may be llama.cpp's, too.
-        outer, nested, inner = text.partition(_NESTED)
-        if nested and inner.endswith("}"):
-            whole = f"{outer}{nested}{any_to_lark(inner[:-1])}}}"
-        else:
-            whole = any_to_lark(text)
-        grammar = LLMatcher.grammar_from_lark(whole)
+        # A grammar that ends another one may be llama.cpp's, too.
+        outer, nested, inner = text.partition(_NESTED) if text.endswith("}") else ("", "", "")
+        lark = f"{outer}{nested}{any_to_lark(inner[:-1])}}}" if nested else any_to_lark(text)
+        grammar = LLMatcher.grammar_from_lark(lark)
     limits = LLParserLimits(
         step_lexer_fuel=_LEXER_FUEL,
         step_max_items=_ITEMS,
