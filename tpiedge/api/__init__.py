@@ -8,8 +8,9 @@ workers and shows the `cluster`, with the `timeline` of a step, `metrics` counts
 `bounded_json` parses it, `fields` checks each field of it, by way of `completion_request`, `chat_request` or
 `embedding_request`; of other APIs `responses_request`, `anthropic_request` and `ollama_request` make a chat, by
 `translation`. `vain_fields` says what has no effect, `messages` and `encoding` make token ids, `sampling` says how they
-go on, `answer_grammar` in which form, `tools` what may be called, `call_grammars` how, `asked` is what comes of it,
-`intake` limits it by `limits`, with `fairness` among clients.
+go on, `answer_grammar` in which form, `tools` what may be called (`old_functions` by their older name), `call_grammars` how, `asked` is what comes of it,
+`intake` limits it by `limits`, with `fairness` among clients. `grammar_schema` makes of a client's JSON schema what a grammar can hold,
+by what `schema_words`, `schema_references`, `schema_patterns` and `disjoint_schemas` know of such schemas.
 
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
 the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, and one of the `formats` makes
@@ -19,6 +20,6 @@ have their turn later. Where answers are to survive the server, `kept_answers`, 
 `heard_choices`, outlive their connections, and a `record_folder` has their `records`. `service` is what a cluster must
 offer.
 
-`openapi` with `openapi_fields`, `openapi_others` and `openapi_parts` describes the routes for clients. `page` is what a
-browser shows, and has nothing to do with the others.
+`openapi` with `openapi_fields`, `openapi_forms`, `openapi_others` and `openapi_parts` describes the routes for clients.
+`page` is what a browser shows, and has nothing to do with the others.
 """

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from tpiedge.api.answer_grammar import grammar_of
@@ -23,7 +24,7 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar
 
-__all__ = ["begun_call_grammar", "call_or_form_grammar", "required_call_grammar"]
+__all__ = ["begun_call_grammar", "call_or_form_grammar", "calls_are_known_by_tokens", "required_call_grammar"]
 
 _MAX_CALLS: Final = 16
 #: Within a grammar of another kind, JSON is to be written as in answers that are nothing else.
@@ -66,19 +67,16 @@ def call_or_form_grammar(
     """Of an answer that is a call, or several, or else what `answer` describes, which came as the field `param`. Raises
     ApiError."""
     rules = _calls(tools, form, service)
-    text = _checked(_joined(["start: calls | answer", f"answer: {_nested(answer, param)}"], rules))
+    text = _checked(_joined(["start: calls | answer"], chain(rules, [f"answer: {_nested(answer)}"])))
     return grammar_of("lark", text, param, service)
 
 
-def _nested(answer: Grammar, param: str) -> str:
+def _nested(answer: Grammar) -> str:
     """The grammar as a part of another one."""
     if answer.kind == "json":
         return f"%json {json.dumps({**json.loads(answer.text), 'x-guidance': _STRICT})}"
     if answer.kind == "regex":
         return f"/{_SLASH.sub(_escaped_slash, answer.text)}/"
-    if "::=" in answer.text:
-        why = "stand beside 'tools' that may be called: write it as llguidance reads it, or choose what is to come"
-        raise refused(f"'{param}' cannot, as llama.cpp writes it, {why}", param)
     return f"%lark {{\n{answer.text}\n}}"
 
 
@@ -118,22 +116,30 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
 def begun_call_grammar(
     tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """Of what follows where the model begins a call of its own accord. None where it cannot be kept to that: without
-    llguidance, or a tokenizer that has one token for what opens a call, or with more tools than a grammar may have."""
+    """Of what follows where the model begins a call of its own accord. None where it cannot be kept to that: where
+    calls are not known by a token, or with more tools than a grammar may have."""
     tokenizer = service.tokenizer
-    if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
+    if tokenizer is None or not calls_are_known_by_tokens(form, thinking, service):
         return None
     begins = tokenizer.token_id(CALL_MARKS[form].openers[-1])
     thoughts = [tokenizer.token_id(mark) for mark in THOUGHT_MARKS] if thinking else []
     known = tuple(token for token in thoughts if token is not None)
-    if begins is None or len(known) < len(thoughts):
-        return None
     style = _Style(_marking(tokenizer), lambda _: "SPACES", _FREE)
     start = ["start: SPACES body REST", _SPACES, _REST]
     text = _joined(start, _body(tools.callable(tools.names), form, style))
     if text is None:
         return None
     return replace(grammar_of("lark", text, "tools", service), begins=begins, thoughts=known)
+
+
+def calls_are_known_by_tokens(form: CallForm, thinking: Thinking, service: Service) -> bool:
+    """Whether a model can be kept to what follows where it begins a call: with llguidance, and a tokenizer that has one
+    token for what opens a call, and for what opens and closes thoughts."""
+    tokenizer = service.tokenizer
+    if not form or not grammars_installed() or tokenizer is None or not service.eos_ids:
+        return False
+    marks = (CALL_MARKS[form].openers[-1], *(THOUGHT_MARKS if thinking else ()))
+    return all(tokenizer.token_id(mark) is not None for mark in marks)
 
 
 def _marking(tokenizer: Tokenizer | None) -> Callable[[str], str]:

@@ -17,7 +17,12 @@ from tpiedge.api.asked import (
     request_of,
     rest_of,
 )
-from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar, required_call_grammar
+from tpiedge.api.call_grammars import (
+    begun_call_grammar,
+    call_or_form_grammar,
+    calls_are_known_by_tokens,
+    required_call_grammar,
+)
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
@@ -71,6 +76,8 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     )
     if grammar is None and not ignore_eos:
         grammar = begun_call_grammar(tools, calls, thinking, service)
+        if grammar is None and calls_are_known_by_tokens(calls, thinking, service):
+            fields.leave_out("tools", "function.parameters")  # too many for a grammar
     reply = replace(
         reply,
         calls=calls,

@@ -11,7 +11,7 @@ _MAX_SCHEMAS: Final = 100
 _TYPES: Final = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _TYPE_OF: Final = {str: "string", bool: "boolean", dict: "object", list: "array", type(None): "null"}
 
-Schema = dict[str, Any]
+_Object = dict[str, Any]
 
 
 class SchemaFacts(Protocol):
@@ -21,7 +21,7 @@ class SchemaFacts(Protocol):
         """What a reference stands for."""
         ...
 
-    def closed_names(self, schema: Schema) -> Collection[str] | None:
+    def closed_names(self, schema: _Object) -> Collection[str] | None:
         """All properties that an object of the schema may have; None where it may have others."""
         ...
 
@@ -35,7 +35,7 @@ def are_disjoint(schemas: Sequence[object], facts: SchemaFacts, tag: str | None)
     return all(_differ(one, other, facts, tag) for one, other in combinations(known, 2))
 
 
-def _differ(one: Schema, other: Schema, facts: SchemaFacts, tag: str | None) -> bool:
+def _differ(one: _Object, other: _Object, facts: SchemaFacts, tag: str | None) -> bool:
     values = _values(one), _values(other)
     if values[0] is not None and values[1] is not None:
         return values[0].isdisjoint(values[1])
@@ -48,13 +48,13 @@ def _differ(one: Schema, other: Schema, facts: SchemaFacts, tag: str | None) -> 
     return any(_tags_differ(name, one, other, facts) for name in tags)
 
 
-def _lacks(one: Schema, other: Schema, facts: SchemaFacts) -> bool:
+def _lacks(one: _Object, other: _Object, facts: SchemaFacts) -> bool:
     """Whether an object of the first schema may not have what one of the other must."""
     names = facts.closed_names(one)
     return names is not None and not _required(other).issubset(names)
 
 
-def _tags_differ(name: str, one: Schema, other: Schema, facts: SchemaFacts) -> bool:
+def _tags_differ(name: str, one: _Object, other: _Object, facts: SchemaFacts) -> bool:
     """Whether the property has other values in one of the schemas than in the other."""
     properties = one.get("properties"), other.get("properties")
     found = [facts.follow(each.get(name)) for each in properties if isinstance(each, dict)]
@@ -62,12 +62,12 @@ def _tags_differ(name: str, one: Schema, other: Schema, facts: SchemaFacts) -> b
     return first is not None and len(more) == 1 and more[0] is not None and first.isdisjoint(more[0])
 
 
-def _required(schema: Schema) -> set[str]:
+def _required(schema: _Object) -> set[str]:
     names = schema.get("required")
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
-def _values(schema: Schema) -> frozenset[str] | None:
+def _values(schema: _Object) -> frozenset[str] | None:
     """All that it allows, where it lists it."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     return (
@@ -75,7 +75,7 @@ def _values(schema: Schema) -> frozenset[str] | None:
     )
 
 
-def _types(schema: Schema) -> frozenset[str]:
+def _types(schema: _Object) -> frozenset[str]:
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(listed, list):
         found = {_TYPE_OF.get(type(value), "number") for value in listed}

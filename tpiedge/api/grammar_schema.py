@@ -80,16 +80,16 @@ class _Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PartPlace:
     """Where a part is written. `around`: what is declared for the same object beside it; None where that is closed, or
     stays open, as a whole."""
 
     path: str
     around: _Declared | None = field(default_factory=_Declared)
 
-    def inner(self, *keys: str) -> "_Place":
+    def inner(self, *keys: str) -> "_PartPlace":
         """Of another value."""
-        return _Place(".".join((self.path, *keys) if self.path else keys))
+        return _PartPlace(".".join((self.path, *keys) if self.path else keys))
 
 
 class _Rewriting:
@@ -102,12 +102,12 @@ class _Rewriting:
         self._left_out: dict[str, None] = {}
         self._names: dict[tuple[int, bool], str] = {}
         self._taken: set[str] = set()
-        self._waiting: list[tuple[str, object, _Place]] = []
+        self._waiting: list[tuple[str, object, _PartPlace]] = []
         self._parts = 0
 
     def whole(self) -> GrammarSchema:
         root, path = self.followed(self._root)
-        made = self._schema(root, _Place(path))
+        made = self._schema(root, _PartPlace(path))
         found = made if isinstance(made, dict) else {} if made is True else {"allOf": [False]}
         definitions: dict[str, Any] = {}
         while self._waiting:
@@ -156,12 +156,12 @@ class _Rewriting:
         if self._parts > _MAX_PARTS:
             raise SchemaTooLarge
 
-    def _leave_out(self, place: _Place, word: str) -> None:
+    def _leave_out(self, place: _PartPlace, word: str) -> None:
         self._left_out[f"{place.path}.{word}" if place.path else word] = None
 
     # --- one part
 
-    def _schema(self, schema: object, place: _Place) -> Any:
+    def _schema(self, schema: object, place: _PartPlace) -> Any:
         self._count(1)
         if not isinstance(schema, dict):
             return schema
@@ -177,7 +177,7 @@ class _Rewriting:
         self._unheld(schema, place)
         return found
 
-    def _type(self, schema: Mapping[str, Any], place: _Place, found: dict[str, Any]) -> None:
+    def _type(self, schema: Mapping[str, Any], place: _PartPlace, found: dict[str, Any]) -> None:
         given = schema.get("type")
         if given is None:
             return
@@ -188,7 +188,7 @@ class _Rewriting:
         if len(known) == len(kinds) and known:
             found["type"] = known if isinstance(given, list) else known[0]
 
-    def _text(self, schema: Mapping[str, Any], place: _Place, found: dict[str, Any]) -> None:
+    def _text(self, schema: Mapping[str, Any], place: _PartPlace, found: dict[str, Any]) -> None:
         if schema.get("format") in FORMATS:
             found["format"] = schema["format"]
         pattern = schema.get("pattern")
@@ -197,7 +197,7 @@ class _Rewriting:
         elif pattern is not None:
             found["pattern"] = pattern
 
-    def _array(self, schema: Mapping[str, Any], place: _Place, found: dict[str, Any]) -> None:
+    def _array(self, schema: Mapping[str, Any], place: _PartPlace, found: dict[str, Any]) -> None:
         first, rest = schema.get("prefixItems"), schema.get("items")
         rest_word = "items"
         if isinstance(rest, list):  # as until 2020
@@ -211,7 +211,7 @@ class _Rewriting:
         if rest is not None:
             found["items"] = self._schema(rest, place.inner(rest_word))
 
-    def _properties(self, schema: Mapping[str, Any], place: _Place, found: dict[str, Any]) -> None:
+    def _properties(self, schema: Mapping[str, Any], place: _PartPlace, found: dict[str, Any]) -> None:
         for word in ("properties", "patternProperties"):
             given = schema.get(word)
             if isinstance(given, dict):
@@ -232,7 +232,7 @@ class _Rewriting:
             )
         self._property_names(schema, place, found)
 
-    def _property_names(self, schema: Mapping[str, Any], place: _Place, found: dict[str, Any]) -> None:
+    def _property_names(self, schema: Mapping[str, Any], place: _PartPlace, found: dict[str, Any]) -> None:
         """Names become properties, which a grammar can hold."""
         if "propertyNames" not in schema:
             return
@@ -254,7 +254,7 @@ class _Rewriting:
 
     # --- parts that hold for the same value
 
-    def _joined(self, schema: dict[str, Any], place: _Place, found: dict[str, Any]) -> None:
+    def _joined(self, schema: dict[str, Any], place: _PartPlace, found: dict[str, Any]) -> None:
         """References, the parts of `allOf`, `anyOf` and `oneOf`, and what closes all of them together."""
         if self._refer(schema, place, found):
             return
@@ -285,7 +285,7 @@ class _Rewriting:
                 self._count(len(found[word]))
         found["additionalProperties"] = False
 
-    def _refer(self, schema: dict[str, Any], place: _Place, found: dict[str, Any]) -> bool:
+    def _refer(self, schema: dict[str, Any], place: _PartPlace, found: dict[str, Any]) -> bool:
         """Returns whether the schema is as closed as what it refers to, with which nothing is to be joined."""
         reference = reference_of(schema)
         if reference is None:
@@ -299,7 +299,7 @@ class _Rewriting:
         key = (id(target), alone)
         if key not in self._names:
             self._names[key] = self._named(reference)
-            inner = _Place(place_of(reference), _Declared() if alone else None)
+            inner = _PartPlace(place_of(reference), _Declared() if alone else None)
             self._waiting.append((self._names[key], target, inner))
         found["$ref"] = f"#/$defs/{self._names[key]}"
         return alone
@@ -314,10 +314,10 @@ class _Rewriting:
         return name
 
     def _several(
-        self, schema: dict[str, Any], word: str, place: _Place, around: _Declared | None
+        self, schema: dict[str, Any], word: str, place: _PartPlace, around: _Declared | None
     ) -> list[Any]:
         return [
-            self._schema(one, _Place(place.inner(f"{word}[{at}]").path, around))
+            self._schema(one, _PartPlace(place.inner(f"{word}[{at}]").path, around))
             for at, one in enumerate(schema[word])
         ]
 
@@ -325,7 +325,7 @@ class _Rewriting:
         self,
         schema: dict[str, Any],
         word: str,
-        place: _Place,
+        place: _PartPlace,
         around: _Declared | None,
         found: dict[str, Any],
     ) -> None:
@@ -353,7 +353,7 @@ class _Rewriting:
 
     # --- what is left out
 
-    def _unheld(self, schema: Mapping[str, Any], place: _Place) -> None:
+    def _unheld(self, schema: Mapping[str, Any], place: _PartPlace) -> None:
         for word in unheld_words(schema):
             self._leave_out(place, word)
 

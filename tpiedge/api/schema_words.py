@@ -95,11 +95,11 @@ def restricts_names(names: Mapping[str, Any]) -> bool:
 
 
 def listed_names(names: Mapping[str, Any]) -> list[str] | None:
-    """The names that the schema lists, if it does."""
+    """The names that the schema lists, if it does: also of keys that are integers, which JSON writes as texts."""
     found = names.get("enum", [names["const"]] if "const" in names else None)
-    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
+    if not isinstance(found, list) or not found or not all(type(name) in (str, int) for name in found):
         return None
-    return found
+    return [str(name) for name in found]
 
 
 def is_only_pattern(names: Mapping[str, Any]) -> bool:

@@ -51,6 +51,8 @@ _LEXER_STATES = 50_000
 _SYMBOLS = 200_000
 _LEXER_FUEL = 400_000
 _ITEMS = 50_000
+#: What comes before a grammar that ends another one.
+_NESTED = "%lark {\n"
 
 
 def main() -> None:
@@ -197,7 +199,10 @@ def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
     elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(text)
     else:
-        grammar = LLMatcher.grammar_from_lark(any_to_lark(text))
+        # A grammar that ends another one may be llama.cpp's, too.
+        outer, nested, inner = text.partition(_NESTED) if text.endswith("}") else ("", "", "")
+        lark = f"{outer}{nested}{any_to_lark(inner[:-1])}}}" if nested else any_to_lark(text)
+        grammar = LLMatcher.grammar_from_lark(lark)
     limits = LLParserLimits(
         step_lexer_fuel=_LEXER_FUEL,
         step_max_items=_ITEMS,

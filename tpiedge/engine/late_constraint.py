@@ -3,11 +3,12 @@
 Laws:
 1. Before that token, and from the first place on where the text of the grammar may end, the answer is free, and nothing
    is asked of anybody.
-2. A grammar that fails in any way leaves the answer free; no request is refused.
+2. A grammar that fails in any way leaves the answer free; no request is refused, and the log says so.
 3. As of `grammars`: what is allowed depends on the grammar, the prompt and the tokens of the answer alone.
 4. An answer that an earlier epoch began is caught up with before it goes on: no step waits for that.
 """
 
+import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,9 +16,12 @@ from dataclasses import replace
 from tpiedge.engine.grammars import Constraint, Grammars
 from tpiedge.engine.sampler import TokenMask
 from tpiedge.errors import UserError
+from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 __all__ = ["LateConstraint", "begin_late"]
+
+_log = RateLimitedLog(logging.getLogger(__name__))
 
 
 class LateConstraint:
@@ -132,6 +136,10 @@ class LateConstraint:
         except UserError:
             self._constraint.close()
             self._failed, self._within = True, False
+            # Not why, which may be of what a client sent.
+            _log.warning(
+                "calls of an answer are not kept to its tools: their grammar was refused, or took too much"
+            )
 
 
 def begin_late(grammars: Grammars, request: GenerationRequest, grammar: Grammar) -> LateConstraint | None:
@@ -139,7 +147,8 @@ def begin_late(grammars: Grammars, request: GenerationRequest, grammar: Grammar)
     alone = replace(request, answer_ids=())
     try:
         return LateConstraint(grammars.begin(alone, again=bool(request.answer_ids)), grammar, request)
-    except UserError:
+    except UserError as error:
+        _log.warning("calls of an answer are not kept to its tools: %s", error)
         return None
 
 

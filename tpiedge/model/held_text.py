@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import Final, TypeVar
 
-__all__ = ["SPACE", "Ended", "HeldText", "Mismatch", "Waiting", "begun_length"]
+__all__ = ["SPACE", "HeldText", "Mismatch", "TextEnded", "Waiting", "begun_length"]
 
 T = TypeVar("T")
 Waiting = Generator[None, None, T]
@@ -15,7 +15,7 @@ class Mismatch(Exception):
     """The text does not go on as the reader wants it."""
 
 
-class Ended(Mismatch):
+class TextEnded(Mismatch):
     """The text ends before it shows whether it goes on so."""
 
 
@@ -36,9 +36,9 @@ class HeldText:
         return taken
 
     def more(self) -> Waiting[None]:
-        """Waits. Raises Ended where nothing more comes."""
+        """Waits. Raises TextEnded where nothing more comes."""
         if self.ended:
-            raise Ended
+            raise TextEnded
         yield
 
     def spaces(self) -> Waiting[None]:
@@ -69,7 +69,7 @@ class HeldText:
 
     def mismatch(self, *marks: str) -> Mismatch:
         """Says why none of the marks comes next."""
-        return Ended() if self.ended and any(mark.startswith(self.text) for mark in marks) else Mismatch()
+        return TextEnded() if self.ended and any(mark.startswith(self.text) for mark in marks) else Mismatch()
 
     def until(self, mark: str, most: int) -> Waiting[str]:
         """Takes the mark and what comes before it, which is returned. Raises Mismatch where that has more than `most`

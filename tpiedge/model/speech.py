@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 from tpiedge.model.call_forms import CALL_MARKS, CallForm, CallMarks
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, CallReader, ReadTool
-from tpiedge.model.held_text import SPACE, Ended, HeldText, Mismatch, Waiting, begun_length
+from tpiedge.model.held_text import SPACE, HeldText, Mismatch, TextEnded, Waiting, begun_length
 
 __all__ = [
     "NO_THOUGHTS",
@@ -176,7 +176,7 @@ class SpeechReader:
             try:
                 yield from self._calls.read(opener)
                 yield from self._after_call(marks)
-            except Ended:
+            except TextEnded:
                 if self._cut and (opener or self.calls):
                     return
                 self._say(held.raw)

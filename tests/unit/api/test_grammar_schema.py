@@ -135,6 +135,16 @@ CLOSED: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
         [{"c": 1}, {"a": "x"}],
     ),
     (
+        "listed numbers",
+        {
+            "type": "object",
+            "additionalProperties": TEXT,
+            "propertyNames": {"enum": [1, 2], "type": "integer"},
+        },
+        [{"1": "x"}],
+        [{"3": "x"}],
+    ),
+    (
         "names of a form",
         {"type": "object", "additionalProperties": NUMBER, "propertyNames": {"pattern": "^a"}},
         [{"ab": 1}],

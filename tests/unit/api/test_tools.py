@@ -11,6 +11,7 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields
 from tpiedge.api.responses_request import read_response
 from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 
 __all__ = ["service"]
@@ -210,6 +211,19 @@ def test_what_a_grammar_cannot_hold_of_arguments_is_told_or_refused(knowing, cho
     assert vain(knowing, tools=[tool("f", UNIQUE, strict=True)], tool_choice="none") == ()
 
 
+def test_tools_that_are_too_many_for_a_grammar_are_told(service, monkeypatch):
+    """Where one token opens a call, so that it would be kept to them."""
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    monkeypatch.setattr(Tokenizer, "token_id", lambda self, mark: 5 if mark == "<tool_call>" else None)
+    made = FakeService(service.tokenizer, TellingTemplate(TEMPLATES["hermes"]), vocab_size=VOCABULARY)
+    wide = {"type": "object", "properties": {f"{number:0>30}": {"type": "string"} for number in range(600)}}
+    assert chat(made, tools=[tool("f", wide)])[0].grammar.begins == 5
+    assert vain(made, tools=[tool("f", wide)]) == ()
+    many = [tool(name, wide) for name in ("f", "g", "h")]
+    assert chat(made, tools=many)[0].grammar is None
+    assert vain(made, tools=many) == ("tools.function.parameters",)
+
+
 FORM = {"type": "json_schema", "json_schema": {"name": "out", "schema": CITY}}
 
 
@@ -233,7 +247,7 @@ def test_where_a_call_may_come_the_answer_is_that_or_of_the_form(knowing):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     request, reply = chat(knowing, tools=[tool()], response_format=FORM)
     assert (request.grammar.kind, request.grammar.begins) == ("lark", None)
-    assert request.grammar.text.startswith("start: calls | answer\nanswer: %json ")
+    assert request.grammar.text.startswith("start: calls | answer\n")
     assert (reply.required, reply.grammar, reply.calls) == (False, "response_format", knowing.form)
 
 
@@ -317,11 +331,6 @@ def test_functions_that_cannot_be_are_refused_by_their_old_names(knowing, param,
             "'auto' or",
         ),
         ("tool_choice", {"tools": [tool()], "tool_choice": allowed("auto", "rm")}, "names no function"),
-        (
-            "grammar",
-            {"tools": [tool()], "grammar": 'root ::= "a"'},
-            "cannot, as llama.cpp writes it, stand beside 'tools'",
-        ),
         ("tools", {"tools": {}}, "must be an array"),
         ("tools", {"tools": [tool()] * 129}, "at most 128"),
         ("tools", {"tools": [tool(), tool()]}, "two of the name"),

@@ -1,6 +1,7 @@
 """What follows the token that opens a call is one of a tool, in every form, and nothing else of an answer changes."""
 
 import json
+import logging
 import tracemalloc
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -242,6 +243,7 @@ ANSWERS: list[tuple[Grammar, str, str]] = [
     (Grammar("json", json.dumps(grammar_schema(ANSWER).schema)), '{"said": "x"}', '{"said": |1'),
     (Grammar("regex", "[0-9]{2}/[a-z]"), "12/a", "12|a"),
     (Grammar("lark", 'start: "yes" | other\nother: /no+/'), "nooo", "n|e"),
+    (Grammar("lark", 'root ::= "- {" item+ "}"\nitem ::= [a-c] # one'), "- {abc}", "- {|d"),
 ]
 
 
@@ -402,12 +404,19 @@ def test_in_thoughts_no_call_begins(model: Model) -> None:
             assert set(draw(late, model.ids(call))) == {True}
 
 
-def test_a_grammar_that_fails_leaves_the_answer_free(model: Model) -> None:
+def test_a_grammar_that_fails_leaves_the_answer_free(
+    model: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the log of the master's machine says so, without a word of the client's."""
+    monkeypatch.setattr("tpiedge.engine.late_constraint._log", logging.getLogger("tpiedge.engine"))
     opener = model.ids(WRITTEN["hermes"][0])
     wrong = Grammar("lark", "start: nothing_of_that_name", begins=opener[0])
     with closing(model.begin(wrong)) as late:
         assert set(draw(late, [*opener, *model.ids("rm -rf")])) == {None}
     assert begin_late(model.grammars, GenerationRequest("r", (1,), 9, grammar=wrong), wrong) is None
+    refused, unending = (record.getMessage() for record in caplog.records)
+    assert refused.startswith("calls of an answer are not kept to its tools: their grammar was refused")
+    assert "do not ignore it" in unending
 
 
 def test_without_a_token_for_what_opens_a_call_there_is_no_grammar(model: Model) -> None:
