@@ -8,8 +8,8 @@ the `timeline` of a step, `metrics` counts. A request: `body` reads it, `bounded
 field of it, by way of `completion_request`, `chat_request` or `embedding_request`; of other APIs `responses_request`,
 `anthropic_request` and `ollama_request` make a chat, by `translation`. `vain_fields` says what has no effect,
 `messages`, with the texts of `documents`, and `encoding` make token ids, `sampling` says how they go on,
-`answer_grammar` in which form, `tools` what may be called, `call_grammars` how, `asked` is what comes of it, `intake` limits it by `limits`, with `fairness` among
-clients.
+`answer_grammar` in which form, `tools` what may be called, `call_grammars` how, `asked` is what comes of it, `intake`
+limits it by `limits`, with `fairness` among clients.
 
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
 the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, and one of the `formats` makes
