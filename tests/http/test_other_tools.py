@@ -167,14 +167,19 @@ def test_what_tools_gave_goes_back_to_ollama_s_chat(llama, model):
     assert [one["tool_call_id"] for one in results] == [ids["add"], ids["weather"]]
 
 
-def test_a_result_is_the_latest_call_s_of_its_tool(llama, model):
-    """Whatever came between; of the latest call at all, where it does not say, and of none that was never called."""
+def test_a_result_is_of_a_call_that_has_none_yet(llama, model):
+    """Of the turn before it, whatever calls of earlier ones came to nothing; a further one is of the tool's last call,
+    and that of a tool which was never called has an id of its own."""
     answers(model, CALLS)
     add, weather = ({"function": {"name": name, "arguments": {}}} for name in ("add", "weather"))
-    rounds = [{"role": "assistant", "tool_calls": [add, weather]} for _ in range(50)]
+    rounds = [{"role": "assistant", "tool_calls": [add, weather]}, {"role": "user", "content": "on"}] * 9
     gave = [
-        {"role": "tool", "content": "x"} | told for told in ({"tool_name": "add"}, {}, {"tool_name": "oven"})
+        {"role": "tool", "content": "x"} | told
+        for told in ({"tool_name": "weather"}, {}, {"tool_name": "add"}, {"tool_name": "oven"})
     ]
-    llama.chat(model="babbler", messages=[*ASKED, *rounds, *gave], tools=TOOLS)
-    results = model.template.seen[0][-len(gave) :]
-    assert [one["tool_call_id"] for one in results] == ["call_50-0", "call_50-1", "call_0"]
+    llama.chat(model="babbler", messages=[*ASKED, *rounds[:-1], *gave], tools=TOOLS)
+    seen = model.template.seen[0]
+    first, second = (call["id"] for call in seen[-len(gave) - 1]["tool_calls"])
+    *of_calls, own = (one["tool_call_id"] for one in seen[-len(gave) :])
+    assert of_calls == [second, first, first]
+    assert own not in {call["id"] for one in seen for call in one.get("tool_calls", ())}

@@ -163,7 +163,7 @@ def _match(
         open_calls.remove(call)
         result["tool_call_id"] = call["id"]
     elif not identity:
-        result["tool_call_id"] = latest.get(name) or latest.get(None) or short_call_id(f"{index}")
+        result["tool_call_id"] = latest.get(name) or short_call_id(f"{index}")
 
 
 def _content(message: BodyFields) -> str | None:

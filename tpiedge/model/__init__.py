@@ -5,5 +5,6 @@
 `quantisation`) holds the numbers, `checkpoint` (with `safetensors_header` and `int4_checkpoint`) the tensors, `spec`
 what a pack is written from. Text: `tokenizer` (with `tokenizer_growth` and `tokenizer_sections`), `detokenizer`,
 `stops`, `text`, `speech` (thoughts, and calls of tools, by `call_reader` in one of the `call_forms`, with `held_text`
-and `json_scan`), and `template`, which `template_child` renders. `gguf/` and `hub/` are packages of their own.
+and `json_scan`), and `chat_prompt`, which hands messages over to a `template` by its `template_habits`;
+`template_child` renders it. `gguf/` and `hub/` are packages of their own.
 """
