@@ -106,7 +106,10 @@ PARSERS: Final = (
     Parser(
         "tokenizer-config", _tokenizer_config, form=JSON,
         seeds=lambda: [b'{"bos_token":"<s>","eos_token":{"content":"</s>"},"add_bos_token":true,'
-                       b'"chat_template":[{"name":"default","template":"{{ 1 }}"}]}'],
-        words=words_of("tool_use add_eos_token unk_token chat_template default"),
+                       b'"chat_template":[{"name":"default","template":"{{ 1 }}"}]}',
+                       b'{"added_tokens_decoder":{"401":{"content":"<a>","lstrip":true,"special":false}},'
+                       b'"extra_special_tokens":["<b>",{"content":"<c>"}],"image_token":"<d>"}'],
+        words=words_of("tool_use add_eos_token unk_token chat_template default extra_special_tokens normalized "
+                       "additional_special_tokens added_tokens_decoder single_word rstrip __type"),
     ),
 )  # fmt: skip

@@ -55,7 +55,9 @@ def demo(
     click.echo(f"Starting {nodes} processes, joined by encrypted links ...", err=True)
     with launch(model, layout, plan, capacity) as cluster:
         click.echo(prompt, nl=False)
-        answer = collect(cluster, request, model.tokenizer, (), lambda text: click.echo(text, nl=False))
+        answer = collect(
+            cluster, request, model.tokenizer, (), lambda text: click.echo(text, nl=False), goes_on=True
+        )
         click.echo("\n")
         stats = cluster.stats()
     _print_nodes(plan, stats)

@@ -26,13 +26,14 @@ __all__ = ["Prompt", "once", "positions"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to continue, and how."""
+    """What to continue, and how. `is_message`: the answer to it begins a text of its own."""
 
     ids: tuple[int, ...]
     max_tokens: int
     ending: Ending
     sampling: Sampling
     logprobs: bool
+    is_message: bool
 
 
 def once(
@@ -71,7 +72,8 @@ def once(
             screen.begin()
 
     with launch(model, layout, plan, capacity, traces) as cluster:
-        answer = collect(cluster, request, tokenizer, prompt.ending.strings, show)
+        goes_on = not prompt.is_message
+        answer = collect(cluster, request, tokenizer, prompt.ending.strings, show, goes_on=goes_on)
         if not as_json:
             click.echo("" if tokenizer else ",".join(map(str, answer.token_ids)))
         stats = cluster.stats()

@@ -142,7 +142,7 @@ def run(
         tokens = ending.max_tokens or _CONTINUED_TOKENS
         if is_message and ending.max_tokens is None:
             tokens = _room(model, layout, len(found))
-        wanted = Prompt(found, tokens, ending, sampling, prompt_logprobs)
+        wanted = Prompt(found, tokens, ending, sampling, prompt_logprobs, is_message)
         once(model, layout, context, wanted, as_json, traces)
 
 

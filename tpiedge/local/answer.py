@@ -42,13 +42,16 @@ def collect(
     tokenizer: Tokenizer | None,
     stops: Iterable[str],
     show: Callable[[str], None],
+    *,
+    goes_on: bool = False,
 ) -> Answer:
     """Runs the request; blocks until it ends, and raises as LocalCluster.generate.
 
-    `show` gets the text piece by piece, never half a character nor part of a stop string.
+    `show` gets the text piece by piece, never half a character nor part of a stop string. `goes_on`: whether it is that
+    of the prompt, continued.
     """
     answer = Answer()
-    writer = TextWriter(tokenizer, tuple(stops))
+    writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
 
     def write(piece: tuple[str, bool]) -> bool:
         text, stopped = piece

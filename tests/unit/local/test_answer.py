@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from tests.unit.model.vocabularies import TOKENIZERS
 from tpiedge.local.answer import collect
 from tpiedge.local.cluster import LocalCluster
 from tpiedge.wire.control import Finished, Token
@@ -30,3 +31,15 @@ def test_an_answer_says_how_many_tokens_a_step_gave(steps: int, expected: float 
     answer = collect(cast(LocalCluster, cluster), REQUEST, None, (), lambda _text: None)
     assert (answer.token_ids, answer.finish_reason) == ([7, 8, 9], "length")
     assert answer.tokens_per_step == expected
+
+
+@pytest.mark.parametrize(("goes_on", "text"), [(True, " house"), (False, "house")])
+def test_a_text_that_goes_on_keeps_its_first_space(goes_on: bool, text: str) -> None:
+    tokenizer = TOKENIZERS["byte-fallback"]
+    prompt = tuple(tokenizer.encode("the"))
+    said = tokenizer.encode("the house")[len(prompt) :]
+    tokens = [Token(1, "r-1", index, token, ()) for index, token in enumerate(said)]
+    cluster = Said(*tokens, Finished(1, "r-1", "length", len(prompt), len(said), 0, 1))
+    request = GenerationRequest("r-1", prompt, 4)
+    answer = collect(cast(LocalCluster, cluster), request, tokenizer, (), lambda _text: None, goes_on=goes_on)
+    assert answer.text == text
