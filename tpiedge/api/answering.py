@@ -104,8 +104,9 @@ class ServerEnds(ApiError):
 @dataclass(frozen=True, slots=True)
 class Answering:
     """Runs once, for an answer with a transcript for each of its choices. `name`: of its request; `resumable`: whether
-    a client that comes again can have the rest; `after`: the number of the event that a stream of it begins after;
-    `ignored`: names of the request's fields that have no effect; `grammar` as of Reply."""
+    a client that comes again can have the rest; `recorded`: whether also of the next server, now; `after`: the number
+    of the event that a stream of it begins after; `ignored`: names of the request's fields that have no effect;
+    `grammar` as of Reply."""
 
     name: str
     form: AnswerFormat
@@ -114,6 +115,7 @@ class Answering:
     transcripts: Sequence[Transcript]
     limits: Limits
     resumable: bool = False
+    recorded: Callable[[], bool] = lambda: True
     after: int = 0
     ignored: tuple[str, ...] = ()
     grammar: str = ""
@@ -279,14 +281,19 @@ class Answering:
     def _stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
         return (b"content-type", self.form.stream_type), (b"cache-control", b"no-cache"), _NO_SNIFF
 
+    @property
+    def _promised(self) -> bool:
+        """Whether a client that comes again gets the rest, beyond the server's end, too."""
+        return self.resumable and self.recorded()
+
     def _break_off(self, error: Exception) -> None:
         """Raises BrokenOff where the next server goes on with the answer."""
-        if self.resumable and isinstance(error, ServerEnds):
+        if self._promised and isinstance(error, ServerEnds):
             raise BrokenOff from error
 
     def _named(self) -> Iterator[tuple[str, str]]:
         yield REQUEST_ID, self.name
-        if self.resumable:
+        if self._promised:
             yield RESUMABLE, "yes"
         if self.ignored:
             yield IGNORED, ", ".join(self.ignored)

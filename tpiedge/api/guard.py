@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from tpiedge.api.acknowledgement import through_proxy
 from tpiedge.api.errors import ApiError
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.origins import Headers, Origins
@@ -115,6 +116,11 @@ class Guard:
         if self._keys.needed:
             return hashlib.sha256(key_of(headers)).hexdigest()
         return host.removeprefix("::ffff:")
+
+    def is_direct(self, headers: Headers, host: str) -> bool:
+        """Whether the connection from `host` is one client's own: proxies send the requests of many clients over
+        one."""
+        return bool(host) and not through_proxy(headers)
 
     def sender(self, client: str) -> Sender | None:
         """Whom `client` means, as the method of that name calls them; None for an empty one."""
