@@ -2,13 +2,18 @@
 
 import asyncio
 import enum
-from typing import Protocol, Self
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol, Self
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.stream_bridge import ChoiceEvent, EventQueue
 from tpiedge.errors import InternalError
 
 __all__ = ["AnswerReader", "Parting", "ReadAnswer", "superseded"]
+
+_SLICE: Final = 64
+"""So many events of the past are looked at while others wait for the answer's lock."""
 
 
 class Parting(enum.Enum):
@@ -26,6 +31,8 @@ class ReadAnswer(Protocol):
     """What a reader asks of its answer, which is a KeptAnswer."""
 
     def attach(self, reader: "AnswerReader", events: EventQueue) -> None: ...
+
+    def said_since(self, reader: "AnswerReader", start: int, count: int) -> Sequence[ChoiceEvent | None]: ...
 
     def detach(self, reader: "AnswerReader", *, collects: bool) -> None: ...
 
@@ -45,13 +52,21 @@ class ReadAnswer(Protocol):
 
 
 class AnswerReader:
-    """An `AnswerFeed` for one connection, from `open` on."""
+    """An `AnswerFeed` for one connection, from `open` on.
+
+    What was said before it takes a slice at a time: of an answer of thousands of events the event loop does no more at
+    once, and nobody else waits for that.
+    """
 
     def __init__(self, answer: ReadAnswer, *, collects: bool) -> None:
         self._answer = answer
         self._collects = collects
         #: Where it hears the answer, from `open` on; under the answer's lock.
         self.events: EventQueue | None = None
+        #: Whether it has all that was said before, and is told what follows; under the answer's lock.
+        self.caught_up = False
+        self._taken = 0
+        self._slice: deque[ChoiceEvent | None] = deque()
         self._superseded = False
         self._gone = self._sent = self._acknowledged = False
 
@@ -63,7 +78,14 @@ class AnswerReader:
     async def next(self, within_s: float) -> ChoiceEvent | None:
         if self.events is None:
             raise InternalError("an answer is read that was not opened: report it")
-        return await self.events.next(within_s)
+        while True:
+            while self._slice:
+                if (event := self._slice.popleft()) is not None:
+                    return event
+            if self.caught_up or not self.events.empty:  # what is told before ends it
+                return await self.events.next(within_s)
+            self._slice.extend(self._answer.said_since(self, self._taken, _SLICE))
+            self._taken += len(self._slice)
 
     def end(self, error: BaseException) -> None:
         self.tell(error)

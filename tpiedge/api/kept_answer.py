@@ -99,6 +99,8 @@ class KeptAnswer:
         self._now = now
         self._stops = _stop_writers(accepted, tokenizer)
         self._said: list[ChoiceEvent] = list(said)
+        #: The number of the last event of each choice.
+        self._last = {choice: number for number, (choice, _) in enumerate(said)}
         #: Held while the record is written: so it has the order in which readers hear of the choices.
         self._order = threading.Lock()
         self._lock = threading.Lock()
@@ -240,18 +242,25 @@ class KeptAnswer:
             self._heard.complete(choice)
 
     def attach(self, reader: AnswerReader, events: EventQueue) -> None:
-        """Tells the reader what was said so far, but for pauses that are over, and then what follows."""
+        """From now on the reader may take what was said so far, and is told then what follows."""
         with self._lock:
             reader.events = events
             if self._reader is not reader:
                 reader.tell(superseded())
-                return
-            last = {choice: number for number, (choice, _) in enumerate(self._said)}
-            for number, (choice, event) in enumerate(self._said):
-                if not isinstance(event, Paused) or number == last[choice]:
-                    reader.tell((choice, event))
-            if self._over:
-                reader.tell(self._last_word())
+
+    def said_since(self, reader: AnswerReader, start: int, count: int) -> list[ChoiceEvent | None]:
+        """The next `count` events, or all that there are, which the reader has caught up with then. None in place of
+        pauses that are over."""
+        with self._lock:
+            said = self._said[start : start + count]
+            if start + count >= len(self._said):
+                reader.caught_up = True
+                if self._over:
+                    reader.tell(self._last_word())
+            return [
+                None if isinstance(event, Paused) and number < self._last[choice] else (choice, event)
+                for number, (choice, event) in enumerate(said, start)
+            ]
 
     def was_sent(self) -> None:
         """A reader was sent the answer with its end, or what it failed by."""
@@ -295,6 +304,7 @@ class KeptAnswer:
             ends = self._ends_with(choice, event)
             with self._lock:
                 if not isinstance(event, Reading):  # of which the next reader hears anew
+                    self._last[choice] = len(self._said)
                     self._said.append((choice, event))
                     self.held_bytes += event_bytes(event)
                 if ends:
@@ -302,7 +312,7 @@ class KeptAnswer:
                     self._lacking.discard(choice)
                     if not self._lacking:
                         self._end_work()
-                if self._reader is not None:
+                if self._reader is not None and self._reader.caught_up:
                     self._reader.tell((choice, event))
             if self.over:
                 self._file.finish()
@@ -321,7 +331,7 @@ class KeptAnswer:
                 self._file.delete()
             self._error = error
             self._end_work()
-            if self._reader is not None:
+            if self._reader is not None and self._reader.caught_up:
                 self._reader.tell(self._last_word())
         self._cancel()
 
