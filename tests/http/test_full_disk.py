@@ -70,7 +70,7 @@ def told(folder):
 
 
 @pytest.mark.fault(
-    "P9", "the state disk is full for a while: the record is made anew, and the next master goes on"
+    "F6", "the state disk is full for a while: the record is made anew, and the next master goes on"
 )
 @pytest.mark.parametrize("room", [0, 3])
 def test_a_record_is_made_anew_once_there_is_room(keep, service, folder, disk, room):

@@ -302,6 +302,28 @@ def test_a_client_that_lost_its_connection_has_the_rest(cluster: Serving, expect
         assert http.get(path).status_code == 404
 
 
+@pytest.mark.fault(
+    "P7", "killed with --journal after the answer's end, which its client has not read: a GET has the rest"
+)
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
+def test_an_answer_that_ended_before_it_was_read_is_whole(cluster: Serving, expected: str, killed: bool):
+    stream = Stream()
+    with client(cluster) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            for number in stream.read(answer):
+                if number == UNDER_WAY:
+                    break
+            wait_for(lambda: any(b',"ended",' in one.read_bytes() for one in records(cluster)), START_S)
+        if killed:
+            kill(cluster)
+            cluster.start_master()
+    with client(cluster) as http:
+        stream.go_on(http, path)
+        assert stream.text == expected
+        wait_until_nothing_is_recorded(cluster, http)
+
+
 @pytest.mark.fault("P7", "asked to end with --journal: what it does not finish, the next master does")
 def test_what_a_master_does_not_finish_in_time_the_next_one_does(clusters, expected: str):
     cluster = clusters(*OPTIONS, "--drain", 0)

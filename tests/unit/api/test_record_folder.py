@@ -168,6 +168,7 @@ TODAY = 1.8e9
 LONG_AGO = TODAY - 365 * 86_400.0
 
 
+@pytest.mark.fault("P13", "a clock that is set between two masters makes no recorded answer old")
 @pytest.mark.parametrize(
     ("now", "kept"),
     [
