@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.further_choices import FurtherChoices
-from tpiedge.api.kept_answer import KeptAnswer, Parting
+from tpiedge.api.answer_reader import Parting
+from tpiedge.api.kept_answer import KeptAnswer
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.service import AnswerEvent
@@ -104,7 +105,7 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
     reader = answer.read(collects=False)
     answer.follow({0: generation}, none)
     await _hear(reader.open())
-    reader.leave(Parting.SERVED)
+    reader.leave(Parting.FOR_GOOD)
 
 
 async def _hear(feed: AnswerFeed) -> None:

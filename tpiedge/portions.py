@@ -7,13 +7,41 @@ takes half of what is left, at most: while no more clients have some than the to
 whoever comes gets one.
 """
 
-__all__ = ["Portions", "may_have"]
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+__all__ = ["Portions", "may_have", "share_of", "too_much"]
+
+
+def share_of(total: int) -> int:
+    """The most that one client may have."""
+    return (total + 1) // 2
 
 
 def may_have(own: int, taken: int, total: int, count: int = 1) -> bool:
     """Whether a client may have `count` more that has `own` of `total`, of which all together, itself too, have
     `taken`. Nothing more it always may, even if others have left less than it has."""
-    return count == 0 or own + count <= min((total + 1) // 2, total - taken)
+    return count == 0 or own + count <= min(share_of(total), total - taken)
+
+
+def too_much(held: Sequence[tuple[str, int]], total: int, share: int) -> Iterator[int]:
+    """Which of `held`, each a client and how much of `total`, the oldest first, are to go so that no client has more
+    than `share` and all have no more than the total: one after the other the oldest of the client that has most."""
+    of_clients: dict[str, deque[int]] = {}
+    for number, (client, _) in enumerate(held):
+        of_clients.setdefault(client, deque()).append(number)
+    # The number of the oldest tells clients apart, and which goes first of two that have as much.
+    most = [(-sum(held[number][1] for number in own), own[0], own) for own in of_clients.values()]
+    heapq.heapify(most)
+    taken = sum(amount for _, amount in held)
+    while most and (taken > total or -most[0][0] > share):
+        negative, number, own = heapq.heappop(most)
+        own.popleft()
+        yield number
+        taken -= held[number][1]
+        if own:
+            heapq.heappush(most, (negative + held[number][1], own[0], own))
 
 
 class Portions:

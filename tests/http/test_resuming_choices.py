@@ -20,6 +20,7 @@ from tests.http.test_resuming import (
     got,
     left,
     wait_until,
+    wait_until_forgotten,
 )
 from tpiedge.api.app import Api
 from tpiedge.api.asked import Asked, Choice, named_choices
@@ -131,6 +132,7 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
             wait_until(lambda before=before: lines() > before)
         api = Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept)
         body = asyncio.run(got(api, path, after))
+        kept.find(accepted.name, reply.format, b"").delete()
         api.close(LIMIT_S)
         assert not left(folder)
         return [
@@ -183,9 +185,9 @@ def test_choices_that_had_not_begun_have_their_turn_at_the_next_server(keep, ser
         last = service.generations.get(timeout=LIMIT_S)
         last.finish()
         found = http.get(path).json()
+        wait_until_forgotten(http, folder)
     assert [choice["index"] for choice in found["choices"]] == list(range(20))
     assert found["usage"]["completion_tokens"] == 4
-    wait_until(lambda: not left(folder))
 
 
 def test_what_fails_one_choice_fails_all(keep, service, folder):
@@ -212,27 +214,25 @@ def test_a_full_queue_lets_further_choices_wait(keep, service, folder):
     service.script = lambda generation: (generation.say(5), generation.finish())
     with connect(keep()) as http:
         found = http.post("/v1/completions", json=BODY | {"n": 10}).json()
+        wait_until_forgotten(http, folder)
     assert [choice["index"] for choice in found["choices"]] == list(range(20))
-    wait_until(lambda: not left(folder))
 
 
 def test_further_choices_wait_while_nothing_is_served(keep, service, folder, monkeypatch):
     """As where the master ends: the next one goes on with them."""
     monkeypatch.setattr("tpiedge.api.heard_choices._AGAIN_S", 0.02)
-    with (
-        connect(keep()) as http,
-        http.stream("POST", "/v1/completions", json=BODY | {"n": 9}) as answer,
-    ):
-        begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
-        service.unavailable = "the master is shutting down"
-        for generation in begun:
-            generation.finish()
-        (record,) = left(folder)
-        wait_until(lambda: record.read_bytes().count(b"ended") == 16)
-        service.script = lambda generation: generation.finish()
-        service.unavailable = ""
-        assert len(json.loads(answer.read())["choices"]) == 18
-    wait_until(lambda: not left(folder))
+    with connect(keep()) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"n": 9}) as answer:
+            begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
+            service.unavailable = "the master is shutting down"
+            for generation in begun:
+                generation.finish()
+            (record,) = left(folder)
+            wait_until(lambda: record.read_bytes().count(b"ended") == 16)
+            service.script = lambda generation: generation.finish()
+            service.unavailable = ""
+            assert len(json.loads(answer.read())["choices"]) == 18
+        wait_until_forgotten(http, folder)
 
 
 def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, folder):

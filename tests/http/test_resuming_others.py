@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from tests.http.conftest import answers
-from tests.http.test_resuming import LIMIT_S, PACK, connect, left, wait_until
+from tests.http.test_resuming import LIMIT_S, PACK, connect, left, wait_until, wait_until_forgotten
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 
@@ -67,9 +67,9 @@ def test_openais_client_goes_on_with_a_response(keep, service, folder):
         events = list(client.responses.retrieve(name, stream=True, starting_after=last - 1))
         assert [event.sequence_number for event in events] == list(range(last, last + len(events)))
         assert events[-1].response.output_text == text
-        wait_until(lambda: not left(folder))
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(name)
+        wait_until(lambda: not left(folder))
 
 
 @pytest.mark.parametrize("path", WHERE)
@@ -88,9 +88,9 @@ def test_a_whole_answer_is_collected(keep, service, folder, path):
     service.script = rest
     with connect(keep()) as http:
         found = http.get(where).json()
+        wait_until_forgotten(http, folder)
     (content,) = found["content"] if path == "/v1/messages" else found["output"][0]["content"]
     assert content["text"] == text
-    wait_until(lambda: not left(folder))
 
 
 @pytest.mark.parametrize("path", WHERE)

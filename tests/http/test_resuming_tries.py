@@ -3,7 +3,16 @@
 import httpx
 import pytest
 
-from tests.http.test_resuming import BODY, LIMIT_S, PACK, WORDS, connect, left, wait_until
+from tests.http.test_resuming import (
+    BODY,
+    LIMIT_S,
+    PACK,
+    WORDS,
+    connect,
+    left,
+    wait_until,
+    wait_until_forgotten,
+)
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.errors import Cancelled, MasterFailed
 from tpiedge.master.journal import GUILTY
@@ -56,7 +65,7 @@ def test_servers_that_end_in_order_do_not_count(keep, service, folder):
     service.script = lambda generation: (generation.take_up(), generation.say(*WORDS), generation.finish())
     with connect(keep()) as http:
         assert http.get(path).json()["usage"]["completion_tokens"] == len(WORDS)
-    wait_until(lambda: not left(folder))
+        wait_until_forgotten(http, folder)
 
 
 def test_what_got_on_is_not_taken_back(keep, service, folder):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tpiedge.portions import Portions, may_have
+from tpiedge.portions import Portions, may_have, share_of, too_much
 
 TOTAL = 128
 
@@ -64,3 +64,33 @@ def test_whoever_comes_gets_one_while_few_clients_have_some(asked: list[str]) ->
         has[client] += may_have(has[client], has.total(), places)
     assert max(has.values(), default=0) <= places // 2
     assert may_have(0, has.total(), places)
+
+
+held = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size=30)
+
+
+@given(held, st.integers(0, 200))
+@example([("a", 9), ("b", 9), ("a", 9)], 10)
+def test_what_is_too_much_goes_and_no_more(held: list[tuple[str, int]], total: int) -> None:
+    """The oldest of the client that has most, again and again."""
+    left = dict(enumerate(held))
+
+    def amounts() -> Counter[str]:
+        found = Counter[str]()
+        for client, amount in left.values():
+            found[client] += amount
+        return found
+
+    for number in too_much(held, total, share_of(total)):
+        found = amounts()
+        client = held[number][0]
+        assert found[client] == max(found.values())
+        assert number == min(one for one, (own, _) in left.items() if own == client)
+        assert found.total() > total or found[client] > share_of(total)
+        del left[number]
+    assert amounts().total() <= total
+    assert max(amounts().values(), default=0) <= share_of(total)
+
+
+def test_of_two_that_have_as_much_the_older_goes() -> None:
+    assert list(too_much([("b", 1), ("a", 1), ("c", 1)], 2, 2)) == [0]

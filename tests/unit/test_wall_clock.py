@@ -13,10 +13,9 @@ _OF_THE_DAY = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "
 #: What for.
 ALLOWED = {
     "api/completions.py": "the field `created`",
-    "api/kept_answers.py": "the age of answers",
+    "api/moments.py": "the age of records",
     "api/ollama_format.py": "the field `created_at`",
     "api/ollama_request.py": "the field `created_at`",
-    "api/record_folder.py": "the age of records",
     "cli/master_parts.py": "the number of the first epoch",
     "cli/models.py": "when a pack was last used",
     "cli/serving.py": "the field `created`",

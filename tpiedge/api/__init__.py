@@ -17,8 +17,9 @@ the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo
 `frames` of it and of what is `spoken` in it: `openai_format`, `responses_format`, `anthropic_format`, `ollama_format`
 or `embedding_format`. `errors` are OpenAI's, which others see in their own `error_shapes`. `further_choices`
 have their turn later. Where answers are to survive the server, `kept_answers`, each a `kept_answer` with its
-`heard_choices`, outlive their connections, and a `record_folder` has their `records`. `service` is what a cluster must
-offer.
+`heard_choices` and its `answer_reader`, outlive their connections, as many as their `held_bytes` allow, until an
+`acknowledgement`, and a `record_folder` has their `records`, each in a `record_file`, with its age by `moments`.
+`service` is what a cluster must offer.
 
 `openapi` with `openapi_fields`, `openapi_forms`, `openapi_others` and `openapi_parts` describes the routes for clients.
 `page` is what a browser shows, and has nothing to do with the others.

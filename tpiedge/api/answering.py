@@ -5,9 +5,10 @@ Laws:
 
 1. A stream that fails ends with an error event and an unfinished body: no finish reason, no [DONE]. So no client can
    take a part for the whole. What fails one choice fails all.
-2. A stream begins with its first event or, `_OPEN_S` after the request, with a ping; a whole answer with its end or,
-   where that takes long, with blank lines: what fails earlier has a status of its own, what fails later is the one
-   value of the body. The ping of an answer that pauses says why, that of a long prompt how far it is read.
+2. A stream begins with its first event or, `_OPEN_S` after the request, with a ping, also where thousands of events
+   are passed over before it; a whole answer with its end or, where that takes long, with blank lines: what fails
+   earlier has a status of its own, what fails later is the one value of the body. The ping of an answer that pauses
+   says why, that of a long prompt how far it is read.
 3. A client that says how long it waits for a byte (OpenAI's do) hears one in half that time: else it would ask again,
    and the same work be done twice.
 4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
@@ -61,8 +62,8 @@ IGNORED = "x-ignored-fields"
 
 #: Errors that are known at once come before it.
 _OPEN_S = 0.25
-#: After so many events others have their turn.
-_TURN = 64
+#: After so many events others have their turn: with twenty scores each they are some milliseconds' work.
+_TURN = 16
 #: So many scores are written at once.
 _MANY_SCORES = 2048
 _BLANK = b"\n"  # JSON may begin with it
@@ -104,8 +105,9 @@ class ServerEnds(ApiError):
 @dataclass(frozen=True, slots=True)
 class Answering:
     """Runs once, for an answer with a transcript for each of its choices. `name`: of its request; `resumable`: whether
-    a client that comes again can have the rest; `after`: the number of the event that a stream of it begins after;
-    `ignored`: names of the request's fields that have no effect; `grammar` as of Reply."""
+    a client that comes again can have the rest; `recorded`: whether also of the next server, now; `after`: the number
+    of the event that a stream of it begins after; `ignored`: names of the request's fields that have no effect;
+    `grammar` as of Reply."""
 
     name: str
     form: AnswerFormat
@@ -114,6 +116,7 @@ class Answering:
     transcripts: Sequence[Transcript]
     limits: Limits
     resumable: bool = False
+    recorded: Callable[[], bool] = lambda: True
     after: int = 0
     ignored: tuple[str, ...] = ()
     grammar: str = ""
@@ -156,6 +159,9 @@ class Answering:
         for number in itertools.count():
             if number % _TURN == 0:  # where all is there already, nothing else waits
                 await asyncio.sleep(0)
+                if now() >= due:
+                    due = now() + self.limits.ping_s
+                    yield None
             found = await self.feed.next(max(0.0, due - now()))
             if found is not None and found[0] not in open_choices:
                 continue
@@ -217,20 +223,16 @@ class Answering:
         )
 
     async def _stream(self, send: Send) -> None:
-        started, number = False, 0
+        started = False
         try:
-            async for frame in self._frames():
-                if not started and (frame is None or number >= self.after - 1):
+            async for number, frame in self._frames():
+                if not started:
                     started = True
                     await self._start(send, self._stream_headers())
                 if frame is None:
                     await self._write(send, self.form.alive(self._why))
-                    continue
-                number += 1
-                if number > self.after:
+                elif frame:
                     await self._write(send, numbered(number, frame) if self.resumable else frame)
-            if number < self.after:
-                raise BeyondEnd(number)
         except (Disconnected, Stalled):
             raise
         except Exception as error:
@@ -241,28 +243,35 @@ class Answering:
             raise Aborted from error
         await self._guarded(send({"type": "http.response.body", "body": b""}))
 
-    async def _frames(self) -> AsyncIterator[bytes | None]:
-        """What the stream consists of; None as of `_pieces`, and where pieces come of which nothing is told yet."""
-        now = asyncio.get_running_loop().time
-        opened, told = False, now()
-        async for found in self._pieces(min(_OPEN_S, self.limits.ping_s)):
+    async def _frames(self) -> AsyncIterator[tuple[int, bytes | None]]:
+        """The events of the stream with their numbers, empty for the one that it begins after; None as of `_pieces`,
+        and where pieces come of which nothing is told yet, or only what the client has."""
+        now, number = asyncio.get_running_loop().time, 0
+        due = now() + min(_OPEN_S, self.limits.ping_s)
+        async for frames in self._all_frames(min(_OPEN_S, self.limits.ping_s)):
+            told = False
+            for frame in frames or ():
+                number += 1
+                if number >= self.after:
+                    told = True
+                    yield number, frame if number > self.after else b""
+            if frames is None or (not told and now() >= due):
+                told = True
+                yield number, None
+            if told:
+                due = now() + self.limits.ping_s
+        if number < self.after:
+            raise BeyondEnd(number)
+
+    async def _all_frames(self, quiet_s: float) -> AsyncIterator[Sequence[bytes] | None]:
+        """The events of the whole stream, those of each piece together; None as of `_pieces`."""
+        opened = False
+        async for found in self._pieces(quiet_s):
             if not opened:
                 opened = True
-                for frame in self.form.opening():
-                    yield frame
-            if found is None:
-                yield None
-                continue
-            frames = self.form.frames(*found)
-            for frame in frames:
-                yield frame
-            if frames:
-                told = now()
-            elif now() - told > self.limits.ping_s:
-                told = now()
-                yield None
-        for frame in self.form.closing(self.transcripts):
-            yield frame
+                yield self.form.opening()
+            yield None if found is None else self.form.frames(*found)
+        yield self.form.closing(self.transcripts)
 
     def _error(self, error: Exception) -> ApiError:
         return of_exception(error, self.grammar or None)
@@ -279,14 +288,19 @@ class Answering:
     def _stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
         return (b"content-type", self.form.stream_type), (b"cache-control", b"no-cache"), _NO_SNIFF
 
+    @property
+    def _promised(self) -> bool:
+        """Whether a client that comes again gets the rest, beyond the server's end, too."""
+        return self.resumable and self.recorded()
+
     def _break_off(self, error: Exception) -> None:
         """Raises BrokenOff where the next server goes on with the answer."""
-        if self.resumable and isinstance(error, ServerEnds):
+        if self._promised and isinstance(error, ServerEnds):
             raise BrokenOff from error
 
     def _named(self) -> Iterator[tuple[str, str]]:
         yield REQUEST_ID, self.name
-        if self.resumable:
+        if self._promised:
             yield RESUMABLE, "yes"
         if self.ignored:
             yield IGNORED, ", ".join(self.ignored)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
+from tpiedge.api.acknowledgement import Acknowledgement
 from tpiedge.api.admin import Admin
 from tpiedge.api.answer_forms import ANSWER_FORMS, AnswerForm
 from tpiedge.api.answering import REQUEST_ID, Aborted, BrokenOff, Send, Stalled, send_json
@@ -103,6 +104,7 @@ class Api:
             ):  # as HAProxy asks, unless it is told otherwise
                 scope["method"] = "GET"
             self._guard.check_key(path, headers)
+            self._acknowledge(scope)
             await self._router(scope, receive, send)
         # The server closes a connection whose response is unfinished.
         except (Disconnected, BrokenOff):
@@ -144,6 +146,15 @@ class Api:
         """After `close`, as of KeptAnswers."""
         if self._kept is not None:
             self._kept.ended_in_order()
+
+    def _acknowledge(self, scope: MutableMapping[str, Any]) -> None:
+        """A request shows that its client has read the answer before it on that connection."""
+        acknowledgement: Acknowledgement | None = scope.get("state", {}).get("acknowledgement")
+        if acknowledgement is not None:
+            headers, peer = scope["headers"], scope.get("client")
+            host = "" if peer is None else peer[0]
+            alone = self._guard.is_direct(headers, host)
+            acknowledgement.begin(self._guard.client(headers, host) if alone else None)
 
     def _completions(self, form: FormatName, kept: KeptAnswers | None) -> Completions:
         return Completions(

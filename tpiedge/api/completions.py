@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 
 from tpiedge.api.answer_forms import ANSWER_FORMS
+from tpiedge.api.answer_reader import AnswerReader, Parting
 from tpiedge.api.answering import Send, send_json
 from tpiedge.api.asked import AnsweredAtOnce, FormatName
 from tpiedge.api.body import Receive
@@ -19,7 +20,7 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.further_choices import submit_choices
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
-from tpiedge.api.kept_answer import KeptAnswer, Parting
+from tpiedge.api.kept_answer import KeptAnswer
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import key_mark
@@ -89,22 +90,15 @@ class Completions:
         created, model = int(time.time()), self._service.model().name
         if self._kept is not None:
             reader = self._kept.accept(asked, name, created, model, key, client)
-            opened: _Opened = reader.open, reader.leave
+            work = _kept_work(
+                reader, Work(name, asked.choices, asked.reply, created, model, reader.open, reader.leave)
+            )
         else:
             requests = [choice.request for choice in asked.choices]
             bridge = StreamBridge(name, *submit_choices(requests, self._service, client), loop)
-            opened = (lambda: bridge), (lambda _: bridge.cancel())
-        return Work(
-            name,
-            asked.choices,
-            asked.reply,
-            created,
-            model,
-            *opened,
-            resumable=self._kept is not None,
-            ignored=asked.ignored,
-            mark=key_mark(key),
-        )
+            opened: _Opened = (lambda: bridge), (lambda _: bridge.cancel())
+            work = Work(name, asked.choices, asked.reply, created, model, *opened)
+        return replace(work, ignored=asked.ignored, mark=key_mark(key))
 
 
 class Resumptions:
@@ -145,17 +139,21 @@ class Resumptions:
             accepted.model,
             reader.open,
             reader.leave,
-            resumable=True,
             after=after or 0,
             named=True,
         )
-        await self._deliveries.deliver(work, scope, receive, send)
+        await self._deliveries.deliver(_kept_work(reader, work), scope, receive, send)
 
     def _found(self, name: str, key: bytes) -> KeptAnswer:
         found = None if self._kept is None else self._kept.find(name, self._form, key)
         if found is None:
             raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
         return found
+
+
+def _kept_work(reader: AnswerReader, work: Work) -> Work:
+    """`work`, of an answer for which its client may come again."""
+    return replace(work, resumable=True, acknowledge=reader.acknowledge, recorded=reader.is_recorded)
 
 
 def _last_event(request: Request) -> int | None:

@@ -10,6 +10,7 @@ import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tpiedge.api.acknowledgement import Acknowledgement
 from tpiedge.api.bounded_http import BoundedHttp
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fairness import FairTurns
@@ -57,7 +58,13 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
             if self._below is not None:
                 transport.set_write_buffer_limits(_TLS_UNSENT_BYTES)
             self._host = "" if self.client is None else self.client[0]
-            self.app_state = {"drop": self._abort, "unsent": self._unsent, "arriving": self._arriving}
+            self._acknowledgement = Acknowledgement()
+            self.app_state = {
+                "drop": self._abort,
+                "unsent": self._unsent,
+                "arriving": self._arriving,
+                "acknowledgement": self._acknowledgement,
+            }
             self._expect_head()
             self._look()
 
@@ -91,6 +98,10 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
         def handle_events(self) -> None:
             """Of uvicorn, which has answered: the next request may be there."""
             self._ask()
+
+        def on_response_complete(self) -> None:
+            self._acknowledgement.ahead = bool(self._received or self.conn.trailing_data[0])
+            super().on_response_complete()
 
         def _ask(self) -> None:
             if not self._asked:

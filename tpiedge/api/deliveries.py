@@ -9,7 +9,9 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
+from tpiedge.api.acknowledgement import Acknowledgement
 from tpiedge.api.answer_forms import ANSWER_FORMS
+from tpiedge.api.answer_reader import Parting
 from tpiedge.api.answering import (
     Aborted,
     Answering,
@@ -22,7 +24,6 @@ from tpiedge.api.answering import (
 from tpiedge.api.asked import Choice, FormatName, Reply
 from tpiedge.api.body import Disconnected, Receive
 from tpiedge.api.formats import AnswerHead
-from tpiedge.api.kept_answer import Parting
 from tpiedge.api.limits import Limits
 from tpiedge.api.prompt_echo import PromptEcho
 from tpiedge.api.records import marks
@@ -92,8 +93,9 @@ def _end(feed: AnswerFeed, why: Exception) -> None:
 class Work:
     """A request that was taken, and how its client gets the answer with this name.
 
-    `open` is called on the event loop, `leave` once the client has gone. `resumable` and `after` as of Answering;
-    `named`: whether the client knows the id of the answer already; `ignored`: names of fields that it sent in vain;
+    `open` is called on the event loop, `leave` once the client has gone, `acknowledge` once it shows that it has read
+    what it was sent. `resumable`, `recorded` and `after` as of Answering; `named`: whether the client knows the id of
+    the answer already; `ignored`: names of fields that it sent in vain;
     `mark`: of the client's API key, empty where none was needed.
     """
 
@@ -107,6 +109,8 @@ class Work:
     resumable: bool = False
     after: int = 0
     named: bool = False
+    acknowledge: Callable[[], None] = lambda: None
+    recorded: Callable[[], bool] = lambda: True
     ignored: tuple[str, ...] = ()
     mark: str = ""
 
@@ -142,6 +146,9 @@ class Deliveries:
             await send(message)
             named = True
 
+        acknowledgement: Acknowledgement | None = scope["state"].get("acknowledgement")
+        if work.resumable and acknowledgement is not None:
+            acknowledgement.carry(work.acknowledge)
         try:
             feed = work.open()
             self._running.add(work, feed)
@@ -162,6 +169,7 @@ class Deliveries:
                 ],
                 limits,
                 work.resumable,
+                work.recorded,
                 work.after,
                 work.ignored,
                 work.reply.grammar,
@@ -169,13 +177,15 @@ class Deliveries:
             await answering.run(receive, send_named)
             if work.resumable:
                 await _sent(scope, limits.write_s)
-            parting = Parting.SERVED
+            parting = Parting.SENT
         except (asyncio.CancelledError, Disconnected, Stalled, BrokenOff, ServerEnds, BeyondEnd):
             parting = Parting.LOST if named else Parting.FOR_GOOD
             raise
         except Aborted as error:
-            if isinstance(error.__cause__, BeyondEnd):
-                parting = Parting.LOST
+            parting = Parting.LOST if isinstance(error.__cause__, BeyondEnd) else Parting.SENT
+            raise
+        except Exception:  # before the head: the response is an error
+            parting = Parting.SENT if named else Parting.FOR_GOOD
             raise
         finally:
             self._running.remove(work)

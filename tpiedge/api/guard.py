@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from tpiedge.api.acknowledgement import through_proxy
 from tpiedge.api.errors import ApiError
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.origins import Headers, Origins
@@ -143,6 +144,11 @@ class Guard:
             return secrets.token_hex(_SCOPE_BYTES)
         client = self.client(headers, host).encode()
         return hashlib.blake2b(client, digest_size=_SCOPE_BYTES, key=self._scope_key).hexdigest()
+
+    def is_direct(self, headers: Headers, host: str) -> bool:
+        """Whether the connection from `host` is one client's own: proxies send the requests of many clients over
+        one."""
+        return bool(host) and not through_proxy(headers)
 
     def sender(self, client: str) -> Sender | None:
         """Whom `client` means, as the method of that name calls them; None for an empty one."""

@@ -7,29 +7,37 @@ Laws:
    the place of the one before, whose client may have lost its connection without our knowing.
 3. An answer whose reader's connection ends goes on without one and waits for the next: for LEFT_S or, of a reader that
    came for the whole of it, as those of law 4. Then it ends; at once, where its client says so or cannot come again.
+   One that was sent to its end waits in the same way: what the system has taken, nobody need have read. It ends once
+   its client acknowledges it (`acknowledgement.py`).
 4. An answer of the master before this one goes on without a reader. As a stream it waits for one for the grace, as a
    whole for COLLECTED_WITHIN_S after its end, and for that UNFINISHED_S at most. The latter counts from the request on,
    however many masters there were since.
 5. What nobody reads gives way to what somebody waits for (`Generation.attend`).
 6. A stop string ends the work on a choice also where nobody reads.
 7. What fails one choice fails all.
-8. A record lasts until its answer was delivered, failed, was cancelled, or its client was told of an error, and beyond
-   the master's end. Where that was in order, and nothing came of the answer, the master has not taken it up.
+8. A record lasts as long as its answer, or until that failed or its client was told of an error, and beyond the
+   master's end. Where that was in order, and nothing came of the answer, the master has not taken it up.
+9. A record that the disk had no room for is made anew, as a whole, once it has (`record_again`).
 """
 
-import asyncio
-import enum
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, TypeGuard
 
+from tpiedge.api.answer_reader import AnswerReader, superseded
 from tpiedge.api.answering import ServerEnds
-from tpiedge.api.errors import ApiError
 from tpiedge.api.further_choices import FurtherChoices
 from tpiedge.api.heard_choices import HeardChoices
-from tpiedge.api.record_folder import RecordFile
-from tpiedge.api.records import AcceptedRequest, RecordedEvent
+from tpiedge.api.held_bytes import event_bytes, request_bytes
+from tpiedge.api.record_file import RecordFile
+from tpiedge.api.records import (
+    AcceptedRequest,
+    RecordedEvent,
+    accepted_lines,
+    event_line,
+    taken_up_line,
+)
 from tpiedge.api.service import AnswerEvent, Generation
 from tpiedge.api.stream_bridge import ChoiceEvent, EventQueue
 from tpiedge.errors import Cancelled, InternalError, MasterFailed
@@ -39,7 +47,7 @@ from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, PromptScores, Token
 
-__all__ = ["COLLECTED_WITHIN_S", "LEFT_S", "UNFINISHED_S", "AnswerReader", "KeptAnswer", "Parting"]
+__all__ = ["COLLECTED_WITHIN_S", "LEFT_S", "UNFINISHED_S", "KeptAnswer"]
 
 COLLECTED_WITHIN_S: Final = 600.0
 """For how long a whole answer of the master before is kept after its end."""
@@ -47,17 +55,6 @@ UNFINISHED_S: Final = 24 * 3600.0
 """For how long it may lack its end, while nobody comes for it and others come first."""
 LEFT_S: Final = 60.0
 """For how long an answer waits for a client whose connection ended."""
-
-
-class Parting(enum.Enum):
-    """How a client goes."""
-
-    #: It has all of the answer.
-    SERVED = enum.auto()
-    #: It was told of an error, or does not even know the answer's id: it does not come again.
-    FOR_GOOD = enum.auto()
-    #: Its connection ended: it may come again.
-    LOST = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +86,21 @@ class KeptAnswer:
         grace_s: float = 0.0,
         age_s: float = 0.0,
         client: str = "",
+        taken_up: int = 0,
     ) -> None:
         """`said`: what `file` holds already; `grace_s`: for how long it waits for its first reader, if it is a stream
         of the master before; `age_s`: how long ago that accepted it; `client`: whose it is, as of Guard, empty where
-        that one accepted it."""
+        that one accepted it; `taken_up` as of AnswerRecord."""
         self.accepted = accepted
         self.client = client
+        #: How much memory it takes, about.
+        self.held_bytes = request_bytes(accepted) + sum(event_bytes(event) for _, event in said)
         self._file = file
         self._now = now
         self._stops = _stop_writers(accepted, tokenizer)
         self._said: list[ChoiceEvent] = list(said)
+        #: The number of the last event of each choice.
+        self._last = {choice: number for number, (choice, _) in enumerate(said)}
         #: Held while the record is written: so it has the order in which readers hear of the choices.
         self._order = threading.Lock()
         self._lock = threading.Lock()
@@ -107,16 +109,25 @@ class KeptAnswer:
             if self._ends_with(choice, event):
                 self._lacking.discard(choice)
         self._taken_up = False
+        #: By how many masters since something was said last, this one included.
+        self._tries = taken_up
         self._over = not self._lacking
+        if self._over:
+            file.finish()
         self._error: BaseException | None = None
+        self._given_up = False
         self._reader: AnswerReader | None = None
+        #: The one that came last, whether it still reads or not.
+        self._latest: AnswerReader | None = None
         self._patience = _Patience(grace_s) if accepted.reply.stream else _COLLECTED
         self._unread_since = now()
         #: Of a whole answer, until it has a reader.
         self._accepted_at = None if accepted.reply.stream else self._unread_since - age_s
         self._left_at: float | None = None
         self._heard: HeardChoices | None = None
-        #: Whether it was delivered, or nobody wants it any more.
+        #: Whether this master sent it to its end.
+        self.sent = False
+        #: Whether it was read, or nobody wants it any more.
         self.ended = False
 
     @property
@@ -135,19 +146,36 @@ class KeptAnswer:
             self._attend(self._reader is not None)
         heard.start()
 
-    def read(self, *, collects: bool) -> "AnswerReader":
+    def read(self, *, collects: bool) -> AnswerReader:
         """A new reader, who takes the place of the one before. `collects`: by GET, for the whole of the answer."""
         reader = AnswerReader(self, collects=collects)
         with self._lock:
             before, self._reader, self._accepted_at = self._reader, reader, None
+            self._latest = reader
             if before is not None:
-                before.supersede(_superseded())
+                before.supersede(superseded())
             self._attend(True)
         return reader
 
     @property
+    def over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self._over
+
+    @property
+    def recorded(self) -> bool:
+        """Whether another master could go on with it."""
+        return self._file.there
+
+    @property
+    def lost_record(self) -> bool:
+        """Whether it is to be recorded, and the disk had no room."""
+        return self._file.lost
+
+    @property
     def left_at(self) -> float | None:
-        """When the connection of its client ended, which it waits for; None while it does not."""
+        """When the connection of its client ended, or it was sent to its end, if it waits for that client; None while
+        it does not."""
         with self._lock:
             return self._left_at if self._reader is None else None
 
@@ -173,7 +201,7 @@ class KeptAnswer:
         self.end()
 
     def end(self) -> None:
-        """It was delivered, or nobody wants it any more: the work and the record end. Idempotent."""
+        """It was read, or nobody wants it any more: the work and the record end. Idempotent."""
         self.ended = True
         self._file.delete()
         self._cancel()
@@ -187,6 +215,20 @@ class KeptAnswer:
         """After `keep`, as of RecordFile. Idempotent."""
         self._file.take_back()
 
+    def record_again(self) -> bool:
+        """Makes the record anew, as a whole, where the disk had no room for it. Waits for the disk. Returns whether
+        there was room."""
+        with self._order:
+            if self._file.lost:
+                said = b"".join(event_line(number, one) for number, one in self._said if _is_recorded(one))
+                before = self._tries - self._taken_up if self._tries else 0
+                self._file.write_anew(accepted_lines(self.accepted) + said + taken_up_line() * before)
+                if self._tries > before:
+                    self._file.take_up()
+            if self._over:
+                self._file.finish()
+            return not self._file.lost
+
     def join(self, limit_s: float) -> None:
         """Waits for its thread, at most that long."""
         if self._heard is not None:
@@ -199,21 +241,41 @@ class KeptAnswer:
         if self._heard is not None:
             self._heard.complete(choice)
 
-    def attach(self, reader: "AnswerReader", events: EventQueue) -> None:
-        """Tells the reader what was said so far, but for pauses that are over, and then what follows."""
+    def attach(self, reader: AnswerReader, events: EventQueue) -> None:
+        """From now on the reader may take what was said so far, and is told then what follows."""
         with self._lock:
             reader.events = events
             if self._reader is not reader:
-                reader.tell(_superseded())
-                return
-            last = {choice: number for number, (choice, _) in enumerate(self._said)}
-            for number, (choice, event) in enumerate(self._said):
-                if not isinstance(event, Paused) or number == last[choice]:
-                    reader.tell((choice, event))
-            if self._over:
-                reader.tell(self._last_word())
+                reader.tell(superseded())
 
-    def detach(self, reader: "AnswerReader", *, collects: bool) -> None:
+    def said_since(self, reader: AnswerReader, start: int, count: int) -> list[ChoiceEvent | None]:
+        """The next `count` events, or all that there are, which the reader has caught up with then. None in place of
+        pauses that are over."""
+        with self._lock:
+            said = self._said[start : start + count]
+            if start + count >= len(self._said):
+                reader.caught_up = True
+                if self._over:
+                    reader.tell(self._last_word())
+            return [
+                None if isinstance(event, Paused) and number < self._last[choice] else (choice, event)
+                for number, (choice, event) in enumerate(said, start)
+            ]
+
+    def was_sent(self) -> None:
+        """A reader was sent the answer with its end, or what it failed by."""
+        self.sent = True
+        if not self._over:
+            self.end()  # the clock ended it, and nothing else
+        elif self._given_up:
+            self._file.delete()
+
+    def acknowledge(self, reader: AnswerReader) -> None:
+        """Its client has read what this reader was sent. No effect where another one came since."""
+        if self._latest is reader:
+            self.end()
+
+    def detach(self, reader: AnswerReader, *, collects: bool) -> None:
         """The reader reads no more; `collects` as of `read`. Idempotent."""
         with self._lock:
             if self._reader is reader:
@@ -230,26 +292,30 @@ class KeptAnswer:
             if isinstance(event, TakenUp):
                 if not self._taken_up:  # once by this master, however many choices there are
                     self._file.take_up()
+                    self._tries += 1
                 self._taken_up = True
                 return False
             with self._lock:
                 if self._over or choice not in self._lacking:
                     return True
-            # A choice that is cancelled has no end: another master goes on with it.
-            if isinstance(event, Token | PromptScores) or (
-                isinstance(event, Finished) and event.reason != "cancel"
-            ):
+            if _is_recorded(event):
                 self._file.add(choice, event)
+                self._tries = 0
             ends = self._ends_with(choice, event)
             with self._lock:
                 if not isinstance(event, Reading):  # of which the next reader hears anew
+                    self._last[choice] = len(self._said)
                     self._said.append((choice, event))
+                    self.held_bytes += event_bytes(event)
                 if ends:
+                    self._given_up |= isinstance(event, Finished) and event.reason == "cancel"
                     self._lacking.discard(choice)
                     if not self._lacking:
                         self._end_work()
-                if self._reader is not None:
+                if self._reader is not None and self._reader.caught_up:
                     self._reader.tell((choice, event))
+            if self.over:
+                self._file.finish()
         if ends and isinstance(event, Token):
             self.complete(choice)
         return ends
@@ -265,7 +331,7 @@ class KeptAnswer:
                 self._file.delete()
             self._error = error
             self._end_work()
-            if self._reader is not None:
+            if self._reader is not None and self._reader.caught_up:
                 self._reader.tell(self._last_word())
         self._cancel()
 
@@ -294,6 +360,13 @@ class KeptAnswer:
             self._heard.stop(self.lacking)
 
 
+def _is_recorded(event: AnswerEvent) -> TypeGuard[Token | PromptScores | Finished]:
+    """Whether another master needs to know it. A choice that is cancelled has no end: that one goes on with it."""
+    return isinstance(event, Token | PromptScores) or (
+        isinstance(event, Finished) and event.reason != "cancel"
+    )
+
+
 def _stop_writers(accepted: AcceptedRequest, tokenizer: Tokenizer | None) -> Sequence[TextWriter]:
     """What finds the stop strings of each choice, if there are any; as Transcript does."""
     reply = accepted.reply
@@ -305,61 +378,3 @@ def _stop_writers(accepted: AcceptedRequest, tokenizer: Tokenizer | None) -> Seq
         )
         for choice in accepted.choices
     ]
-
-
-class AnswerReader:
-    """An `AnswerFeed` for one connection, from `open` on."""
-
-    def __init__(self, answer: KeptAnswer, *, collects: bool) -> None:
-        self._answer = answer
-        self._collects = collects
-        #: Where it hears the answer, from `open` on; under the answer's lock.
-        self.events: EventQueue | None = None
-        self._superseded = False
-        self._gone = False
-
-    def open(self) -> Self:
-        """On the event loop that reads."""
-        self._answer.attach(self, EventQueue(asyncio.get_running_loop()))
-        return self
-
-    async def next(self, within_s: float) -> ChoiceEvent | None:
-        if self.events is None:
-            raise InternalError("an answer is read that was not opened: report it")
-        return await self.events.next(within_s)
-
-    def end(self, error: BaseException) -> None:
-        self.tell(error)
-
-    def cancel(self) -> None:
-        """What becomes of the answer, `leave` says."""
-        self._gone = True
-        self._answer.detach(self, collects=self._collects)
-
-    def complete(self, choice: int) -> None:
-        self._answer.complete(choice)
-
-    def join(self, _limit_s: float) -> bool:
-        return self._gone
-
-    def leave(self, parting: Parting) -> None:
-        """The connection's end. Idempotent."""
-        self.cancel()
-        if not self._superseded and parting is not Parting.LOST:
-            self._answer.end()
-
-    # --- for its answer, from any thread
-
-    def tell(self, item: ChoiceEvent | BaseException) -> None:
-        """What comes next. Before `open` it needs not be told: everything is told then."""
-        if self.events is not None:
-            self.events.post(item)
-
-    def supersede(self, why: Exception) -> None:
-        """It has the place no more, and is told why."""
-        self._superseded = True
-        self.tell(why)
-
-
-def _superseded() -> ApiError:
-    return ApiError(409, "another connection reads this answer now", "superseded")

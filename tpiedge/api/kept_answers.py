@@ -1,34 +1,36 @@
 """Answers whose readers come and go: what `tpiedge master --journal` makes of accepted requests.
 
-What waits for a reader for too long is cancelled (`kept_answer.py`). Of those that wait for one whose connection ended,
-MOST_LEFT wait: where they are more, the oldest of the client that has most of them is cancelled. Of more than
-MOST_RECOVERED of the master before the latest go on.
+What waits for a reader for too long is cancelled (`kept_answer.py`). Of those that wait for one whose connection ended
+MOST_LEFT are unfinished, and all that wait take LEFT_BYTES of memory, half of them for one client: where they are more,
+the oldest of the client that has most goes. Of more than MOST_RECOVERED of the master before the latest go on, the
+unfinished first.
 """
 
-import heapq
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from tpiedge.api.answer_reader import AnswerReader
 from tpiedge.api.asked import Asked, FormatName
 from tpiedge.api.further_choices import AT_ONCE, FurtherChoices, submit_choices
-from tpiedge.api.kept_answer import AnswerReader, KeptAnswer
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.kept_answer import KeptAnswer
+from tpiedge.api.record_folder import FoundAnswer, RecordFolder
 from tpiedge.api.records import AcceptedRequest, RecordedEvent, marks
 from tpiedge.api.service import Generation, Service
 from tpiedge.errors import UserError
-from tpiedge.units import counted, format_seconds
+from tpiedge.portions import share_of, too_much
+from tpiedge.units import MIB, counted, format_seconds
 from tpiedge.wire.control import AnswerPart, Finished
 
-__all__ = ["MOST_LEFT", "MOST_RECOVERED", "KeptAnswers"]
+__all__ = ["LEFT_BYTES", "MOST_LEFT", "MOST_RECOVERED", "KeptAnswers"]
 
 _log = logging.getLogger(__name__)
 
 MOST_LEFT: Final = 64
+LEFT_BYTES: Final = 128 * MIB
 MOST_RECOVERED: Final = 512
 """More than one master has: those that wait and run in full queues, and MOST_LEFT."""
 
@@ -47,38 +49,26 @@ class KeptAnswers:
         service: Service,
         grace_s: float,
         now: Now = time.monotonic,
-        today: Now = time.time,
     ) -> None:
-        """`grace_s`: for how long a stream of the master before waits for its reader; `today`: in seconds since 1970,
-        as requests' times are."""
+        """`grace_s`: for how long a stream of the master before waits for its reader."""
         self._folder = folder
         self._service = service
         self._grace_s = grace_s
         self._now = now
-        self._today = today
         self._lock = threading.Lock()
         self._answers: dict[str, KeptAnswer] = {}
+        #: Whether records are made anew just now.
+        self._recording = False
 
     def recover(self) -> int:
         """Goes on with the answers of the master before; returns how many. To be called before anything is accepted.
 
         Raises UserError for records that cannot be read, or where the system has not enough threads: they stay.
         """
-        found = self._folder.found()
-        many, found = found[:-MOST_RECOVERED], found[-MOST_RECOVERED:]
-        for one in many:
-            one.file.delete()
-        if many:
-            _log.warning(
-                "deleted %s: nobody came for them, and more are recorded", counted(len(many), "answer")
-            )
+        found = self._latest(self._folder.found())
         threads = 0
         resumed: list[tuple[KeptAnswer, Mapping[int, Generation], FurtherChoices]] = []
-        for one in found:
-            record = one.record
-            tokenizer, said = self._service.tokenizer, record.said
-            age_s = max(0.0, self._today() - record.accepted.created)
-            answer = KeptAnswer(record.accepted, one.file, tokenizer, self._now, said, self._grace_s, age_s)
+        for answer, said in found:
             self._add(answer)
             at_once = AT_ONCE if threads < _MOST_AT_ONCE else 1
             generations, further = self._resume(answer, said, at_once)
@@ -103,7 +93,8 @@ class KeptAnswers:
         reader; the rest as in AcceptedRequest. Raises as Service.submit."""
         requests = [choice.request for choice in asked.choices]
         generations, further = submit_choices(requests, self._service, client)
-        accepted = AcceptedRequest.of(asked, name, created, model, self._folder.pack, key)
+        pack, moment = self._folder.pack, self._folder.moment()
+        accepted = AcceptedRequest.of(asked, name, created, model, pack, key, moment)
         file, tokenizer = self._folder.begin(accepted), self._service.tokenizer
         answer = KeptAnswer(accepted, file, tokenizer, self._now, client=client)
         reader = answer.read(collects=False)
@@ -124,19 +115,42 @@ class KeptAnswers:
         return answer if marks(answer.accepted.key, key) else None
 
     def sweep(self) -> None:
-        """Forgets what has ended, and cancels what nobody came for. To be called now and then; does not block."""
+        """Forgets what has ended, cancels what nobody came for, and has made anew what could not be recorded. To be
+        called now and then; does not block."""
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
-                name = answer.accepted.name
-                _log.warning(
-                    "nobody came for the answer %s within %s: it was deleted", name, format_seconds(waited_s)
-                )
+                if not answer.sent:
+                    name = answer.accepted.name
+                    _log.warning(
+                        "nobody came for the answer %s within %s: it was deleted",
+                        name,
+                        format_seconds(waited_s),
+                    )
                 answer.end()
         with self._lock:
             self._answers = {name: one for name, one in self._answers.items() if not one.ended}
         left = [(since, answer) for answer in self._all() if (since := answer.left_at) is not None]
-        for answer in _too_many(sorted(left, key=lambda one: one[0])):
-            answer.end()
+        waiting = [answer for _, answer in sorted(left, key=lambda one: one[0])]
+        unfinished = [answer for answer in waiting if not answer.over]
+        _end_some(unfinished, [1 for _ in unfinished], MOST_LEFT, MOST_LEFT)
+        waiting = [answer for answer in waiting if not answer.ended]
+        _end_some(waiting, [answer.held_bytes for answer in waiting], LEFT_BYTES, share_of(LEFT_BYTES))
+        self._record_again()
+
+    def _record_again(self) -> None:
+        """In the thread that waits for the disk: the smallest first, until one has no room."""
+        lost = sorted((one for one in self._all() if one.lost_record), key=lambda one: one.held_bytes)
+        if not lost or self._recording:
+            return
+
+        def record() -> None:
+            try:
+                all(answer.record_again() for answer in lost)
+            finally:
+                self._recording = False
+
+        self._recording = True
+        self._folder.later(record)
 
     def close(self) -> None:
         """The master ends: what was not delivered stays recorded. Idempotent."""
@@ -155,6 +169,28 @@ class KeptAnswers:
         for answer in self._all():
             answer.join(max(0.0, deadline - time.monotonic()))
         self._folder.close(max(0.0, deadline - time.monotonic()))
+
+    def _latest(self, found: Sequence[FoundAnswer]) -> list[tuple[KeptAnswer, Sequence[RecordedEvent]]]:
+        """Those that go on, in their order, with what was said of them."""
+        answers = [
+            KeptAnswer(
+                one.record.accepted,
+                one.file,
+                self._service.tokenizer,
+                self._now,
+                one.record.said,
+                self._grace_s,
+                one.age_s,
+                taken_up=one.record.taken_up,
+            )
+            for one in found
+        ]
+        first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
+        for number in first[MOST_RECOVERED:]:
+            answers[number].end()
+        if many := len(first[MOST_RECOVERED:]):
+            _log.warning("deleted %s: nobody came for them, and more are recorded", counted(many, "answer"))
+        return [(answers[number], found[number].record.said) for number in sorted(first[:MOST_RECOVERED])]
 
     def _resume(
         self, answer: KeptAnswer, said: Sequence[RecordedEvent], at_once: int
@@ -184,14 +220,9 @@ class KeptAnswers:
             return list(self._answers.values())
 
 
-def _too_many(left: Sequence[tuple[float, KeptAnswer]]) -> Iterator[KeptAnswer]:
-    """Those of `left`, the oldest first, that are beyond MOST_LEFT."""
-    of_clients: dict[str, deque[KeptAnswer]] = {}
-    for _, answer in left:
-        of_clients.setdefault(answer.client, deque()).append(answer)
-    most = [(-len(answers), client) for client, answers in of_clients.items()]
-    heapq.heapify(most)
-    for _ in range(len(left) - MOST_LEFT):
-        count, client = most[0]
-        yield of_clients[client].popleft()
-        heapq.heapreplace(most, (count + 1, client))
+def _end_some(answers: Sequence[KeptAnswer], amounts: Sequence[int], total: int, share: int) -> None:
+    """Ends those of `answers`, the oldest first, that are too much. Each one of a client that is not known, of the
+    master before, is as one of a client of its own."""
+    clients = [answer.client or answer.accepted.name for answer in answers]
+    for number in too_much(list(zip(clients, amounts, strict=True)), total, share):
+        answers[number].end()

@@ -1,26 +1,24 @@
 """The folder of records: one file for each answer that is not delivered yet, for its owner alone.
 
 A master that begins to record deletes what nobody wrote to for KEPT_DAYS and, of what it cannot go on with, all but the
-newest MOST_OTHERS: so nothing fills the disk, nor makes starts slow.
-
-A line is one write into the system's memory of files, and is not waited for until it is on the disk: a master that is
-killed loses nothing, a power cut may lose the last half minute. What can be written no more never ends an answer: it
-goes on, unrecorded, and a warning says so.
+newest MOST_OTHERS: so nothing fills the disk, nor makes starts slow. The times of files are those of a clock that may
+have been set since: so each master leaves beside the folder when it began, by all clocks, and the next one first sets
+the times of all files by as much as the time of day went ahead of the time that passed, or fell behind (`moments.py`).
 """
 
-import errno
 import logging
 import os
 import queue
 import re
 import stat
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from tpiedge.api.moments import Moment, this_moment
+from tpiedge.api.record_file import OPEN_FLAGS, OWNER_ONLY, PARTIAL, UNRECORDED, RecordFile, cut
 from tpiedge.api.records import (
     HEAD_BYTES,
     RECORD_VERSION,
@@ -29,19 +27,16 @@ from tpiedge.api.records import (
     DamagedRecord,
     UnknownRecordVersion,
     accepted_lines,
-    event_line,
     read_head,
     read_record,
-    taken_up_line,
 )
-from tpiedge.errors import UserError
-from tpiedge.host.private_file import private_folder
+from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.host.private_file import private_folder, read_private, replace_private
 from tpiedge.master.journal import GUILTY
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import counted
-from tpiedge.wire.control import Finished, PromptScores, Token
 
-__all__ = ["KEPT_DAYS", "MOST_OTHERS", "FoundAnswer", "RecordFile", "RecordFolder", "records_in"]
+__all__ = ["KEPT_DAYS", "MOST_OTHERS", "FoundAnswer", "RecordFolder", "records_in"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,117 +44,22 @@ KEPT_DAYS: Final = 7
 MOST_OTHERS: Final = 1000
 
 _DAY_S: Final = 86_400
+_CLOCK_ERROR_S: Final = 60.0  # which no file's time is worth setting for
 _Read = TypeVar("_Read")
 _DIGITS: Final = 12
 _SUFFIX: Final = ".answer"
 _SET_ASIDE: Final = ".aside"
 _NAME: Final = re.compile(rf"[0-9]{{{_DIGITS},}}-")
-_OWNER_ONLY: Final = 0o600
-_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_UNRECORDED: Final = "the answer goes on, but would not survive the master's end"
-_COUNTS: Final = "that this master went on with the answer counts as if it had failed"
-
-
-class RecordFile:
-    """One answer's record, made by RecordFolder. For any thread. Nothing of it raises OSError."""
-
-    def __init__(
-        self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
-    ) -> None:
-        """`fd`: open for appending, and from now on this object's; None where there is no file. `later` calls what it
-        is given in another thread."""
-        self._path = path
-        self._fd = fd
-        self._log = log
-        self._later = later
-        self._lock = threading.Lock()  # held while the disk is waited for
-        self._doomed = False
-        self._kept = False
-        #: The file's size without its last line, where that is this master's that it took the answer up.
-        self._untried_size: int | None = None
-
-    def add(self, choice: int, event: Token | PromptScores | Finished) -> None:
-        """Adds what is about to be passed on of a choice."""
-        self.write(event_line(choice, event))
-
-    def take_up(self) -> None:
-        """Adds that another master asks for the rest."""
-        self._write(taken_up_line(), takes_up=True)
-
-    def write(self, line: bytes) -> None:
-        """Adds a line."""
-        self._write(line, takes_up=False)
-
-    def _write(self, line: bytes, *, takes_up: bool) -> None:
-        with self._lock:
-            if self._fd is None or self._doomed:
-                return
-            try:
-                untried_size = os.fstat(self._fd).st_size if takes_up else None
-                if os.write(self._fd, line) == len(line):
-                    self._untried_size = untried_size
-                    return
-                why = os.strerror(errno.ENOSPC)
-            except OSError as error:
-                why = str(error.strerror)
-            self._log.warning("cannot write %s: %s; %s", self._path, why, _UNRECORDED)
-            self._delete()
-
-    def delete(self) -> None:
-        """The answer needs no record any more. Does not wait for the disk. Idempotent; no effect after `keep`."""
-        if not self._doomed:
-            self._doomed = True
-            self._later(self._delete_now)
-
-    def keep(self) -> None:
-        """From now on nothing is written, and the file stays for the next master, unless it was deleted. Idempotent."""
-        with self._lock:
-            if not self._doomed:
-                self._kept = True
-                self._close()
-
-    def take_back(self) -> None:
-        """After `keep`, where the master ended in order: that it took the answer up, and no more, does not count. No
-        effect on other files. Idempotent."""
-        with self._lock:
-            size, self._untried_size = self._untried_size, None
-            if not self._kept or size is None:
-                return
-            try:
-                os.close(_cut(self._path, size))
-            except OSError as error:
-                self._log.warning("cannot shorten %s: %s; %s", self._path, error.strerror, _COUNTS)
-
-    def _delete_now(self) -> None:
-        with self._lock:
-            self._delete()
-
-    def _delete(self) -> None:
-        if self._fd is None:
-            return
-        self._close()
-        self._untried_size = None
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            self._log.warning("cannot delete %s: %s; delete it yourself", self._path, error.strerror)
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is None:
-            return
-        try:
-            os.close(fd)
-        except OSError as error:
-            self._log.warning("cannot close %s: %s", self._path, error.strerror)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundAnswer:
-    """An answer that a master before this one did not deliver, and the file in which its record goes on."""
+    """An answer that a master before this one did not deliver, and the file in which its record goes on; `age_s`: of
+    its request."""
 
     record: AnswerRecord
     file: RecordFile
+    age_s: float
 
 
 class RecordFolder:
@@ -168,11 +68,12 @@ class RecordFolder:
     Raises UserError where there can be no such folder.
     """
 
-    def __init__(self, folder: Path, pack: str, now: Callable[[], float] = time.time) -> None:
-        """`now`: in seconds since 1970, as the files' times are."""
+    def __init__(self, folder: Path, pack: str, now: Callable[[], Moment] = this_moment) -> None:
         self.pack = pack
         self._now = now
         self._folder = private_folder(folder)
+        #: When the last master began, by all clocks.
+        self._clock = folder.with_name(f"{folder.name}.clock")
         self._log = RateLimitedLog(_log)
         self._lock = threading.Lock()
         self._chores: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -188,7 +89,8 @@ class RecordFolder:
             self._chores.put(None)
             worker.join(limit_s)
 
-    def _later(self, chore: Callable[[], None]) -> None:
+    def later(self, chore: Callable[[], None]) -> None:
+        """Calls it in the thread that waits for the disk."""
         with self._lock:
             self._chores.put(chore)
             if self._worker is not None:
@@ -214,14 +116,17 @@ class RecordFolder:
         on; how many are of other models, one line says, and another how many were deleted. Raises UserError for a
         record of an unknown version, or that others may read, or that cannot be read.
         """
-        since = self._now() - KEPT_DAYS * _DAY_S
+        now = self._now()
+        _delete(_named(self._folder, PARTIAL))
+        self._set_times(now)
+        since = now.day_s - KEPT_DAYS * _DAY_S
         old = [
             path for path in (*records_in(self._folder), *_aside_in(self._folder)) if _written(path) < since
         ]
         _delete(old)
         ours, others = self._divided()
         found = [
-            FoundAnswer(record, self._continued(path, record.size))
+            FoundAnswer(record, self._continued(path, record.size), now.since(record.accepted.begun))
             for path in ours
             if (record := self._read(path, read_record)) is not None and not self._ends_masters(path, record)
         ]
@@ -230,6 +135,10 @@ class RecordFolder:
         self._say(len({*others} - {*many}), len(old) + len(many))
         return found
 
+    def moment(self) -> Moment:
+        """Now, as a request keeps it."""
+        return self._now()
+
     def begin(self, accepted: AcceptedRequest) -> RecordFile:
         """A record with the request. Where the disk has no room for one there is none, and a warning says so."""
         line = accepted_lines(accepted)
@@ -237,13 +146,41 @@ class RecordFolder:
             path = self._folder / f"{self._next:0{_DIGITS}d}-{accepted.name}{_SUFFIX}"
             self._next += 1
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, _OWNER_ONLY)
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, OWNER_ONLY)
         except OSError as error:
-            self._log.warning("cannot make %s: %s; %s", path, error.strerror, _UNRECORDED)
-            return RecordFile(path, None, self._log, self._later)
-        file = RecordFile(path, fd, self._log, self._later)
+            self._log.warning("cannot make %s: %s; %s", path, error.strerror, UNRECORDED)
+            return RecordFile(path, None, self._log, self.later)
+        file = RecordFile(path, fd, self._log, self.later)
         file.write(line)
         return file
+
+    def _set_times(self, now: Moment) -> None:
+        """Sets the times of files as if the clock had gone right since the last master began; to now where it is not
+        known when that was."""
+        last = self._last_moment()
+        ahead_s = now.day_s if last is None else now.day_s - last.day_s - now.since(last)
+        if abs(ahead_s) > _CLOCK_ERROR_S:
+            for path in (*records_in(self._folder), *_aside_in(self._folder)):
+                written = min(_written(path) + ahead_s, now.day_s)
+                try:
+                    os.utime(path, (written, written), follow_symlinks=False)
+                except OSError as error:
+                    raise _unusable(path, error) from None
+        try:
+            replace_private(self._clock, {"boot": now.boot, "up_s": now.up_s, "day_s": now.day_s})
+        except TpiedgeError as error:
+            _log.warning("%s; the next master takes all records for new ones", error)
+
+    def _last_moment(self) -> Moment | None:
+        try:
+            values = read_private(self._clock) or {}
+        except UserError as error:
+            _log.warning("%s; this master takes all records for new ones", error)
+            return None
+        boot, up_s, day_s = (values.get(name) for name in ("boot", "up_s", "day_s"))
+        if isinstance(boot, str) and isinstance(up_s, float) and isinstance(day_s, float):
+            return Moment(boot, up_s, day_s)
+        return None
 
     def _divided(self) -> tuple[list[Path], list[Path]]:
         """The records of this model, and those of others."""
@@ -306,21 +243,10 @@ class RecordFolder:
     def _continued(self, path: Path, size: int) -> RecordFile:
         """The file, without what was cut off in it."""
         try:
-            fd = _cut(path, size)
+            fd = cut(path, size)
         except OSError as error:
             raise _unusable(path, error) from None
-        return RecordFile(path, fd, self._log, self._later)
-
-
-def _cut(path: Path, size: int) -> int:
-    """The file, of so many bytes from now on, open for appending. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS)
-    try:
-        os.ftruncate(fd, size)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+        return RecordFile(path, fd, self._log, self.later)
 
 
 def records_in(folder: Path) -> list[Path]:
@@ -361,7 +287,7 @@ def _private_bytes(path: Path, most: int) -> bytes:
     """What the file begins with, `most` bytes, or all of it where that is -1. Raises UserError, also where others may
     read it."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | OPEN_FLAGS), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode) or mode & 0o077:
                 raise UserError(

@@ -16,12 +16,13 @@ import hmac
 import json
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, Self, TypeAlias
 
 from tpiedge.api.asked import MAX_CHOICES, Asked, Choice, Reply, named_choices
+from tpiedge.api.moments import Moment
 from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.fields import U64, MaxItems, MaxLength, Name, Range, Text
@@ -57,6 +58,8 @@ _LINES_BEFORE_TOKENS: Final = 2
 _CHECKSUM: Final = 9  # eight digits and a blank
 _SALT_BYTES: Final = 16
 _DIGEST_BYTES: Final = 32
+_BOOT_CHARACTERS: Final = 64
+_UNKNOWN: Final = Moment("", 0.0, 0.0)
 
 
 RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
@@ -77,7 +80,8 @@ class AcceptedRequest:
 
     `name`: the answer's; `prompts`: the first choice of each prompt; `each`: how many choices a prompt has; `created`:
     in seconds since 1970; `model`: what its client is told; `pack`: the id of the weights; `key`: the `key_mark` of its
-    client's API key, empty where none was needed.
+    client's API key, empty where none was needed; `boot` and `up_s` as of Moment, the former empty in records of older
+    versions.
     """
 
     name: Name
@@ -88,12 +92,40 @@ class AcceptedRequest:
     model: Text
     pack: Name
     key: Annotated[str, MaxLength(2 * (_SALT_BYTES + _DIGEST_BYTES))] = ""
+    boot: Annotated[str, MaxLength(_BOOT_CHARACTERS)] = ""
+    up_s: float = 0.0
 
     @classmethod
-    def of(cls, asked: Asked, name: str, created: int, model: str, pack: str, key: bytes) -> Self:
-        """Of a client with that API key."""
+    def of(
+        cls,
+        asked: Asked,
+        name: str,
+        created: int,
+        model: str,
+        pack: str,
+        key: bytes,
+        moment: Moment = _UNKNOWN,
+    ) -> Self:
+        """Of a client with that API key, at that moment."""
         each = len(asked.choices) // (asked.choices[-1].prompt + 1)
-        return cls(name, asked.choices[::each], each, asked.reply, created, model, pack, key_mark(key))
+        choices, mark = asked.choices[::each], key_mark(key)
+        return cls(
+            name,
+            choices,
+            each,
+            asked.reply,
+            created,
+            model,
+            pack,
+            mark,
+            moment.boot[:_BOOT_CHARACTERS],
+            moment.up_s,
+        )
+
+    @property
+    def begun(self) -> Moment:
+        """When it was accepted."""
+        return Moment(self.boot, self.up_s, float(self.created))
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -128,7 +160,9 @@ def marks(mark: str, key: bytes) -> bool:
 def accepted_lines(accepted: AcceptedRequest) -> bytes:
     """The beginning of a record."""
     values = asdict(accepted)
-    return _line({"version": RECORD_VERSION, "pack": values.pop("pack")}) + _line(values)
+    # Older versions read no others in the second line.
+    head = {name: values.pop(name) for name in ("pack", "boot", "up_s")}
+    return _line({"version": RECORD_VERSION, **head}) + _line(values)
 
 
 def event_line(choice: int, event: Token | PromptScores | Finished) -> bytes:
@@ -167,7 +201,9 @@ def read_record(data: bytes) -> AnswerRecord | None:
     if pack is None or len(lines) < _LINES_BEFORE_TOKENS:
         return None
     with _line_of_damage(2):
-        accepted = _accepted(_value(lines[1]), pack)
+        head = _value(lines[0])
+        moment = {name: head[name] for name in ("boot", "up_s") if name in head}
+        accepted = _accepted(_value(lines[1]), pack, moment)
     reader = _EventReader(accepted)
     said: list[RecordedEvent] = []
     taken_up = 0
@@ -219,8 +255,8 @@ def _pack(head: Any) -> str:
     return head["pack"]
 
 
-def _accepted(value: Any, pack: str) -> AcceptedRequest:
-    values = dict(value)
+def _accepted(value: Any, pack: str, moment: Mapping[str, Any]) -> AcceptedRequest:
+    values = {**value, **moment}
     prompts = tuple([_choice(one) for one in values.pop("prompts")])
     accepted = AcceptedRequest(prompts=prompts, reply=Reply(**values.pop("reply")), pack=pack, **values)
     _check(accepted)

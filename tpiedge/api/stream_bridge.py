@@ -66,14 +66,22 @@ class EventQueue:
 
     async def next(self, within_s: float) -> ChoiceEvent | None:
         """As AnswerFeed.next."""
-        try:
-            async with asyncio.timeout(within_s):
-                item = await self._queue.get()
-        except TimeoutError:
-            return None
+        if self._queue.empty():
+            try:
+                async with asyncio.timeout(within_s):
+                    item = await self._queue.get()
+            except TimeoutError:
+                return None
+        else:
+            item = self._queue.get_nowait()
         if isinstance(item, BaseException):
             raise item
         return item
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits to be taken."""
+        return self._queue.empty()
 
     def put(self, item: ChoiceEvent | BaseException) -> None:
         """On the event loop."""

@@ -61,6 +61,7 @@ def expected(cluster: Serving) -> str:
     """The undisturbed answer."""
     with client(cluster) as http:
         text: str = http.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
+        wait_until_nothing_is_recorded(cluster, http)
     assert len(text) > 500
     return text
 
@@ -92,7 +93,9 @@ def kill(cluster: Serving) -> None:
     assert cluster.master.wait() == -signal.SIGKILL
 
 
-def wait_until_nothing_is_recorded(cluster: Serving) -> None:
+def wait_until_nothing_is_recorded(cluster: Serving, http: httpx.Client) -> None:
+    """The next request of a client shows that it has read the answer before, which is kept until then."""
+    assert http.get("/health").status_code == httpx.codes.OK
     wait_for(lambda: not records(cluster), START_S)
 
 
@@ -196,7 +199,7 @@ def test_a_stream_goes_on_after_its_last_event(cluster: Serving, expected: str):
         assert len({one.text for one in refused}) == 1
         stream.go_on(http, path)
         assert stream.text == expected
-        wait_until_nothing_is_recorded(cluster)
+        wait_until_nothing_is_recorded(cluster, http)
         assert http.get(path, headers=stream.headers).status_code == 404
 
 
@@ -210,7 +213,7 @@ def test_a_whole_answer_is_collected(cluster: Serving, expected: str):
         collected = http.get(path).json()
         assert collected["choices"][0]["text"] == expected
         assert collected["usage"]["completion_tokens"] == BODY["max_tokens"]
-        wait_until_nothing_is_recorded(cluster)
+        wait_until_nothing_is_recorded(cluster, http)
 
 
 @pytest.mark.fault(
@@ -295,8 +298,30 @@ def test_a_client_that_lost_its_connection_has_the_rest(cluster: Serving, expect
         with cluster.crawling(), asked as answer:  # or all of it may have been sent before
             path = f"/v1/completions/{answer.headers['x-request-id']}"
             assert http.delete(path).json()["deleted"]
-        wait_until_nothing_is_recorded(cluster)
+        wait_until_nothing_is_recorded(cluster, http)
         assert http.get(path).status_code == 404
+
+
+@pytest.mark.fault(
+    "P7", "killed with --journal after the answer's end, which its client has not read: a GET has the rest"
+)
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
+def test_an_answer_that_ended_before_it_was_read_is_whole(cluster: Serving, expected: str, killed: bool):
+    stream = Stream()
+    with client(cluster) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            for number in stream.read(answer):
+                if number == UNDER_WAY:
+                    break
+            wait_for(lambda: any(b',"ended",' in one.read_bytes() for one in records(cluster)), START_S)
+        if killed:
+            kill(cluster)
+            cluster.start_master()
+    with client(cluster) as http:
+        stream.go_on(http, path)
+        assert stream.text == expected
+        wait_until_nothing_is_recorded(cluster, http)
 
 
 @pytest.mark.fault("P7", "asked to end with --journal: what it does not finish, the next master does")

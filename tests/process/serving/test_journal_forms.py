@@ -139,6 +139,7 @@ def test_a_stream_of_any_form_goes_on_after_its_last_event(cluster: Serving, whe
     """Choices come in another order than without the kill, each with the same text."""
     with client(cluster) as http:
         expected = undisturbed(http, where)
+        wait_until_nothing_is_recorded(cluster, http)
         path, heard = kill_during(cluster, http, where)
         cluster.start_master()
         with http.stream("GET", path, headers={"Last-Event-ID": str(heard.ids[-1])}) as answer:
@@ -150,7 +151,7 @@ def test_a_stream_of_any_form_goes_on_after_its_last_event(cluster: Serving, whe
         assert heard.texts == expected.texts
         assert heard.scores == expected.scores
         assert sorted(heard.ends) == sorted(expected.ends)
-        wait_until_nothing_is_recorded(cluster)
+        wait_until_nothing_is_recorded(cluster, http)
 
 
 @pytest.mark.fault(
@@ -160,9 +161,10 @@ def test_all_choices_of_a_whole_answer_are_collected(cluster: Serving):
     where, body = "/v1/completions", {**SEVERAL, "max_tokens": 400}
     with client(cluster) as http:
         expected = http.post(where, json=body).json()
+        wait_until_nothing_is_recorded(cluster, http)
         path = kill_during_whole_answer(cluster, http, where, body)
         cluster.start_master()
         collected = http.get(path).json()
         assert collected["choices"] == expected["choices"]
         assert collected["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
-        wait_until_nothing_is_recorded(cluster)
+        wait_until_nothing_is_recorded(cluster, http)

@@ -10,7 +10,13 @@ import pytest
 from tests.process.command import wait_for
 from tests.process.faulty import POISON, Fault
 from tests.process.serving.serving import START_S, Serving
-from tests.process.serving.test_journal import BROKEN, client, kill, records
+from tests.process.serving.test_journal import (
+    BROKEN,
+    client,
+    kill,
+    records,
+    wait_until_nothing_is_recorded,
+)
 from tpiedge.master.journal import GUILTY
 
 BODY = {"model": "demo", "prompt": list(range(10, 10 + POISON)), "max_tokens": 20, "temperature": 0}
@@ -63,6 +69,7 @@ def taken_up(record: Path, count: int) -> None:
 def test_masters_that_end_in_order_do_not_count(cluster: Serving, held: Fault) -> None:
     with client(cluster) as http:
         expected = http.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
+        wait_until_nothing_is_recorded(cluster, http)
         held.begin()
         path = asked(cluster, http)
         (record,) = records(cluster)
@@ -75,7 +82,7 @@ def test_masters_that_end_in_order_do_not_count(cluster: Serving, held: Fault) -
         held.end()
         cluster.start_master()
         assert http.get(path).json()["choices"][0]["text"] == expected
-        wait_for(lambda: not records(cluster), START_S)
+        wait_until_nothing_is_recorded(cluster, http)
 
 
 @pytest.mark.fault(

@@ -4,14 +4,16 @@ import errno
 import os
 import stat
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.api.test_records import ACCEPTED
+from tpiedge.api.moments import ACROSS_BOOTS_S, Moment
 from tpiedge.api.record_folder import KEPT_DAYS, MOST_OTHERS, FoundAnswer, RecordFolder
-from tpiedge.api.records import accepted_lines
+from tpiedge.api.records import accepted_lines, event_line
 from tpiedge.errors import UserError
 from tpiedge.master.journal import GUILTY
 from tpiedge.wire.control import Token
@@ -140,9 +142,11 @@ def test_what_nobody_came_for_in_days_is_deleted_of_whatever_model(
     old, aside, others, young = begun(folder), begun(folder), begun(folder, "pack-2"), begun(folder)
     aside = aside.rename(aside.with_suffix(".aside"))
     written = young.stat().st_mtime
+    began(folder, Moment("a", 5.0, written))
+    caplog.clear()
     for path in (old, aside, others):
         os.utime(path, (written, written - KEPT_DAYS * 86_400))
-    records = RecordFolder(folder, "pack-1", now=lambda: written + 1)
+    records = RecordFolder(folder, "pack-1", now=lambda: Moment("a", 6.0, written + 1))
     (found,) = records.found()
     found.file.keep()
     assert files(folder) == [young.name]
@@ -151,6 +155,88 @@ def test_what_nobody_came_for_in_days_is_deleted_of_whatever_model(
         f"deleted from {folder}: 3 records, older than {KEPT_DAYS} days or beyond the newest {MOST_OTHERS} with which "
         "this master cannot go on"
     )
+
+
+def began(folder: Path, moment: Moment) -> None:
+    """A master began then, and left no record."""
+    RecordFolder(folder, "pack-3", now=lambda: moment).found()
+
+
+DAYS_S = KEPT_DAYS * 86_400.0
+#: A year before it, the clock of a computer without a battery begins there.
+TODAY = 1.8e9
+LONG_AGO = TODAY - 365 * 86_400.0
+
+
+@pytest.mark.fault("P13", "a clock that is set between two masters makes no recorded answer old")
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [
+        (Moment("a", 20.0, TODAY), True),
+        (Moment("a", 20.0, LONG_AGO - DAYS_S), True),
+        (Moment("b", 20.0, TODAY), True),
+        (Moment("b", 20.0, LONG_AGO - DAYS_S), True),
+        (Moment("a", 30.0 + DAYS_S, TODAY), False),
+        (Moment("a", 30.0 + DAYS_S, LONG_AGO), False),
+    ],
+    ids=["set", "set back", "set at the next boot", "lost at the next boot", "old", "old, and set back"],
+)
+def test_a_clock_that_is_set_between_two_masters_makes_no_record_old(
+    folder: Path, now: Moment, kept: bool
+) -> None:
+    began(folder, Moment("a", 10.0, LONG_AGO))
+    path = begun(folder)
+    os.utime(path, (LONG_AGO, LONG_AGO + 1.0))
+    found = RecordFolder(folder, "pack-1", now=lambda: now).found()
+    for one in found:
+        one.file.keep()
+    assert len(found) == kept == path.exists()
+
+
+def test_what_is_written_after_the_clock_was_set_is_as_young(folder: Path) -> None:
+    began(folder, Moment("a", 10.0, LONG_AGO))
+    path = begun(folder)
+    os.utime(path, (TODAY, TODAY))
+    for up_s, kept in ((20.0, True), (19.0 + DAYS_S, True), (21.0 + DAYS_S, False)):
+        began(folder, Moment("a", up_s, TODAY + up_s))
+        assert path.exists() == kept
+
+
+def test_a_record_ends_at_last_on_a_computer_that_starts_every_day(folder: Path) -> None:
+    path = begun(folder, "pack-2")
+    days = 0
+    while path.exists():
+        began(folder, Moment(f"boot {days}", 20.0, TODAY + days * 86_400.0))
+        days += 1
+        assert days < 4 * KEPT_DAYS
+    assert days > KEPT_DAYS
+
+
+def test_records_of_which_no_clock_is_known_count_from_now_on(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of an older version, or where the file is damaged."""
+    path = begun(folder)
+    clock = folder.with_name("answers.clock")
+    for damage in (None, b"{"):
+        if damage:
+            clock.write_bytes(damage)
+        os.utime(path, (LONG_AGO, LONG_AGO))
+        began(folder, Moment("b", 1.0, TODAY))
+        assert path.stat().st_mtime == TODAY
+    assert "answers.clock is damaged" in caplog.text
+
+
+def test_the_age_of_a_request_is_that_of_its_boot(folder: Path) -> None:
+    accepted = replace(ACCEPTED, boot="a", up_s=10.0, created=int(LONG_AGO))
+    RecordFolder(folder, "pack-1").begin(accepted).keep()
+    ages = []
+    today = time.time()
+    for now in (Moment("a", 30.0, today), Moment("b", 30.0, today), Moment("b", 30.0, LONG_AGO + 5.0)):
+        (found,) = RecordFolder(folder, "pack-1", now=lambda now=now: now).found()
+        found.file.keep()
+        ages.append(found.age_s)
+    assert ages == [20.0, ACROSS_BOOTS_S, 5.0]
 
 
 def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_than_it_takes(
@@ -231,6 +317,76 @@ def test_a_full_disk_ends_no_answer(
     assert files(folder) == []
     (line,) = caplog.messages
     assert f"{os.strerror(number)}; the answer goes on, but would not survive the master's end" in line
+
+
+def test_once_the_disk_has_room_the_record_is_made_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a whole: whoever is killed meanwhile leaves none."""
+    file = RecordFolder(folder, "pack-1").begin(ACCEPTED)
+    data = accepted_lines(ACCEPTED) + event_line(0, TOKENS[0])
+    write = os.write
+
+    def full_after(count: int) -> None:
+        left = count
+
+        def some(fd: int, data: bytes) -> int:
+            nonlocal left
+            if not left:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            part = data[:left]
+            left -= len(part)
+            return write(fd, part)
+
+        monkeypatch.setattr(os, "write", some)
+
+    for count in (0, 1, len(data) - 1):
+        full_after(count)
+        file.add(0, TOKENS[0])
+        file.write_anew(data)
+        assert (files(folder), file.there, file.lost) == ([], False, True)
+    full_after(len(data) + 100)
+    file.write_anew(data)
+    file.add(0, TOKENS[1])
+    assert (file.there, file.lost) == (True, False)
+    file.keep()
+    (found,) = RecordFolder(folder, "pack-1").found()
+    assert said(found) == TOKENS[:2]
+    found.file.keep()
+
+
+def test_what_ended_or_is_left_to_the_next_master_is_not_made_anew(folder: Path) -> None:
+    records = RecordFolder(folder, "pack-1")
+    folder.rmdir()
+    ended, left = records.begin(ACCEPTED), records.begin(ACCEPTED)
+    folder.mkdir(mode=0o700)
+    assert all(file.lost for file in (ended, left))
+    ended.delete()
+    left.keep()
+    for file in (ended, left):
+        file.write_anew(accepted_lines(ACCEPTED))
+        assert (file.lost, file.there) == (False, False)
+    records.close(WAIT_S)
+    assert files(folder) == []
+
+
+def test_what_a_killed_master_had_made_anew_in_part_is_deleted(folder: Path) -> None:
+    path = begun(folder)
+    path.rename(path.with_suffix(".partial"))
+    assert RecordFolder(folder, "pack-1").found() == []
+    assert files(folder) == []
+
+
+def test_one_to_which_nothing_more_is_written_has_no_open_file_and_can_be_deleted(folder: Path) -> None:
+    records = RecordFolder(folder, "pack-1")
+    before = len(os.listdir("/proc/self/fd"))
+    file = records.begin(ACCEPTED)
+    file.finish()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert (file.there, file.lost) == (True, False)
+    file.delete()
+    records.close(WAIT_S)
+    assert files(folder) == []
 
 
 def test_half_a_line_is_no_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.api.test_records import ACCEPTED
-from tpiedge.api.record_folder import RecordFile, RecordFolder
+from tpiedge.api.record_file import RecordFile
+from tpiedge.api.record_folder import RecordFolder
 from tpiedge.master.journal import GUILTY
 from tpiedge.wire.control import Token
 

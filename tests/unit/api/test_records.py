@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.api.asked import Asked, Choice, Reply, named_choices
+from tpiedge.api.moments import Moment
 from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.records import (
     HEAD_BYTES,
@@ -254,3 +255,24 @@ def test_a_mark_tells_its_key_and_does_not_show_it() -> None:
     assert "secret" not in mark
     assert key_mark(b"") == ""
     assert marks("", b"whatever")
+
+
+def test_what_an_older_version_wrote_is_read() -> None:
+    """It knew no boots; and it reads what is written now, whose first line says more."""
+    accepted = replace(ACCEPTED, boot="a boot", up_s=12.5)
+    head, request, _ = accepted_lines(accepted).split(b"\n")
+    older = b'{"version":4,"pack":"pack-1"}'
+    record = read_record(b"%08x %b\n%b\n" % (zlib.crc32(older), older, request))
+    assert record is not None
+    assert record.accepted == ACCEPTED
+    assert record.accepted.begun == Moment("", 0.0, float(ACCEPTED.created))
+    assert b"boot" in head
+    assert b"boot" not in request
+
+
+@pytest.mark.parametrize("moment", ['"boot":5', '"up_s":"x"', '"boot":null', f'"boot":"{"x" * 65}"'])
+def test_a_first_line_with_no_moment_is_damage(moment: str) -> None:
+    head = f'{{"version":4,"pack":"pack-1",{moment}}}'.encode()
+    request = accepted_lines(ACCEPTED).split(b"\n")[1]
+    with pytest.raises(DamagedRecord):
+        read_record(b"%08x %b\n%b\n" % (zlib.crc32(head), head, request))

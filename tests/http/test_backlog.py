@@ -1,0 +1,145 @@
+"""A resumed answer of thousands of events: others have their turns while it is gone through."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.http.conftest import SECRET
+from tests.http.test_resuming import CHAT, LIMIT_S, PACK, TEXT, Left, events_in, wait_until
+from tpiedge.api.app import Api
+from tpiedge.api.guard import Guard
+from tpiedge.api.kept_answer import KeptAnswer
+from tpiedge.api.kept_answers import KeptAnswers
+from tpiedge.api.keys import ApiKeys
+from tpiedge.api.limits import Limits
+from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.transcript import Transcript
+
+TOKENS = 3000
+AT_ONCE = 16
+SLICE = 64
+FORMS = {
+    "chat": CHAT,
+    "logprobs": replace(TEXT, logprobs=5),
+    "stops": replace(CHAT, stops=("never said", "nor this")),
+    "message": replace(CHAT, format="message"),
+    "response": replace(CHAT, format="response"),
+}
+
+
+class Work:
+    """What is done for an answer in one turn of the event loop."""
+
+    def __init__(self, monkeypatch):
+        self.fed = self.most = self.turns = self.before_head = 0
+        self.slices = []
+        self.body = b""
+        self.heads = []
+        feed, said_since = Transcript.feed, KeptAnswer.said_since
+
+        def fed(transcript, event):
+            self.fed += 1
+            return feed(transcript, event)
+
+        def taken(answer, reader, start, count):
+            found = said_since(answer, reader, start, count)
+            self.slices.append(len(found))
+            return found
+
+        monkeypatch.setattr(Transcript, "feed", fed)
+        monkeypatch.setattr(KeptAnswer, "said_since", taken)
+
+    async def watch(self):
+        """Others' turns."""
+        while True:
+            before = self.fed
+            await asyncio.sleep(0)
+            self.turns += 1
+            self.most = max(self.most, self.fed - before)
+
+    async def get(self, api, path, last):
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(message):
+            if message["type"] == "http.response.start":
+                self.heads.append(self.fed)
+            self.body += message.get("body", b"")
+
+        headers = [(b"host", b"localhost")] + ([(b"last-event-id", b"%d" % last)] if last else [])
+        scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "query_string": b""}
+        watching = asyncio.create_task(self.watch())
+        await api({**scope, "state": {"unsent": lambda: 0}}, receive, send)
+        watching.cancel()
+
+
+@pytest.fixture
+def begun(tmp_path, service):
+    """An API that has the answer of a server before, with all its tokens, and the answer's path."""
+    kept = []
+
+    def begin(reply):
+        ids = [500 + number % 700 for number in range(TOKENS)]
+        path = Left(tmp_path / "answers", service)(reply, ids, TOKENS)
+        kept.append(KeptAnswers(RecordFolder(tmp_path / "answers", PACK), service, LIMIT_S))
+        kept[0].recover()
+        answer = kept[0].find(path.rpartition("/")[2], reply.format, b"")
+        wait_until(lambda: answer.over)
+        return Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept[0]), path
+
+    yield begin
+    kept[0].close()
+    kept[0].join(LIMIT_S)
+
+
+@pytest.mark.fault(
+    "H9", "the rest of a long answer is asked for: its head and a ping come first, and others go on"
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_passed_over_holds_up_nobody_and_has_a_head_at_once(begun, monkeypatch, form):
+    monkeypatch.setattr("tpiedge.api.answering._OPEN_S", 0.0)
+    api, path = begun(FORMS[form])
+    work = Work(monkeypatch)
+    asyncio.run(work.get(api, path, TOKENS // 2))
+    assert work.fed >= TOKENS
+    assert work.most <= AT_ONCE
+    assert work.turns >= TOKENS // AT_ONCE
+    assert max(work.slices) <= SLICE
+    assert work.heads[0] <= AT_ONCE
+    assert b": ping" in work.body.partition(b"id: ")[0] or b"event: ping" in work.body.partition(b"id: ")[0]
+    numbers = [number for number, _ in events_in(work.body.decode().splitlines()) if number is not None]
+    assert numbers == list(range(TOKENS // 2 + 1, numbers[-1] + 1))
+
+
+@pytest.mark.parametrize("last", [0, 1, TOKENS])
+def test_so_does_what_is_sent(begun, monkeypatch, last):
+    """Of the whole stream, of nearly all of it, and of its end; and of the answer as a whole."""
+    api, path = begun(FORMS["chat"])
+    work = Work(monkeypatch)
+    asyncio.run(work.get(api, path, last))
+    assert work.most <= AT_ONCE
+    assert max(work.slices) <= SLICE
+    assert len(work.heads) == 1
+
+
+def test_a_whole_answer_has_its_head_first_too(begun, monkeypatch):
+    monkeypatch.setattr("tpiedge.api.answering._OPEN_S", 0.0)
+    api, path = begun(FORMS["chat"])
+    work = Work(monkeypatch)
+    asyncio.run(work.get(api, path, 0))
+    assert work.heads[0] <= AT_ONCE
+    assert work.body.startswith(b"\n{")
+
+
+@pytest.mark.parametrize("empty", ["", "text"])
+def test_a_client_hears_that_the_server_lives_while_it_is_passed_over(begun, monkeypatch, empty):
+    """Also where the tokens have no text yet, as within a call of a tool."""
+    monkeypatch.setattr("tpiedge.api.answering._OPEN_S", 0.0)
+    if empty:
+        monkeypatch.setattr("tpiedge.api.openai_format.OpenAIFormat.frames", lambda *_: ())
+    api, path = begun(FORMS["chat"])
+    api._deliveries._limits = Limits(ping_s=0.0)
+    work = Work(monkeypatch)
+    asyncio.run(work.get(api, path, TOKENS))
+    assert work.body.count(b": ping") >= TOKENS // AT_ONCE
