@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tpiedge.clock import Clock
 from tpiedge.errors import (
+    ChildLost,
     GrammarRefused,
     InternalError,
     OutOfMemory,
@@ -55,6 +56,7 @@ EpochEvent = Message | TpiedgeError
 _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
     "UserError": UserError,
     "GrammarRefused": GrammarRefused,
+    "ChildLost": ChildLost,
     "OutOfMemory": OutOfMemory,
     "ReadFault": ResourceError,
     "IntegrityError": ResourceError,
