@@ -162,8 +162,8 @@ def _run(job: bytes, wall_s: float) -> str:
         child = _rendered(job, wall_s)
     if killed_from_outside(child.returncode):
         raise ChildLost(
-            f"the process that renders the chat template was killed twice (signal {-child.returncode}), perhaps because "
-            "this machine is short of memory: try again later"
+            f"the process that renders the chat template was killed twice (signal {-child.returncode}), perhaps "
+            "because this machine is short of memory: try again later"
         )
     return _answer(child.stdout, child.returncode)
 
