@@ -28,6 +28,7 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.control import (
     Accused,
     Assign,
+    Compiled,
     Connect,
     Embedding,
     Failed,
@@ -203,7 +204,9 @@ class Epoch:
                 self._tell(message)
             case Accused(accused=accused, cause=cause) if rank == 0:
                 self.broke_protocol(accused, cause)
-            case Failed() | Token() | PromptScores() | Embedding() | Finished() | Halted() if rank == 0:
+            case Failed() | Token() | Compiled() | PromptScores() | Embedding() | Finished() | Halted() if (
+                rank == 0
+            ):
                 self._tell(message)
             case _:
                 raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")
