@@ -226,6 +226,8 @@ class Constraint:
         self._closed = False
 
     def links(self) -> Sequence[GrammarLink]:
+        if self._mask is not None and self._following is not None:
+            return ()
         return [self._link] if self._link is not None else self._compilation.links()
 
     def ready(self) -> bool:
