@@ -24,6 +24,7 @@ __all__ = [
     "killed",
     "not_ready",
     "refused",
+    "starved",
     "too_much",
 ]
 
@@ -31,7 +32,8 @@ READY_S: Final = 25.0
 """How long a process may take until it has begun: those before it, and the tokenizer, may take their time. All that
 comes before a mask is less than a request may stand still."""
 COMPILE_S: Final = 20.0
-"""How long a grammar may be compiled, and then an answer begin with it."""
+"""How long a grammar may be compiled, and then an answer begin with it. By their own limits of a processor's time they
+end long before, if they get one."""
 AGAIN_S: Final = 30.0
 """The same, where an answer has begun with it."""
 _MAX_WHY: Final = 400
@@ -145,7 +147,7 @@ class Compilation:
             except Ended as ended:
                 self._begin_again(ended)
         if not self._compiled and self._now() > self._deadline:
-            raise too_much() if self._is_ready else not_ready()
+            raise starved() if self._is_ready else not_ready()
 
     def _begin(self) -> None:
         try:
@@ -202,6 +204,11 @@ def killed() -> ChildLost:
     return ChildLost(
         "the process of a grammar was killed twice, perhaps because this machine is short of memory: try again later"
     )
+
+
+def starved() -> ChildLost:
+    """The error of a process that is neither done nor at its limits: its priority is low, and others come first."""
+    return ChildLost("this machine is too busy for the grammar of the request: try again later")
 
 
 def not_ready() -> ChildLost:

@@ -38,6 +38,7 @@ from tpiedge.engine.grammar_compiling import (
     killed,
     not_ready,
     refused,
+    starved,
     too_much,
 )
 from tpiedge.engine.grammar_link import Ended, GrammarLink
@@ -259,10 +260,10 @@ class Constraint:
         while not self.known():
             left_s = until - self._now()
             if left_s < 0:
-                raise too_much()
+                raise starved()
             await_any([self], left_s)
         if self._mask is None or self._following is None:
-            raise too_much()
+            raise starved()
         found = [self._mask, *self._following]
         self._account(len(found), shared=shared)
         yield from found
@@ -331,7 +332,7 @@ class Constraint:
         except Ended as ended:
             self._begin_again(ended)
         if (self._mask is None or self._following is None) and self._now() > self._deadline:
-            raise too_much()
+            raise starved()
 
     def _open(self) -> bool:
         """Has a process begin, or go on where another one was. Returns whether there is one."""
