@@ -8,6 +8,7 @@ import json
 import statistics
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
 
 import httpx
@@ -34,7 +35,7 @@ class Client:
     def body(self, **fields: object) -> dict[str, object]:
         """A request."""
         usual = {"model": self._model, "prompt": "Once upon a time", "max_tokens": ANSWER_TOKENS}
-        return {**usual, "ignore_eos": True, **fields}
+        return {**usual, "ignore_eos": "grammar" not in fields, **fields}
 
     def answer(self) -> tuple[float, float]:
         """Seconds until the first token, and tokens per second after that."""
@@ -58,7 +59,7 @@ class Flood:
         self._fields = fields
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._ask) for _ in range(CONNECTIONS)]
-        self.asked = 0
+        self.statuses: Counter[int] = Counter()
 
     def __enter__(self) -> "Flood":
         for thread in self._threads:
@@ -73,10 +74,10 @@ class Flood:
 
     def _ask(self) -> None:
         while not self._over.is_set():
-            self.asked += 1
             body = self._client.body(n=CHOICES, **self._fields)
             try:
-                self._client.http.post("/v1/completions", json=body)
+                answer = self._client.http.post("/v1/completions", json=body)
+                self.statuses[answer.status_code] += 1
             except (httpx.HTTPError, RuntimeError):  # it is closed
                 continue
 
@@ -92,14 +93,14 @@ def measure(url: str, model: str, answers: int) -> None:
     }
     for name, fields in floods.items():
         with ExitStack() as stack:
-            if fields is not None:
-                stack.enter_context(Flood(url, model, fields))
-                time.sleep(1.0)
+            flood = None if fields is None else stack.enter_context(Flood(url, model, fields))
+            time.sleep(0.0 if flood is None else 2.0)
             got = [client.answer() for _ in range(answers)]
+        statuses = "" if flood is None else f"; the flood got {dict(flood.statuses)}"
         first_s, rates = [one for one, _ in got], [rate for _, rate in got]
         print(
             f"{name}: first token after {statistics.median(first_s):.2f} s (most {max(first_s):.2f} s), "
-            f"{statistics.median(rates):.0f} tokens/s (least {min(rates):.0f})",
+            f"{statistics.median(rates):.0f} tokens/s (least {min(rates):.0f}){statuses}",
             flush=True,
         )
     client.http.close()
