@@ -372,7 +372,7 @@ def test_masks_that_come_late_change_no_bit(
 
 
 @pytest.mark.parametrize("flood", [0, 15])
-@pytest.mark.fault("H8", "grammars that are slow take no part in the steps: others have a token in each")
+@pytest.mark.fault("H13", "grammars that are slow take no part in the steps: others have a token in each")
 def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
     demo: Callable[..., InProcessCluster],
     ask: Callable[..., GenerationRequest],

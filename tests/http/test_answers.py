@@ -202,7 +202,7 @@ def test_a_failure_before_the_first_token_has_its_status(client, service, stream
         ("/api/generate", {"prompt": "x"}),
     ],
 )
-@pytest.mark.fault("P14", "503 and Retry-After, in every API")
+@pytest.mark.fault("P22", "503 and Retry-After, in every API")
 def test_a_process_that_was_killed_twice_asks_for_another_try(serve, service, path, fields, stream):
     service.script = lambda generation: generation.fail(ChildLost("it was killed twice: try again later"))
     body = {"model": "babbler", "stream": stream} | fields

@@ -130,7 +130,7 @@ class _Nursery:
         return bool(data)
 
     def _leave(self, work: Callable[[socket.socket], None], session: socket.socket, parent: int) -> NoReturn:
-        """In the child: nothing of the parent's is left, whatever happens."""
+        """Does the child's work, and leaves nothing of the parent's, whatever happens."""
         try:
             die_with_parent()
             if os.getppid() == parent:

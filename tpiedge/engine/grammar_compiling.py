@@ -55,7 +55,7 @@ class Places:
 
     @property
     def first(self) -> "Sequence[Compilation]":
-        """Those that compile."""
+        """The grammars that compile."""
         return tuple(self._line[: self._total])
 
 
@@ -93,7 +93,7 @@ class Compilation:
         return self._error is not None
 
     def links(self) -> Sequence[GrammarLink]:
-        """What says something when there is more to know; none where there is no need to wait."""
+        """The links that say something when there is more to know; none where there is no need to wait."""
         first = self._places.first
         if self._compiled or self._error is not None or (self._link is None and self in first):
             return ()

@@ -66,12 +66,12 @@ class GrammarLink:
 
     @property
     def reads(self) -> socket.socket:
-        """What is readable when there is something to take."""
+        """The socket that is readable when there is something to take."""
         return self._watch if self._silent else self._session
 
     @property
     def writes(self) -> socket.socket | None:
-        """What is writable when there is room for what is unsent, if anything is."""
+        """The socket that is writable when there is room for what is unsent, if anything is."""
         return self._session if self._unsent and not self._silent else None
 
     def send(self, letter: bytes, body: bytes = b"") -> None:

@@ -35,7 +35,7 @@ class _Prepared:
 
 
 class Preparations:
-    """Those of one epoch. `begin` makes a constraint, as `begin_constraint`."""
+    """The constraints of one epoch. `begin` makes a constraint, as `begin_constraint`."""
 
     def __init__(self, epoch: int, begin: _Begin) -> None:
         self._epoch = epoch
@@ -44,7 +44,7 @@ class Preparations:
 
     @property
     def unready(self) -> Sequence[AnswerConstraint]:
-        """Those of which the master was not told yet."""
+        """Constraints of which the master was not told yet."""
         found = (one.constraint for one in self._prepared.values() if not one.told)
         return [constraint for constraint in found if constraint is not None]
 

@@ -64,7 +64,7 @@ class AnswerConstraint(Protocol):
     ChildLost."""
 
     def links(self) -> Sequence[GrammarLink]:
-        """What says something when there is more to know; none where there is no need to wait."""
+        """The links that say something when there is more to know; none where there is no need to wait."""
         ...
 
     def ready(self) -> bool:
@@ -290,7 +290,7 @@ class Constraint:
         return spent_s + (self._link.spent_s() if self._link is not None else 0.0)
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
-        """After which something else is allowed."""
+        """Sends what changes what is allowed."""
         self._forced = self._mask = None
         self._guesses, self._following = (), []
         self._deadline = deadline
@@ -319,7 +319,7 @@ class Constraint:
             )
 
     def _advance(self) -> None:
-        """As far as it gets without waiting."""
+        """Goes on as far as it gets without waiting."""
         if self._link is None and not (self._compilation.ready() and self._open()):
             return
         if self._link is None:
@@ -354,7 +354,7 @@ class Constraint:
         return True
 
     def _begin_again(self, ended: Ended) -> None:
-        """Once, where nothing that the grammar did has ended the process."""
+        """Goes on in another process, once, unless what the grammar did has ended this one."""
         self._leave()
         if not ended.foreign:
             raise too_much()

@@ -149,7 +149,7 @@ class Leader:
 
     @property
     def _awaited(self) -> Sequence[AnswerConstraint]:
-        """Those of which something must be known before their answers begin, or go on."""
+        """Constraints of which something must be known before their answers begin, or go on."""
         waiting = (one for one in self._live.values() if one.sequence.held or one.sequence.undrawn)
         found = [one.constraint for one in waiting if one.constraint is not None]
         return [*found, *self._preparations.unready]
@@ -359,7 +359,7 @@ class Leader:
     # --- a step
 
     def _await_forced(self) -> None:
-        """Where guesses are made, tokens that a grammar forces save steps."""
+        """Waits for tokens that grammars force, which save steps where guesses are made."""
         able = [one for one in self._live.values() if one.sequence.decodes and not one.sequence.undrawn]
         guessed = [one for one in able if one.sequence.lookup is not None]
         self._waits.until([(one.constraint, one.heard) for one in guessed if one.constraint is not None])

@@ -59,7 +59,7 @@ class Compiling:
         return next(one for one in able if one.client == turn)
 
     def ask(self, one: PendingAnswer) -> str:
-        """Rank 0 is asked to compile its grammar. Returns the group's name."""
+        """Notes that rank 0 is asked to compile its grammar. Returns the group's name."""
         group = _group(one)
         self._entries[one.request.id] = _Entry(one.client, group, joins=self._lives(group))
         return group
@@ -70,18 +70,18 @@ class Compiling:
         return None if entry is None else entry.client
 
     def compiled(self, request: str) -> None:
-        """Rank 0 says that the answer may begin."""
+        """Notes that the answer may begin, as rank 0 says."""
         entry = self._entries.get(request)
         if entry is not None and entry.state == "asked":
             entry.state = "compiled"
 
     def begin(self, request: str) -> None:
-        """Rank 0 is asked for the answer."""
+        """Notes that rank 0 is asked for the answer."""
         if request in self._entries:
             self._entries[request].state = "begun"
 
     def leave(self, request: str) -> bool:
-        """The request has ended before it began. Returns whether rank 0 is to be told."""
+        """Notes that the request has ended before it began. Returns whether rank 0 is to be told."""
         entry = self._entries.get(request)
         if entry is None:
             return False
@@ -89,18 +89,18 @@ class Compiling:
         return True
 
     def end(self, request: str) -> None:
-        """Rank 0 has nothing of it any more."""
+        """Forgets a request of which rank 0 has nothing any more."""
         self._entries.pop(request, None)
 
     def refused(self, request: str, waiting: Sequence[PendingAnswer]) -> list[PendingAnswer]:
-        """Those that wait with the grammar of this request, which rank 0 has refused, itself among them."""
+        """Returns those that wait with the grammar of this request, which rank 0 has refused, itself among them."""
         entry = self._entries.get(request)
         if entry is None:
             return []
         return [one for one in waiting if not one.journal.begun and _group(one) == entry.group]
 
     def clear(self) -> None:
-        """The epoch has ended."""
+        """Forgets all, as the epoch has ended."""
         self._entries.clear()
 
     def _has_place(self, one: PendingAnswer) -> bool:

@@ -479,7 +479,7 @@ class RequestQueue:
             self._turns.give(client, math.ceil(_TOKENS_A_SECOND * spent_s))
 
     def _tell_compiling(self, message: Message, name: str) -> None:
-        """About a request that has not begun. One whose grammar is refused ends, and all that wait with the same."""
+        """Hears of a request that has not begun. One whose grammar is refused ends, and all that wait with the same."""
         if self._compiling.client(name) is None:
             return
         match message:
@@ -499,7 +499,7 @@ class RequestQueue:
                 self._fail(failed, _FAULTS.get(kind, InternalError)(text))
 
     def _leave_compiling(self, answering: PendingAnswer) -> None:
-        """It ends before it has begun in this epoch."""
+        """Has rank 0 forget the grammar of one that ends before it has begun in this epoch."""
         if self._compiling.leave(answering.request.id):
             self._on_cancel(answering.request.id)
 

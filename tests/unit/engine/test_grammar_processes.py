@@ -80,7 +80,7 @@ def first_process() -> psutil.Process:
 
 
 @pytest.mark.parametrize("killed", ["parent", "first", "grammars"])
-@pytest.mark.fault("P1", "no process of a grammar is left")
+@pytest.mark.fault("P20", "no process of a grammar is left")
 def test_no_process_outlives_its_parent(walker: Walker, tmp_path: Path, killed: str) -> None:
     """Not even one that is stopped, which reads no end of file: the kernel ends it."""
     parent = subprocess.Popen(
@@ -139,6 +139,7 @@ def test_the_process_of_an_answer_ends_with_its_request(walker: Walker) -> None:
         assert walker.allowed(other)
 
 
+@pytest.mark.fault("H6", "the processes of its grammar end")
 def test_a_grammar_that_is_being_compiled_ends_with_its_request(walker: Walker) -> None:
     with closing(walker.begin(LETTERS)) as constraint:
         walker.allowed(constraint)
@@ -190,7 +191,7 @@ def kill_first() -> None:
 
 
 @pytest.mark.parametrize("kill", [kill_answer, kill_grammar, kill_first])
-@pytest.mark.fault("P14", "begun again once: the same answer")
+@pytest.mark.fault("P22", "begun again once: the same answer")
 def test_an_answer_goes_on_where_a_process_was_killed(walker: Walker, kill: Callable[[], None]) -> None:
     with closing(walker.begin(LETTERS)) as constraint:
         undisturbed = follow(walker, constraint, lambda: None)

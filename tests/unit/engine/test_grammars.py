@@ -285,8 +285,8 @@ class Child:
 
 @pytest.mark.parametrize(("again", "limit_s"), [(False, 20.0), (True, 30.0)])
 def test_the_time_of_a_grammar_begins_when_its_process_is_ready(again: bool, limit_s: float) -> None:
-    """However long the tokenizer took; and one of which an answer has begun has more of it. What reaches no limit of its
-    own in that time had no processor."""
+    """However long the tokenizer took; and one of which an answer has begun has more of it. A grammar that reaches no
+    limit of its own in that time had no processor."""
     with closing(Compiling(again=again)) as child:
         child.clock.advance(24.9)
         assert not child.compilation.ready()

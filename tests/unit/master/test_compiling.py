@@ -63,6 +63,7 @@ def test_a_request_whose_grammar_is_compiled_takes_no_place() -> None:
     assert book.begin() == ["slow"]
 
 
+@pytest.mark.fault("H13", "other clients' requests begin as without them")
 def test_a_flood_of_grammars_leaves_others_their_steps_and_their_compilations() -> None:
     """Three requests for sixteen choices each: the other client's requests begin at once, with a grammar or without,
     as many as without the flood."""
@@ -137,6 +138,7 @@ def test_a_grammar_that_is_refused_ends_all_that_wait_with_it() -> None:
     assert book.requests.waiting == 0
 
 
+@pytest.mark.fault("H13", "no more are compiled at a time, however often clients leave")
 def test_a_compilation_keeps_its_place_until_rank_0_has_ended_it() -> None:
     """So that asking and leaving, again and again, makes no more processes."""
     book = Compiler(compiles=1)

@@ -288,7 +288,7 @@ class _Killed:
         return self._run(command, **options)
 
 
-@pytest.mark.fault("P14", "begun again once: the same prompt")
+@pytest.mark.fault("P22", "begun again once: the same prompt")
 def test_a_process_that_was_killed_from_outside_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = render(CHATML)
     killed = _Killed(1)
@@ -297,7 +297,7 @@ def test_a_process_that_was_killed_from_outside_is_begun_again(monkeypatch: pyte
     assert killed.began == 2
 
 
-@pytest.mark.fault("P14", "killed again: 503 and Retry-After")
+@pytest.mark.fault("P22", "killed again: 503 and Retry-After")
 def test_a_process_that_is_killed_again_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = _Killed(9)
     monkeypatch.setattr(subprocess, "run", killed)
