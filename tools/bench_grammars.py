@@ -1,12 +1,14 @@
 """How long it takes to find out what a grammar allows, and whether answers keep to it, without a model.
 
     python -m tools.bench_grammars MODEL [--schemas 1000] [--seed 1] [--calls]
+    python -m tools.bench_grammars MODEL --flood http://127.0.0.1:8080 [--answers 5]
 
 Draws answers at random from what is allowed, for JSON schemas at random, with the tokenizer of MODEL (a file, a folder
 or a name, as in `tpiedge run`). Prints what a schema takes until its first mask, what a token takes from the moment it
 is drawn until the next mask has come, and how many answers that ended by themselves are of their schemas. With --calls
 the schemas are those of tools that a model calls of its own accord: the tokenizer gets a token that opens a call, which
-is drawn after some tokens of free text.
+is drawn after some tokens of free text. With --flood a server is measured that serves MODEL: what a client gets alone,
+beside another one that floods it, and beside one that floods it with slow grammars (`grammar_flood.py`).
 """
 
 import argparse
@@ -27,6 +29,7 @@ from hypothesis import seed as seeded
 from tokenizers import Tokenizer as Backend
 
 from tests.cluster.schemas import schemas
+from tools.grammar_flood import measure
 from tpiedge.api.call_grammars import begun_call_grammar
 from tpiedge.api.tools import AskedTools
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
@@ -165,7 +168,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--calls", action="store_true", help="of tools, in free text")
     parser.add_argument("--cache", type=Path, help="folder for the pack [default: the user's]")
+    parser.add_argument("--flood", metavar="URL", help="of a server on this computer, without keys")
+    parser.add_argument("--answers", type=int, default=5, help="of each measurement of --flood")
     arguments = parser.parse_args()
+    if arguments.flood:
+        measure(arguments.flood, arguments.model, arguments.answers)
+        return 0
     try:
         model = prepare(arguments.model, None, None, arguments.cache)
         tokenizer = model.tokenizer

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tpiedge.api.answer_reader import Parting
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.further_choices import FurtherChoices
-from tpiedge.api.answer_reader import Parting
 from tpiedge.api.kept_answer import KeptAnswer
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest

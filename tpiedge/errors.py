@@ -10,6 +10,7 @@ TpiedgeError
 │   ├── OutOfMemory
 │   ├── DiskFull
 │   ├── ReadFault      a read failed or came up short
+│   ├── ChildLost      a process beside this one was killed from outside, or got no processor
 │   └── IntegrityError bytes on disk differ from their hash
 ├── HubError           the model hub could not be reached, or broke off                exit 1
 ├── Cancelled          the user or a deadline ended the work                            exit 130
@@ -23,6 +24,7 @@ from pathlib import Path
 
 __all__ = [
     "Cancelled",
+    "ChildLost",
     "DiskFull",
     "GrammarRefused",
     "HubError",
@@ -130,6 +132,11 @@ class ReadFault(ResourceError):
         self.path = path
         self.offset = offset
         self.length = length
+
+
+class ChildLost(ResourceError):
+    """A process that works for one request was killed from outside again and again, or did not get going: the request
+    may be made again."""
 
 
 class IntegrityError(ResourceError):

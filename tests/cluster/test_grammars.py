@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cluster import test_batching
 from tests.cluster.schemas import schemas
 from tests.cluster.test_batching import Arrival, Run
-from tpiedge.engine import grammars
+from tpiedge.engine import grammar_compiling, grammars, mask_waits
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import KVFormat
@@ -28,7 +30,7 @@ from tpiedge.pack.sources.source import CheckpointSource
 from tpiedge.pack.writing.writer import write_pack
 from tpiedge.planner.partition import LayerShape, parse_shares, partition
 from tpiedge.testing.cluster import InProcessCluster
-from tpiedge.wire.control import Failed, Token
+from tpiedge.wire.control import Compiled, Failed, Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 DEMO_FOLDER = resolve_model(DEMO)
@@ -202,7 +204,7 @@ def test_what_the_grammar_forces_needs_no_steps_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where a guess costs nothing, and there is time to hear what is forced. No text repeats itself here."""
-    monkeypatch.setattr(grammars, "_FORCED_S", 30.0)
+    monkeypatch.setattr(mask_waits, "_LONE_S", 30.0)
     words = "the quick brown fox jumps over a lazy dog while we all wait for tea"
     grammar = Grammar("lark", f'start: ("A: {words}" | "B: {words}") "."')
     with demo(speculate=8) as cluster:
@@ -329,14 +331,125 @@ def test_a_grammar_that_is_slow_beside_others_ends_its_answer_alone(
     assert len(told) > 5
 
 
+class Late:
+    """Has each mask of these requests come only when it was asked for `calls` times; None: never."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, calls: int | None) -> None:
+        self._usual = grammars.Constraint.known
+        self._calls = calls
+        self._asked: dict[tuple[int, int], int] = {}
+        monkeypatch.setattr(grammars.Constraint, "known", lambda constraint: self._known(constraint))
+        for allowed in ("_PART", "_LEAST_S", "_LONE_S"):
+            monkeypatch.setattr(mask_waits, allowed, 0.0)
+        monkeypatch.setattr(test_batching, "GRAMMAR_S", 0.01)  # nothing may come that could be waited for
+
+    def _known(self, constraint: grammars.Constraint) -> bool:
+        at = id(constraint), len(constraint._accepted)
+        self._asked[at] = self._asked.get(at, 0) + 1
+        return self._calls is not None and self._asked[at] > self._calls and self._usual(constraint)
+
+
+@pytest.mark.parametrize("calls", [1, 7])
+def test_masks_that_come_late_change_no_bit(
+    demo: Callable[..., InProcessCluster],
+    ask: Callable[..., GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    calls: int,
+) -> None:
+    """With guesses, and where pages are short, so that an answer that waits gives up its own."""
+    page = KVFormat("bf16", Checkpoint.open(DEMO_FOLDER).config.head_dim).page_positions
+    asked = [ask("free", None, 40, Sampling(logprobs=5))]
+    for name in ("one", "two"):
+        request = ask(name, PERSON, 60, sampling=WARM)
+        asked.append(replace(request, prompt_ids=(request.prompt_ids * page)[-page + 4 :]))
+    with demo(capacity_tokens=2 * page, context_tokens=2 * page) as cluster:
+        alone = [Run(cluster.leader, [Arrival(one, 0)]).told(one.id) for one in asked]
+    Late(monkeypatch, calls)
+    for pages in (4, 9):
+        with demo(sequences=3, speculate=4, capacity_tokens=pages * page, context_tokens=2 * page) as cluster:
+            run = Run(cluster.leader, [Arrival(one, 0) for one in asked])
+        assert [run.told(one.id) for one in asked] == alone
+
+
+@pytest.mark.parametrize("flood", [0, 15])
+@pytest.mark.fault("H14", "grammars that are slow take no part in the steps: others have a token in each")
+def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
+    demo: Callable[..., InProcessCluster],
+    ask: Callable[..., GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    flood: int,
+) -> None:
+    """As many steps, and of as many rows, as without those; a step waits for nothing."""
+    Late(monkeypatch, None)
+    told: list[Token] = []
+    with demo(sequences=16) as cluster:
+        leader = cluster.leader
+        for number in range(flood):
+            leader.submit(ask(f"slow-{number}", PERSON), lambda event: None)
+        while leader.preparing and not leader.step():
+            if not any(live.sequence.held for live in leader._live.values()):
+                break
+            leader.await_grammar(0.5)
+        while len([live for live in leader._live.values() if live.sequence.undrawn]) < flood:
+            leader.step()
+        computed = cluster.computed
+        leader.submit(ask("free", None, 30), lambda event: told.append(event))  # type: ignore[arg-type]
+        prompt = len(ask("free", None).prompt_ids)
+        leader.step()
+        for tokens in range(len(told), 30):
+            assert len(told) == tokens
+            leader.step()
+        assert leader.idle
+        assert cluster.computed - computed <= prompt + 30
+        for number in range(flood):
+            leader.cancel(f"slow-{number}")
+        assert len([one for one in leader.step() if isinstance(one, Finished)]) == flood
+        assert leader.pages[0] == 0
+        assert not leader.preparing
+
+
+def test_a_grammar_is_compiled_before_its_request_comes(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
+) -> None:
+    """It takes nothing of what those that run have; and one that does not come leaves nothing."""
+    heard: list[object] = []
+    told: list[Token] = []
+    with demo(sequences=1) as cluster:
+        leader = cluster.leader
+        for name in ("comes", "leaves"):
+            leader.compile(ask(name, DIGITS), "group")
+        leader.compile(ask("bad", REFUSED["no JSON"][0]), "")
+        leader.submit(replace(ask("free", None, 900), ignore_eos=True), lambda event: None)
+        while sum(isinstance(one, Compiled | Failed) for one in heard) < 3:
+            leader.await_grammar(0.05)
+            heard += leader.step()
+        leader.cancel("leaves")
+        leader.cancel("free")
+        heard += leader.step()
+        leader.submit(ask("comes", DIGITS), lambda event: told.append(event))  # type: ignore[arg-type]
+        while leader.preparing or not leader.idle:
+            heard += leader.step()
+    compiled = [one.request for one in heard if isinstance(one, Compiled)]
+    assert sorted(compiled) == ["comes", "leaves"]
+    (failed,) = [one for one in heard if isinstance(one, Failed)]
+    assert (failed.request, failed.kind) == ("bad", "GrammarRefused")
+    ended = {one.request: one.reason for one in heard if isinstance(one, Finished)}
+    assert (ended["leaves"], ended["comes"]) == ("cancel", "stop")
+    assert len(told) >= 3
+
+
 def test_the_process_of_a_grammar_has_only_so_long(
     demo: Callable[..., InProcessCluster],
     ask: Callable[..., GenerationRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammars, "_READY_S", -1.0)
-    with demo() as cluster, pytest.raises(UserError, match="was not ready within"):
-        cluster.generate(ask("one", PERSON))
+    monkeypatch.setattr(grammar_compiling, "READY_S", -1.0)
+    with demo() as cluster:
+        cluster.leader.submit(ask("one", PERSON), lambda event: None)
+        (failed,) = cluster.leader.step()
+    assert isinstance(failed, Failed)
+    assert failed.kind == "ChildLost"
+    assert "was not ready within" in failed.message
 
 
 def test_a_request_may_be_cancelled_while_its_grammar_is_compiled(
@@ -357,11 +470,10 @@ def test_its_process_is_started_again_where_it_has_ended(
 ) -> None:
     with demo() as cluster:
         Run(cluster.leader, [Arrival(ask("one", DIGITS), 0)])
-        known = cluster.leader._grammars
-        assert known is not None
-        assert known._child is not None
-        known._child.kill()
-        known._child.wait()
+        living = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+        (first,) = [one for one in living if "tpiedge.engine.grammar_child" in one.cmdline()]
+        first.kill()
+        first.wait()
         run = Run(cluster.leader, [Arrival(ask("two", DIGITS), 0)])
     assert re.fullmatch("[0-9]{3}-[0-9]{2}", text_of(run, "two", tokenizer))
 

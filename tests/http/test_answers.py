@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.http.conftest import KnowingTemplate, leave_early
-from tpiedge.errors import GrammarRefused, PeerLost, UserError
+from tpiedge.errors import ChildLost, GrammarRefused, PeerLost, UserError
 
 LIMIT_S = 20.0
 USER = [{"role": "user", "content": "hi"}]
@@ -188,6 +188,29 @@ def test_a_failure_before_the_first_token_has_its_status(client, service, stream
     assert raised.value.status_code == status
     assert raised.value.code == code
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": USER}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 9}),
+        ("/api/chat", {"messages": USER}),
+        ("/api/generate", {"prompt": "x"}),
+    ],
+)
+@pytest.mark.fault("P22", "503 and Retry-After, in every API")
+def test_a_process_that_was_killed_twice_asks_for_another_try(serve, service, path, fields, stream):
+    service.script = lambda generation: generation.fail(ChildLost("it was killed twice: try again later"))
+    body = {"model": "babbler", "stream": stream} | fields
+    answer = httpx.post(f"{serve().url}{path}", json=body, timeout=20, trust_env=False)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+    error = answer.json()["error"]
+    assert "killed twice: try again later" in (error if isinstance(error, str) else error["message"])
 
 
 @pytest.mark.parametrize("stream", [False, True])

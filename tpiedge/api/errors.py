@@ -9,6 +9,7 @@ from pathlib import Path
 from tpiedge.api.service import Busy, Unavailable
 from tpiedge.errors import (
     Cancelled,
+    ChildLost,
     GrammarRefused,
     OutOfMemory,
     PeerError,
@@ -79,6 +80,8 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
             return ApiError(429, str(error), "queue_full", headers=wait)
         case PeerLost():
             return ApiError(503, str(error), "worker_lost", headers={"Retry-After": "5"})
+        case ChildLost():
+            return ApiError(503, str(error), "child_lost", headers={"Retry-After": "5"})
         case Unavailable() | PeerError():
             return ApiError(503, str(error), "unavailable", headers={"Retry-After": "5"})
         case UnknownWorker():

@@ -5,8 +5,9 @@
 `head` makes logits, `sampler` draws from them as `sampling` says; `pooling` makes embeddings of hidden states.
 `runner` is the loop of rank 0, with the `drawing` of what comes of a step, `follower` that of the others, `meter`
 measures it, `step_recorder` records single steps, `assembly` puts it together.
-`grammars` say which tokens an answer may go on with, by a process of their own (`grammar_child`), or a
-`late_constraint` with a part of it.
+`grammars` say which tokens an answer may go on with, by processes of their own (`grammar_child`, with a `grammar_link`
+to each), or a `late_constraint` with a part of it; `grammar_compiling` shares what is compiled, `grammar_preparation`
+has that done before a request comes, and `mask_waits` bounds how long steps wait.
 
 `batcher` (pure) says which tokens of which requests a step computes, each of them a `sequence`.
 

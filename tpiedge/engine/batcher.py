@@ -112,8 +112,9 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute: those that are held do not count."""
-        return not self._running and all(sequence.held for sequence in self._waiting)
+        """Whether there is nothing to compute: those that are held, or were not drawn yet, do not count."""
+        waits = self._running or all(sequence.held for sequence in self._waiting)
+        return bool(waits) and all(sequence.undrawn for sequence in self._running)
 
     @property
     def sequences(self) -> tuple[RunningSequence, ...]:
@@ -205,10 +206,19 @@ class Batcher:
         decode_tokens = sum(len(piece.ids) for piece in pieces if piece.sequence.decodes)
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
+    def undrawn(self, piece: StepPiece) -> None:
+        """The piece is computed, but what may be drawn after it is not known. The sequence has no part in a step until
+        it is `decided`, or has given up its pages."""
+        sequence = piece.sequence
+        sequence.undrawn = True
+        sequence.done = piece.stop - piece.drafted - 1
+        self._publish(sequence)
+
     def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
         """The piece is computed, and `tokens` were drawn after it: one for every draft that came true, and one more;
         none of a prompt that is not at its end."""
         sequence = piece.sequence
+        sequence.undrawn = False
         sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
         sequence.ids += tokens
         sequence.steps += bool(tokens)
@@ -287,7 +297,7 @@ class Batcher:
         heapq.heappush(self._slots, sequence.slot)
         sequence.slot, sequence.done, sequence.told = -1, 0, 0
         sequence.pages, sequence.names, sequence.expected = [], [], []
-        sequence.private = False
+        sequence.private = sequence.undrawn = False
 
     def _shares(self, sequence: RunningSequence) -> bool:
         request = sequence.request
@@ -308,14 +318,15 @@ class Batcher:
 
     def _pieces(self) -> list[StepPiece]:
         self._short = False
-        decoding = [sequence for sequence in self._running if sequence.decodes]
+        able = [sequence for sequence in self._running if not sequence.undrawn]
+        decoding = [sequence for sequence in able if sequence.decodes]
         pieces: list[StepPiece] = []
         for sequence in decoding:
             if sequence.slot >= 0 and self._secure(sequence, sequence.done + 1, pieces):
                 pieces.append(StepPiece(sequence, sequence.done, sequence.ids[-1:], 1))
         pieces = self._with_drafts(pieces)
         rows = sum(len(piece.ids) for piece in pieces)
-        prompts = [sequence for sequence in self._running if not sequence.decodes]
+        prompts = [sequence for sequence in able if not sequence.decodes]
         for sequence, tokens in self._allotted(prompts, rows):
             if sequence.slot >= 0:
                 pieces += self._prompt_piece(sequence, tokens, pieces)

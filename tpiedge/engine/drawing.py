@@ -13,11 +13,12 @@ from torch import Tensor
 from tpiedge.engine.batcher import Batch, Batcher
 from tpiedge.engine.grammars import AnswerConstraint
 from tpiedge.engine.head import Head
+from tpiedge.engine.mask_waits import MaskWaits
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.pooling import MeanState
 from tpiedge.engine.sampler import Sampled, TokenMask
 from tpiedge.engine.sequence import RunningSequence, StepPiece
-from tpiedge.errors import UserError
+from tpiedge.errors import ChildLost, UserError
 from tpiedge.wire.control import AnswerPart, Embedding, FinishReason, PromptScores, Token
 
 __all__ = ["Drawing", "Draws", "LiveRequest", "refusing"]
@@ -48,7 +49,23 @@ class LiveRequest:
     scored: int = 1
     constraint: AnswerConstraint | None = None
     #: Why the request is refused, though it was accepted.
-    refused: UserError | None = None
+    refused: UserError | ChildLost | None = None
+
+    def known(self) -> bool:
+        """Whether it is known what may be drawn; also where the grammar has failed."""
+        known = True
+        if self.constraint is not None:
+            with refusing(self):
+                return self.constraint.known()
+        return known
+
+    def heard(self) -> bool:
+        """Whether it is known which tokens come next whatever the model says; also where the grammar has failed."""
+        heard = True
+        if self.constraint is not None:
+            with refusing(self):
+                return self.constraint.heard()
+        return heard
 
     def forced(self) -> Sequence[int]:
         """The tokens that come next whatever the model says; none where the grammar has failed."""
@@ -59,11 +76,28 @@ class LiveRequest:
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class _Undrawn:
+    """The logits of a piece, of which it is not known yet what may be drawn."""
+
+    piece: StepPiece
+    logits_MV: Tensor
+    shared: bool
+
+
 class Drawing:
     """Of one epoch. `apart`: whether each row of the head is computed by itself, as of Head.logits."""
 
     def __init__(
-        self, epoch: int, vocab_size: int, head: Head, meter: Meter, batcher: Batcher, *, apart: bool
+        self,
+        epoch: int,
+        vocab_size: int,
+        head: Head,
+        meter: Meter,
+        batcher: Batcher,
+        waits: MaskWaits,
+        *,
+        apart: bool,
     ) -> None:
         self._epoch = epoch
         self._vocab_size = vocab_size
@@ -71,7 +105,9 @@ class Drawing:
         self._meter = meter
         self._batcher = batcher
         self._apart = apart
+        self._waits = waits
         self._logits_MV = torch.empty(0, vocab_size)
+        self._undrawn: dict[str, _Undrawn] = {}
 
     def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
         """Draws the next tokens of all sequences whose last position the step has computed, from its hidden states
@@ -84,7 +120,8 @@ class Drawing:
             logits_MV = self._room(len(rows))
             if rows:
                 self._head.logits(_rows(x_TH, rows), apart=self._apart, room=logits_MV)
-        first = 0
+        first, shared = 0, len(pieces) > 1
+        self._await_masks(batch, requests)
         for piece, end in pieces:
             live = requests[piece.sequence.request.id]
             if piece.sequence.request.prompt_scores and piece.sequence.answer_tokens == 0:
@@ -94,17 +131,39 @@ class Drawing:
             if not piece.draws or live.pooled is not None:
                 self._batcher.decided(piece, ())
                 continue
-            tokens: list[int] = []
-            with self._meter.head_span(), refusing(live):
-                tokens += self._drawn(live, piece, logits_MV[first:], shared=len(pieces) > 1)
+            own_MV = logits_MV[first : first + piece.drafted + 1]
             first += piece.drafted + 1
-            self._batcher.decided(piece, tokens)
-            if live.constraint is not None and live.reason is None and tokens:
-                with refusing(live):
-                    live.constraint.accept(tokens)
-            accepted = max(0, len(tokens) - 1)
-            self._meter.drafted += piece.drafted
-            self._meter.accepted += accepted
+            if live.known():
+                self._decide(live, piece, own_MV, shared=shared)
+            else:
+                self._batcher.undrawn(piece)
+                self._undrawn[live.sequence.request.id] = _Undrawn(piece, own_MV.clone(), shared)
+
+    def draw_late(self, requests: Mapping[str, LiveRequest]) -> None:
+        """Draws for those whose masks were not there when their step ended, and are now. One that has given up its
+        pages since is computed anew."""
+        for name, late in list(self._undrawn.items()):
+            live = requests.get(name)
+            if live is None or not late.piece.sequence.undrawn:
+                del self._undrawn[name]
+            elif live.known():
+                del self._undrawn[name]
+                self._decide(live, late.piece, late.logits_MV, shared=late.shared)
+
+    def _await_masks(self, batch: Batch, requests: Mapping[str, LiveRequest]) -> None:
+        drawing = [requests[piece.sequence.request.id] for piece in batch.pieces if piece.draws]
+        self._waits.until([(one.constraint, one.known) for one in drawing if one.constraint is not None])
+
+    def _decide(self, live: LiveRequest, piece: StepPiece, logits_MV: Tensor, *, shared: bool) -> None:
+        tokens: list[int] = []
+        with self._meter.head_span(), refusing(live):
+            tokens += self._drawn(live, piece, logits_MV, shared=shared)
+        self._batcher.decided(piece, tokens)
+        if live.constraint is not None and live.reason is None and tokens:
+            with refusing(live):
+                live.constraint.accept(tokens)
+        self._meter.drafted += piece.drafted
+        self._meter.accepted += max(0, len(tokens) - 1)
 
     def _room(self, rows: int) -> Tensor:
         """For logits, until the next step: in megabytes that are new, every 4 KiB costs a page fault."""
@@ -173,10 +232,10 @@ class Drawing:
 
 @contextmanager
 def refusing(live: LiveRequest) -> Iterator[None]:
-    """What is wrong with one request's grammar ends that request."""
+    """What is wrong with one request's grammar, or befalls its process, ends that request."""
     try:
         yield
-    except UserError as error:
+    except (UserError, ChildLost) as error:
         live.refused = live.refused or error
 
 

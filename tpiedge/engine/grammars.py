@@ -1,7 +1,8 @@
 """What grammars allow of answers, asked of `grammar_child.py`, a process beside rank 0.
 
-A request's grammar is compiled while other requests go on. While a step is computed, the child finds out which tokens
-may come next, also after each token that the step guesses, so that a step rarely waits for it.
+A request's grammar is compiled while other requests go on (`grammar_compiling.py`). While a step is computed, a child
+finds out which tokens may come next, also after each token that the step guesses. A step waits for that only as long as
+`mask_waits.py` says: an answer whose mask is not there takes no part in the steps until it is.
 
 Laws:
 1. An answer that ends by itself is a text of its grammar; one that ends otherwise is the beginning of one.
@@ -10,9 +11,11 @@ Laws:
 3. What is allowed depends on the grammar and the tokens of the answer alone: another epoch goes on where one ended.
 4. A grammar of which an answer has begun is not refused for the time that it takes to get there again, unless that is
    many times as long; and none for that which the process takes to get ready.
+5. A process that is killed from outside is begun again once, from the answer's tokens so far; then the request may be
+   made again (ChildLost).
+6. No process outlives its request, or its parent.
 """
 
-import contextlib
 import json
 import select
 import socket
@@ -26,42 +29,54 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from tpiedge.engine.grammar_compiling import (
+    AGAIN_S,
+    COMPILE_S,
+    READY_S,
+    Compilation,
+    Places,
+    killed,
+    not_ready,
+    refused,
+    starved,
+    too_much,
+)
+from tpiedge.engine.grammar_link import Ended, GrammarLink
 from tpiedge.engine.sampler import TokenMask
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
-from tpiedge.errors import GrammarRefused, UserError
-from tpiedge.sanitise import sanitised_line
+from tpiedge.errors import GrammarRefused
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 __all__ = ["AnswerConstraint", "Constraint", "Grammars", "await_any"]
 
 _CHILD: Final = "tpiedge.engine.grammar_child"
-#: How long the child may take until it has read the tokenizer; then a grammar until its first mask, and one of which an
-#: answer has begun; and an answer of the child. All that comes before a mask is less than a request may stand still.
-_READY_S: Final = 25.0
-_COMPILE_S: Final = 20.0
-_AGAIN_S: Final = 30.0
+#: How long a mask may take.
 _ANSWER_S: Final = 10.0
 #: What masks may cost of a processor where others share the steps: each of them, or this part of the step, and beyond
 #: that in all, until it was made up for.
 _MASK_S: Final = 0.005
 _PART: Final = 0.1
 _SLACK_S: Final = 1.0
-#: How long a step waits for the tokens that a grammar forces, which save steps.
-_FORCED_S: Final = 0.002
-_HEAD: Final = 5
-_RECEIVED: Final = 1 << 18
-_MAX_WHY: Final = 400
 
 
 class AnswerConstraint(Protocol):
-    """Keeps one answer to what it is to be. Methods may raise UserError where the request is refused after all."""
+    """Keeps one answer to what it is to be. Methods may raise UserError where the request is refused after all, and
+    ChildLost."""
 
-    def fileno(self) -> int:
-        """Of what is readable when there is something to take."""
+    def links(self) -> Sequence[GrammarLink]:
+        """The links that say something when there is more to know; none where there is no need to wait."""
         ...
 
     def ready(self) -> bool:
         """Whether the answer may begin."""
+        ...
+
+    def heard(self) -> bool:
+        """Whether it is known which tokens are forced."""
+        ...
+
+    def known(self) -> bool:
+        """Whether `masks` would not wait."""
         ...
 
     def forced(self) -> Sequence[int]:
@@ -81,25 +96,32 @@ class AnswerConstraint(Protocol):
         """These tokens were drawn."""
         ...
 
+    def take_spent(self) -> float:
+        """Seconds of a processor that were spent on it since this was asked last."""
+        ...
+
     def close(self) -> None:
-        """Nothing more will be asked."""
+        """Nothing more will be asked, but for what was spent. Idempotent."""
         ...
 
 
 class Grammars:
-    """Of one model with `rows` tokens, whose tokenizer is in `folder`. Starts its process with the first grammar. For
-    one thread."""
+    """The processes of the grammars of one model with `rows` tokens, whose tokenizer is in `folder`; `at_once` of them
+    compile at a time. Starts the first process with the first grammar. For one thread, which must not end before."""
 
-    def __init__(self, folder: Path, rows: int) -> None:
+    def __init__(self, folder: Path, rows: int, at_once: int = 1) -> None:
         self._folder = folder
         self._rows = rows
+        self._places = Places(at_once)
+        self._shared: dict[str, Compilation] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
-        self._end = 0
+        self._end: int | None = None
 
-    def begin(self, request: GenerationRequest, *, again: bool) -> "Constraint":
+    def begin(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
         """Has the grammar of the request compiled. `again`: whether an answer has begun with it, also one that is not
-        the grammar's from its beginning on. Raises GrammarRefused, or UserError, where that cannot be."""
+        the grammar's from its beginning on. `group`: a name for the grammar of several requests, of which it is
+        compiled once while any of them lasts. Raises GrammarRefused where that cannot be."""
         if request.grammar is None:
             raise GrammarRefused("the request has no grammar")
         if not grammars_installed():
@@ -110,29 +132,16 @@ class Grammars:
             )
         if not request.stop_ids or request.ignore_eos:
             raise GrammarRefused("an answer by a grammar ends with an end token: do not ignore it")
-        try:
-            ours = self._session(request.stop_ids[0])
-        except OSError as error:
-            raise UserError(
-                f"this machine has no room for the process of a grammar: {error.strerror}"
-            ) from None
-        return Constraint(ours, request, request.grammar, self._end, self._rows, again=again)
-
-    def _session(self, end: int) -> socket.socket:
-        """The link to a new process of its own. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undone, theirs:
-            undone.callback(ours.close)
-            try:
-                self._hand_over(theirs, end)
-            except OSError:  # it has ended since
-                self.close()
-                self._hand_over(theirs, end)
-            undone.pop_all()
-        return ours
+        if self._end is None:
+            self._end = request.stop_ids[0]
+        compilation = self._shared.get(group)
+        if compilation is None or compilation.failed or not compilation.users:
+            compilation = Compilation(request.grammar, self._fork, self._places, again=again)
+            self._keep(group, compilation)
+        return Constraint(compilation, request, request.grammar, self._end, self._rows, again=again)
 
     def close(self) -> None:
-        """Ends the process; those of grammars that are still in use end with their constraints."""
+        """Ends all processes."""
         if self._link is not None:
             self._link.close()
         if self._child is not None:
@@ -140,15 +149,25 @@ class Grammars:
             self._child.wait()
         self._link = self._child = None
 
-    def _hand_over(self, session: socket.socket, end: int) -> None:
-        self._link = self._link or self._start(end)
-        socket.send_fds(self._link, [b"s"], [session.fileno()])
+    def _keep(self, group: str, compilation: Compilation) -> None:
+        self._shared = {name: one for name, one in self._shared.items() if one.users}
+        if group:
+            self._shared[group] = compilation
 
-    def _start(self, end: int) -> socket.socket:
+    def _fork(self) -> GrammarLink:
+        """A link to a new process for one grammar. Raises OSError."""
+        self._link = self._link or self._start()
+        try:
+            return GrammarLink.through(self._link)
+        except ConnectionError:  # it has ended since
+            self.close()
+            self._link = self._start()
+            return GrammarLink.through(self._link)
+
+    def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        self._end = end
         fd = theirs.fileno()
-        arguments = [str(fd), str(self._folder), str(self._rows), str(end)]
+        arguments = [str(fd), str(self._folder), str(self._rows), str(self._end)]
         with theirs:
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", _CHILD, *arguments],
@@ -162,11 +181,11 @@ class Grammars:
 
 class Constraint:
     """An AnswerConstraint: of a grammar, from the answer's beginning to its end. All methods raise GrammarRefused where
-    the grammar is refused."""
+    the grammar is refused, and ChildLost where its processes are killed from outside, or do not get going."""
 
     def __init__(
         self,
-        link: socket.socket,
+        compilation: Compilation,
         request: GenerationRequest,
         grammar: Grammar,
         child_end: int,
@@ -177,77 +196,115 @@ class Constraint:
     ) -> None:
         """`child_end`: the token that the child takes for the answer's end, in place of the request's own. `now` gives
         seconds. `again`: as of Grammars.begin."""
-        self._link = link
+        compilation.users += 1
+        self._compilation = compilation
+        self._link: GrammarLink | None = None
         self._rows = rows
         self._now = now
         self._stop_ids = frozenset(request.stop_ids)
         self._end_ids = self._stop_ids | {child_end}
-        self._link.setblocking(False)
-        self._unsent = b""
-        self._received = bytearray()
+        self._usual = grammar.begins is None
+        self._again = again
+        #: The tokens that the process has accepted since the grammar's beginning, and those of a restart of which it
+        #: did not say yet how many it keeps: so another process can go on.
+        self._accepted = list(request.answer_ids)
+        self._replayed: Sequence[int] | None = None
+        self._guesses: Sequence[int] = ()
         self._forced: tuple[int, ...] | None = None
         self._mask: TokenMask | None = None
         self._following: list[TokenMask] | None = []
+        #: How many masks the process still owes, and how many lists of those after guesses: the last one counts.
+        self._due = self._due_following = 0
+        self._starting = True
+        self._kills = 0
         self.kept = 0
         """How many of the tokens that were given to the last restart were the grammar's before its text might end."""
-        self._compile_s = _AGAIN_S if again else _COMPILE_S
-        self._deadline = now() + _READY_S
-        self._is_ready = False
+        self._deadline = now() + READY_S
         #: Of a processor: what was told since tokens were drawn last, and how much more than allowed all was.
         self._cost_s = self._debt_s = 0.0
         self._drawn_at = now()
-        asked = {
-            "kind": grammar.kind,
-            "text": grammar.text,
-            "answer": request.answer_ids,
-            "again": again,
-            "usual": grammar.begins is None,
-        }
-        self._send(b"g", json.dumps(asked).encode("ascii"))
+        self._spent_s = 0.0
+        self._closed = False
 
-    def fileno(self) -> int:
-        return self._link.fileno()
+    def links(self) -> Sequence[GrammarLink]:
+        if self._mask is not None and self._following is not None:
+            return ()
+        return [self._link] if self._link is not None else self._compilation.links()
 
     def ready(self) -> bool:
-        """Whether the grammar is compiled."""
-        return self._mask is not None or self._await(lambda: self._mask is not None, 0.0)
+        """Whether the grammar is compiled, and the first mask has come."""
+        self._advance()
+        return self._mask is not None
+
+    def known(self) -> bool:
+        self._advance()
+        return self._mask is not None and self._following is not None
+
+    def heard(self) -> bool:
+        self._advance()
+        return self._forced is not None
 
     def forced(self) -> Sequence[int]:
-        self._await(lambda: self._forced is not None, _FORCED_S)
+        self._advance()
         return self._forced or ()
 
     def guess(self, ids: Sequence[int]) -> None:
+        self._guesses, self._following = ids, None if ids else []
         if ids:
-            self._following = None
-            self._send(b"d", array("I", ids).tobytes())
+            self._deadline = self._now() + _ANSWER_S
+            self._ask_following()
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
         """After the guesses up to one that is not allowed."""
-        done = self._await(lambda: self._mask is not None and self._following is not None, _ANSWER_S)
-        if not done or self._mask is None or self._following is None:
-            raise _too_much()
-        self._account(1 + len(self._following), shared=shared)
-        yield self._mask
-        yield from self._following
+        until = self._now() + _ANSWER_S
+        while not self.known():
+            left_s = until - self._now()
+            if left_s < 0:
+                raise starved()
+            await_any([self], left_s)
+        if self._mask is None or self._following is None:
+            raise starved()
+        found = [self._mask, *self._following]
+        self._account(len(found), shared=shared)
+        yield from found
 
     def accept(self, tokens: Sequence[int]) -> None:
+        self._accepted += tokens
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Goes back to the beginning, and from there on with those of these tokens, which an earlier epoch drew, that
         are `kept`, within the time that the grammar has. Once the last mask has come."""
+        self._accepted, self._replayed = [], tokens
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
     def close(self) -> None:
-        """Ends its process."""
-        self._link.close()
+        """Ends its process, and that of the grammar with its last user."""
+        self._leave()
+        if not self._closed:
+            self._closed = True
+            self._compilation.leave()
+
+    def take_spent(self) -> float:
+        spent_s, self._spent_s = self._spent_s + self._compilation.take_spent(), 0.0
+        return spent_s + (self._link.spent_s() if self._link is not None else 0.0)
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
-        """After which something else is allowed."""
+        """Sends what changes what is allowed."""
         self._forced = self._mask = None
-        self._following = []
+        self._guesses, self._following = (), []
         self._deadline = deadline
-        self._send(letter, array("I", tokens).tobytes())
+        self._ask(letter, array("I", tokens).tobytes())
+
+    def _ask(self, letter: bytes, body: bytes) -> None:
+        if self._link is not None:
+            self._due += 1
+            self._link.send(letter, body)
+
+    def _ask_following(self) -> None:
+        if self._link is not None:
+            self._due_following += 1
+            self._link.send(b"d", array("I", self._guesses).tobytes())
 
     def _account(self, masks: int, *, shared: bool) -> None:
         """Of what they cost; in between no other answer is held up."""
@@ -261,77 +318,84 @@ class Constraint:
                 f"{_MASK_S * 1e3:g} ms of a processor for each token; give a smaller one"
             )
 
-    def _send(self, letter: bytes, body: bytes) -> None:
-        """What does not fit on the way at once, as a long answer so far, goes later: the child may not have begun."""
-        self._unsent += len(body).to_bytes(4, "little") + letter + body
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            self._unsent = self._unsent[self._link.send(self._unsent) :]
-        except BlockingIOError:
+    def _advance(self) -> None:
+        """Goes on as far as it gets without waiting."""
+        if self._link is None and not (self._compilation.ready() and self._open()):
             return
-        except OSError:
-            self._take()  # why it has ended may have come before
-            raise _too_much() from None
+        if self._link is None:
+            return
+        self._link.flush()
+        try:
+            while frames := self._link.take():
+                for letter, body in frames:
+                    self._understand(letter, body)
+        except Ended as ended:
+            self._begin_again(ended)
+        if (self._mask is None or self._following is None) and self._now() > self._deadline:
+            raise starved()
 
-    def _await(self, enough: Callable[[], bool], limit_s: float) -> bool:
-        """Whether there is `enough`, within that time."""
-        until = self._now() + limit_s
-        while not enough():
-            now = self._now()
-            unsent = [self._link] if self._unsent else []
-            readable, writable, _ = select.select([self._link], unsent, [], max(0.0, until - now))
-            if readable:
-                self._take()
-            elif writable:
-                self._flush()
-            elif self._mask is None and now > self._deadline:
-                raise _too_much() if self._is_ready else _not_ready()
-            elif now >= until:
-                return False
+    def _open(self) -> bool:
+        """Has a process begin, or go on where another one was. Returns whether there is one."""
+        try:
+            self._link = self._compilation.open()
+        except OSError:
+            if self._now() > self._deadline:
+                raise not_ready() from None
+            return False
+        self._deadline = self._now() + (AGAIN_S if self._again else COMPILE_S)
+        self._due, self._due_following, self._starting = 0, 0, True
+        again = self._again or bool(self._accepted)
+        asked = {"answer": self._accepted, "again": again, "usual": self._usual}
+        self._ask(b"g", json.dumps(asked).encode("ascii"))
+        if self._replayed is not None:
+            self._ask(b"b", array("I", self._replayed).tobytes())
+        if self._guesses:
+            self._ask_following()
         return True
 
-    def _take(self) -> None:
-        try:
-            part = self._link.recv(_RECEIVED)
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        if not part:
-            raise _too_much()
-        self._received += part
-        while len(self._received) >= _HEAD:
-            end = _HEAD + int.from_bytes(self._received[:4], "little")
-            if len(self._received) < end:
-                return
-            letter, body = self._received[4:_HEAD], bytes(self._received[_HEAD:end])
-            del self._received[:end]
-            self._understand(bytes(letter), body)
+    def _begin_again(self, ended: Ended) -> None:
+        """Goes on in another process, once, unless what the grammar did has ended this one."""
+        self._leave()
+        if not ended.foreign:
+            raise too_much()
+        self._kills += 1
+        if self._kills > 1:
+            raise killed()
+        self._forced = self._mask = None
+        self._following = None if self._guesses else []
+        self._deadline = self._now() + READY_S
+
+    def _leave(self) -> None:
+        if self._link is not None:
+            self._spent_s += self._link.spent_s()
+            self._link.close()
+        self._link = None
 
     def _understand(self, letter: bytes, body: bytes) -> None:
         match letter:
             case b"r":
-                self._is_ready = True
-                self._deadline = self._now() + self._compile_s
-            case b"f":
+                return
+            case b"f" if self._due == 1:
                 forced = array("I", body).tolist()
                 within = next((i for i, token in enumerate(forced) if token >= self._rows), len(forced))
                 self._forced = tuple(forced[:within])
             case b"c":
-                self._cost_s += int.from_bytes(body, "little") / 1e6
+                self._cost_s += 0.0 if self._starting else int.from_bytes(body, "little") / 1e6
             case b"k":
                 self.kept = int.from_bytes(body, "little")
+                self._accepted, self._replayed = list((self._replayed or ())[: self.kept]), None
             case b"m":
-                self._mask = self._mask_of(np.frombuffer(body, np.uint8))
+                self._due -= 1
+                if self._due == 0:
+                    self._mask, self._starting = self._mask_of(np.frombuffer(body, np.uint8)), False
             case b"d":
-                size = 1 + len(self._mask) if self._mask is not None else 1
-                following = np.frombuffer(body, np.uint8).reshape(-1, size)
-                self._following = [self._mask_of(one) for one in following]
-            case _:
-                why = sanitised_line(body.decode(errors="replace"), _MAX_WHY)
-                raise GrammarRefused(f"the grammar is refused: {why}")
+                self._due_following -= 1
+                if self._due_following == 0 and self._guesses:
+                    size = 1 + len(self._mask) if self._mask is not None else 1
+                    following = np.frombuffer(body, np.uint8).reshape(-1, size)
+                    self._following = [self._mask_of(one) for one in following]
+            case b"e":
+                raise refused(body)
 
     def _mask_of(self, said: TokenMask) -> TokenMask:
         """With the request's own end tokens, where the answer may end."""
@@ -343,19 +407,14 @@ class Constraint:
 
 def await_any(constraints: Sequence[AnswerConstraint], limit_s: float) -> None:
     """Returns when there is something to take for one of them, or after that time; at once where there are none."""
-    if constraints:
-        select.select(constraints, [], [], limit_s)
+    waiting = [one.links() for one in constraints]
+    if waiting and all(waiting):
+        links = [link for some in waiting for link in some]
+        unsent = [room for link in links if (room := link.writes) is not None]
+        select.select([link.reads for link in links], unsent, [], max(0.0, limit_s))
 
 
 def _set(mask: TokenMask, token: int, allowed: bool) -> None:
     if token // 8 < len(mask):
         bit = np.uint8(1 << token % 8)
         mask[token // 8] = mask[token // 8] | bit if allowed else mask[token // 8] & ~bit
-
-
-def _too_much() -> GrammarRefused:
-    return GrammarRefused("the grammar is refused: it takes too much time or memory; give a smaller one")
-
-
-def _not_ready() -> UserError:
-    return UserError(f"the process of a grammar was not ready within {_READY_S:g} s: try again later")

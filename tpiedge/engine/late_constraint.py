@@ -13,9 +13,10 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from tpiedge.engine.grammar_link import GrammarLink
 from tpiedge.engine.grammars import Constraint, Grammars
 from tpiedge.engine.sampler import TokenMask
-from tpiedge.errors import UserError
+from tpiedge.errors import ChildLost, UserError
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
@@ -45,8 +46,8 @@ class LateConstraint:
         #: Tokens that an earlier epoch drew, until they were looked at.
         self._earlier: Sequence[int] = request.answer_ids
 
-    def fileno(self) -> int:
-        return self._constraint.fileno()
+    def links(self) -> Sequence[GrammarLink]:
+        return self._constraint.links()
 
     def ready(self) -> bool:
         """Whether the grammar is compiled and has come to where an earlier epoch ended, or has failed."""
@@ -55,6 +56,23 @@ class LateConstraint:
             while (ready := self._constraint.ready()) and self._earlier:
                 self._catch_up()
         return ready
+
+    def heard(self) -> bool:
+        heard = True
+        if self._within:
+            with self._or_free():
+                heard = self._constraint.heard()
+        return heard
+
+    def known(self) -> bool:
+        known = True
+        if self._within:
+            with self._or_free():
+                known = self._constraint.known()
+        return known
+
+    def take_spent(self) -> float:
+        return self._constraint.take_spent()
 
     def forced(self) -> Sequence[int]:
         forced: Sequence[int] = ()
@@ -133,7 +151,7 @@ class LateConstraint:
         """Where the grammar fails, the answer is free from now on."""
         try:
             yield
-        except UserError:
+        except (UserError, ChildLost):
             self._constraint.close()
             self._failed, self._within = True, False
             # Not why, which may be of what a client sent.
@@ -142,11 +160,14 @@ class LateConstraint:
             )
 
 
-def begin_late(grammars: Grammars, request: GenerationRequest, grammar: Grammar) -> LateConstraint | None:
-    """Has the grammar compiled; None where that cannot be."""
+def begin_late(
+    grammars: Grammars, request: GenerationRequest, grammar: Grammar, group: str = ""
+) -> LateConstraint | None:
+    """Has the grammar compiled; None where that cannot be. `group`: as of Grammars.begin."""
     alone = replace(request, answer_ids=())
     try:
-        return LateConstraint(grammars.begin(alone, again=bool(request.answer_ids)), grammar, request)
+        constraint = grammars.begin(alone, again=bool(request.answer_ids), group=group)
+        return LateConstraint(constraint, grammar, request)
     except UserError as error:
         _log.warning("calls of an answer are not kept to its tools: %s", error)
         return None

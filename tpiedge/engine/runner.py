@@ -19,9 +19,10 @@ from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.carrying import Taken
 from tpiedge.engine.drawing import Drawing, Draws, LiveRequest, refusing
 from tpiedge.engine.forward import ForwardPass
+from tpiedge.engine.grammar_preparation import Preparations, begin_constraint
 from tpiedge.engine.grammars import AnswerConstraint, Grammars, await_any
 from tpiedge.engine.head import Head
-from tpiedge.engine.late_constraint import begin_late
+from tpiedge.engine.mask_waits import MaskWaits
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import StepCancelled
 from tpiedge.engine.pooling import MeanState
@@ -30,7 +31,7 @@ from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.engine.steps import StepLimits
-from tpiedge.errors import GrammarRefused, UserError
+from tpiedge.errors import UserError
 from tpiedge.kv.cache import KVCache
 from tpiedge.kv.pages import PagePool, root_name
 from tpiedge.kv.room import KVRoom
@@ -39,6 +40,7 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted
 from tpiedge.wire.control import (
     AnswerPart,
+    Compiled,
     Failed,
     Finished,
     Halt,
@@ -100,7 +102,9 @@ class Leader:
         self._route = route
         self._serving = serving
         self._sampler_of = sampler_of or self._sampler
-        self._grammars = grammars
+        self._preparations = Preparations(
+            epoch, lambda request, group: begin_constraint(grammars, request, group)
+        )
         self._recorder = recorder
         #: Whether the next step of answers alone is to be recorded.
         self._recording_wanted = False
@@ -120,8 +124,9 @@ class Leader:
             KVRoom(cache.pages, serving.grain_pages) if serving.grain_pages else None,
             turning=config.rope.depends_on_length,
         )
+        self._waits = MaskWaits()
         self._drawing = Drawing(
-            epoch, config.vocab_size, head, meter, self._batcher, apart=not forward.quantised
+            epoch, config.vocab_size, head, meter, self._batcher, self._waits, apart=not forward.quantised
         )
         self._live: dict[str, LiveRequest] = {}
         self._cancels: dict[str, None] = {}
@@ -140,7 +145,14 @@ class Leader:
     @property
     def preparing(self) -> bool:
         """Whether a request waits for its grammar, so that a step may have something to compute soon."""
-        return any(live.sequence.held for live in self._live.values())
+        return bool(self._awaited)
+
+    @property
+    def _awaited(self) -> Sequence[AnswerConstraint]:
+        """Constraints of which something must be known before their answers begin, or go on."""
+        waiting = (one for one in self._live.values() if one.sequence.held or one.sequence.undrawn)
+        found = [one.constraint for one in waiting if one.constraint is not None]
+        return [*found, *self._preparations.unready]
 
     @property
     def pages(self) -> tuple[int, int]:
@@ -161,6 +173,11 @@ class Leader:
         """From any thread: have all nodes record the next step in which answers alone are computed."""
         self._recording_wanted = True
 
+    def compile(self, request: GenerationRequest, group: str) -> None:
+        """Has the grammar compiled of a request that will be submitted, or cancelled: `step` tells when. `group`: as of
+        Compile. Raises UserError."""
+        self._preparations.add(request, group)
+
     def submit(self, request: GenerationRequest, emit: Callable[[AnswerPart], None]) -> None:
         """Accepts a request; its tokens go to `emit` as soon as they are drawn, but for `answer_ids`, which were told
         before. Raises UserError where it cannot be answered, for example because prompt + max_tokens exceed the
@@ -168,7 +185,7 @@ class Leader:
         self._check(request)
         sampler = self._sampler_of(request)
         pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
-        constraint = self._constraint(request)
+        constraint = self._preparations.take(request)
         sequence = self._batcher.add(request)
         live = LiveRequest(sequence, sampler, emit, pooled, constraint=constraint)
         if constraint is not None:
@@ -198,14 +215,17 @@ class Leader:
         if lone == request:
             self._communicator.request_cancel(step)
 
-    def step(self) -> list[Finished | Failed]:
-        """Computes one step, and returns the requests that ended, or were refused after all. Raises PeerLost,
-        ProtocolError."""
+    def step(self) -> list[Finished | Failed | Compiled]:
+        """Computes one step, and returns the requests that ended, or were refused after all, and those whose grammars
+        are compiled. Raises PeerLost, ProtocolError."""
         self._release_held()
-        ended = self._take_cancels()
+        self._drawing.draw_late(self._live)
+        ended = [*self._preparations.news(), *self._take_cancels()]
         if self._adopted_until and time.monotonic() > self._adopted_until:
             self._adopted_until = 0.0
             self._batcher.forget()
+        self._waits.begin(lone=len(self._live) == 1)
+        self._await_forced()
         batch = self._batcher.plan()
         if batch is None:
             return ended
@@ -216,6 +236,7 @@ class Leader:
         except StepCancelled:
             self._recorder.drop()
             return [*ended, *self._take_cancels()]
+        self._waits.computed(time.perf_counter() - begun)
         self._drawing.draw(batch, x_TH, self._live)
         self._read = ()
         self._recorder.end()
@@ -225,8 +246,7 @@ class Leader:
     def await_grammar(self, limit_s: float) -> None:
         """Wait until more is known of a grammar for which a request waits, at most that long; not at all where none
         does."""
-        held = (live.constraint for live in self._live.values() if live.sequence.held)
-        await_any([constraint for constraint in held if constraint is not None], limit_s)
+        await_any(self._awaited, limit_s)
 
     def generate(
         self,
@@ -248,7 +268,8 @@ class Leader:
                 for ended in self.step():
                     if isinstance(ended, Failed):
                         raise UserError(ended.message)
-                    return ended
+                    if isinstance(ended, Finished):
+                        return ended
                 if self.idle:
                     self.await_grammar(_PREPARING_S)
         finally:
@@ -270,15 +291,6 @@ class Leader:
 
     def _sampler(self, request: GenerationRequest) -> Draws:
         return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)
-
-    def _constraint(self, request: GenerationRequest) -> AnswerConstraint | None:
-        if request.grammar is None:
-            return None
-        if request.grammar.begins is not None:
-            return begin_late(self._grammars, request, request.grammar) if self._grammars else None
-        if self._grammars is None:
-            raise GrammarRefused("answers by a grammar are not to be had here")
-        return self._grammars.begin(request, again=bool(request.answer_ids))
 
     def _release_held(self) -> None:
         """Those whose grammar is compiled begin."""
@@ -308,11 +320,14 @@ class Leader:
         for request in list(self._cancels):
             if request in self._live:
                 self._live[request].reason = "cancel"
+        dropped = self._preparations.drop(list(self._cancels))
+        for one in dropped:
+            self._cancels.pop(one.request, None)
         # Of those that ended before, or have not begun, which is the command that is read next, only the latest are
         # kept.
         for request in list(self._cancels)[:-_KEPT_CANCELS]:
             del self._cancels[request]
-        return self._take_ended()
+        return [*dropped, *self._take_ended()]
 
     def _take_ended(self) -> list[Finished | Failed]:
         ended = [live for live in self._live.values() if live.reason is not None or live.refused is not None]
@@ -321,12 +336,15 @@ class Leader:
     def _end(self, live: LiveRequest) -> Finished | Failed:
         sequence, reason = live.sequence, live.reason
         self._batcher.end(sequence)
+        spent_s = 0.0
         if live.constraint is not None:
             live.constraint.close()
+            spent_s = live.constraint.take_spent()
         del self._live[sequence.request.id]
         self._cancels.pop(sequence.request.id, None)
         if live.refused is not None:
-            return Failed(self._epoch, 0, sequence.request.id, type(live.refused).__name__, str(live.refused))
+            kind, why = type(live.refused).__name__, str(live.refused)
+            return Failed(self._epoch, 0, sequence.request.id, kind, why, spent_s)
         return Finished(
             epoch=self._epoch,
             request=sequence.request.id,
@@ -335,9 +353,16 @@ class Leader:
             tokens=sequence.answer_tokens,
             cached_tokens=sequence.cached,
             steps=sequence.steps,
+            processor_s=spent_s,
         )
 
     # --- a step
+
+    def _await_forced(self) -> None:
+        """Waits for tokens that grammars force, which save steps where guesses are made."""
+        able = [one for one in self._live.values() if one.sequence.decodes and not one.sequence.undrawn]
+        guessed = [one for one in able if one.sequence.lookup is not None]
+        self._waits.until([(one.constraint, one.heard) for one in guessed if one.constraint is not None])
 
     def _ask_masks(self, batch: Batch) -> None:
         """What is allowed after guesses is found out while the step is computed."""

@@ -70,6 +70,8 @@ class RunningSequence:
     drafting: DraftLength = field(default_factory=DraftLength)
     #: Whether it does not begin yet, because what it is to be answered by is not there.
     held: bool = False
+    #: Whether it waits to know what may be drawn after what is computed.
+    undrawn: bool = False
     #: Says the tokens that its grammar forces next.
     forced: Callable[[], Sequence[int]] | None = None
 

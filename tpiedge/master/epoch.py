@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tpiedge.clock import Clock
 from tpiedge.errors import (
+    ChildLost,
     GrammarRefused,
     InternalError,
     OutOfMemory,
@@ -27,6 +28,7 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.control import (
     Accused,
     Assign,
+    Compiled,
     Connect,
     Embedding,
     Failed,
@@ -55,6 +57,7 @@ EpochEvent = Message | TpiedgeError
 _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
     "UserError": UserError,
     "GrammarRefused": GrammarRefused,
+    "ChildLost": ChildLost,
     "OutOfMemory": OutOfMemory,
     "ReadFault": ResourceError,
     "IntegrityError": ResourceError,
@@ -201,7 +204,9 @@ class Epoch:
                 self._tell(message)
             case Accused(accused=accused, cause=cause) if rank == 0:
                 self.broke_protocol(accused, cause)
-            case Failed() | Token() | PromptScores() | Embedding() | Finished() | Halted() if rank == 0:
+            case Failed() | Token() | Compiled() | PromptScores() | Embedding() | Finished() | Halted() if (
+                rank == 0
+            ):
                 self._tell(message)
             case _:
                 raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")

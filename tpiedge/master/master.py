@@ -8,6 +8,7 @@ machines that are present. Either way answers that run pause, and go on in the n
 """
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from dataclasses import replace
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
+from tpiedge.host.device import usable_cores
 from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
 from tpiedge.master.arranging import Arranger, Arranges
@@ -89,7 +91,10 @@ class Master:
         self._hub = hub
         self._clock = clock
         self._heartbeat_s = timing.heartbeat_s
-        self._requests = RequestQueue(queue_limit, served.sequences, self._cancel, hub.wake, clock.now)
+        compiles = max(1, math.floor(usable_cores()) // 2)
+        self._requests = RequestQueue(
+            queue_limit, served.sequences, self._cancel, hub.wake, clock.now, compiles
+        )
         requests = self._requests
         self._sessions = SessionManager(
             hub, outbox, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle

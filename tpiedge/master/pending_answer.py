@@ -43,6 +43,8 @@ class PendingAnswer:
         self.unwanted = False
         #: Whether an administrator ended it, which the caller is told.
         self.dismissed = False
+        #: Names its grammar, once that was asked for.
+        self.group = ""
         self._told = ""
         self._cancel = cancel
         self._wake = wake

@@ -388,6 +388,8 @@ class Reconciler:
         if coming is not None and self._switching.awaits_readers(coming):
             return
         self._retries.served()
+        while self._requests.prepare(serving.compile):
+            pass
         while self._requests.start(serving.ask):
             pass
 

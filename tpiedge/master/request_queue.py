@@ -18,8 +18,11 @@ Laws:
    that kills a node in every epoch is found, and it alone fails. While somebody waits for one, only what ran begins.
 8. A request for many answers submits some of them and later the others, so that it does not take every place. Those
    that it postpones take none, but count with those that wait, and have a limit of their own.
+9. A request with a grammar takes a place once that is compiled (`compiling.py`). What its processes take of a processor
+   counts in its client's turn as tokens do.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -27,7 +30,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
 
-from tpiedge.errors import Cancelled, GrammarRefused, InternalError, ProtocolError, TpiedgeError, UserError
+from tpiedge.errors import (
+    Cancelled,
+    ChildLost,
+    GrammarRefused,
+    InternalError,
+    ProtocolError,
+    TpiedgeError,
+    UserError,
+)
+from tpiedge.master.compiling import Compiling
 from tpiedge.master.journal import Resumed, TakenUp
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.reading_progress import ReadingProgress
@@ -37,7 +49,16 @@ from tpiedge.master.request_times import RequestHistograms, RequestTimes
 from tpiedge.master.status import Totals
 from tpiedge.master.turns import Turns
 from tpiedge.portions import Portions, may_have
-from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, Heartbeat, PromptScores, Token
+from tpiedge.wire.control import (
+    AnswerPart,
+    Compiled,
+    Embedding,
+    Failed,
+    Finished,
+    Heartbeat,
+    PromptScores,
+    Token,
+)
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -49,8 +70,14 @@ QUEUE_LIMIT: Final = 64
 #: as one request may have.
 POSTPONED_LIMIT: Final = 8192
 
-_FAULTS: Final[Mapping[str, type[UserError]]] = {"UserError": UserError, "GrammarRefused": GrammarRefused}
-"""What rank 0 may find of a request; all else is a defect."""
+#: What a second of a processor counts in turns: a slow machine computes fewer tokens in it.
+_TOKENS_A_SECOND: Final = 100
+_FAULTS: Final[Mapping[str, type[TpiedgeError]]] = {
+    "UserError": UserError,
+    "GrammarRefused": GrammarRefused,
+    "ChildLost": ChildLost,
+}
+"""What rank 0 may find of a request, or what befalls it; all else is a defect."""
 
 
 class QueueFull(TpiedgeError):
@@ -66,7 +93,7 @@ class RequestQueue:
     Thread-safe; nothing blocks.
 
     `on_cancel(id)` is called when a running request is cancelled, `on_submit()` after each accepted one. `on_cancel`
-    must not call back. `now` gives seconds.
+    must not call back. `now` gives seconds. `compiles`: so many grammars are compiled at a time.
     """
 
     def __init__(
@@ -76,8 +103,10 @@ class RequestQueue:
         on_cancel: Callable[[str], None],
         on_submit: Callable[[], None],
         now: Callable[[], float] = time.monotonic,
+        compiles: int = 1,
     ) -> None:
         self._now = now
+        self._compiling = Compiling(compiles, parallel)
         self._places = 2 * limit
         self._turns = Turns()
         self._parallel = parallel
@@ -199,6 +228,21 @@ class RequestQueue:
         self._on_submit()
         return answering
 
+    def prepare(self, compile_next: Callable[[GenerationRequest, str], None]) -> bool:
+        """Has rank 0 compile the next grammar: hands its request to `compile_next`, with the name of the group that
+        shares it, as `start` does. Returns False where none waits for that, or as many are compiled as may be."""
+        with self._lock:
+            one = self._compiling.next(self._waiting, self._turns)
+            if one is None:
+                return False
+            try:
+                compile_next(one.request, self._compiling.ask(one))
+            except ProtocolError as error:
+                self._compiling.end(one.request.id)
+                self._waiting.remove(one)
+                self._fail([one], UserError(f"the request cannot be served: {error}"))
+        return True
+
     def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
         """Starts the next request: hands it to `ask`, which sends it to rank 0 and must neither block nor call back.
 
@@ -209,7 +253,7 @@ class RequestQueue:
             if len(self._running) >= self._parallel or any(
                 one.journal.suspect for one in self._running.values()
             ):
-                self._make_way(sum(one.attended for one in self._waiting))
+                self._make_way(sum(one.attended and self._compiling.may_begin(one) for one in self._waiting))
                 return False
             starting = self._first(self._able())
             if starting is None:
@@ -218,6 +262,7 @@ class RequestQueue:
             if not starting.journal.begun:
                 self._turns.give(starting.client, len(starting.request.prompt_ids))
             starting.gives_way = False
+            self._compiling.begin(starting.request.id)
             self._running[starting.request.id] = starting
             starting.journal.begun = True
             starting.progress = ReadingProgress()
@@ -240,8 +285,12 @@ class RequestQueue:
             return
         name = getattr(message, "request", None)
         with self._lock:
-            running = self._running.get(name) if isinstance(name, str) else None
+            if not isinstance(name, str):
+                return
+            self._charge(message, name)
+            running = self._running.get(name)
             if running is None:
+                self._tell_compiling(message, name)
                 return
             match message:
                 case Token() | PromptScores() | Embedding():
@@ -294,6 +343,7 @@ class RequestQueue:
                 going_on = [one for one in going_on if one not in guilty]
             self._suspected = any(one.journal.suspect for one in going_on)
             self._running.clear()
+            self._compiling.clear()
             self._look_at_readers()
             for one in going_on:
                 one.gives_way = False
@@ -325,6 +375,7 @@ class RequestQueue:
         with self._lock:
             self._fail([*self._running.values(), *self._waiting], error)
             self._waiting.clear()
+            self._compiling.clear()
 
     def close(self, error: TpiedgeError) -> None:
         """Accepts no more requests: `submit` raises `error`. Accepted ones may still be served."""
@@ -341,6 +392,7 @@ class RequestQueue:
             if answering not in self._waiting:
                 return
             self._waiting.remove(answering)
+            self._leave_compiling(answering)
             self._count(finished=answering.whole, cancelled=not answering.whole)
         when = "while it paused" if answering.journal.begun else "before it began"
         answering.put(_ended(answering) or Cancelled(f"request {answering.request.id} was cancelled {when}"))
@@ -353,7 +405,7 @@ class RequestQueue:
         suspects = [one for one in self._waiting if one.journal.suspect]
         if not self._running and suspects:
             return suspects
-        able = [one for one in self._waiting if not one.journal.suspect]
+        able = [one for one in self._waiting if not one.journal.suspect and self._compiling.may_begin(one)]
         if any(one.attended for one in suspects):
             able = [one for one in able if one.journal.begun]
         return [one for one in able if one.attended] or able
@@ -391,6 +443,7 @@ class RequestQueue:
         if absent is None:
             return False
         self._waiting.remove(absent)
+        self._leave_compiling(absent)
         self._count(cancelled=1)
         absent.put(
             Cancelled(f"request {absent.request.id} was cancelled: nobody waited for it, and others do")
@@ -411,10 +464,44 @@ class RequestQueue:
         if self._settled(answering):
             return
         del self._running[answering.request.id]
+        self._compiling.end(answering.request.id)
         answering.journal.interrupted(self._now(), "priority")
         self._look_at_readers()
         answering.pause("requests that somebody waits for come first")
         self._waiting.appendleft(answering)
+
+    def _charge(self, message: Message, name: str) -> None:
+        """Counts what the processes of its grammar took of a processor."""
+        spent_s = message.processor_s if isinstance(message, Compiled | Failed | Finished) else 0.0
+        running = self._running.get(name)
+        client = self._compiling.client(name) if running is None else running.client
+        if client is not None and spent_s > 0.0:
+            self._turns.give(client, math.ceil(_TOKENS_A_SECOND * spent_s))
+
+    def _tell_compiling(self, message: Message, name: str) -> None:
+        """Hears of a request that has not begun. One whose grammar is refused ends, and all that wait with the same."""
+        if self._compiling.client(name) is None:
+            return
+        match message:
+            case Compiled():
+                self._compiling.compiled(name)
+            case Finished():
+                self._compiling.end(name)
+            case Failed(kind=kind, message=text):
+                failed = [one for one in self._waiting if one.request.id == name]
+                if kind == "GrammarRefused":
+                    failed = self._compiling.refused(name, self._waiting)
+                self._compiling.end(name)
+                for one in failed:
+                    self._waiting.remove(one)
+                    if one.request.id != name:
+                        self._leave_compiling(one)
+                self._fail(failed, _FAULTS.get(kind, InternalError)(text))
+
+    def _leave_compiling(self, answering: PendingAnswer) -> None:
+        """Has rank 0 forget the grammar of one that ends before it has begun in this epoch."""
+        if self._compiling.leave(answering.request.id):
+            self._on_cancel(answering.request.id)
 
     def _pass_on(self, message: AnswerPart, answering: PendingAnswer) -> None:
         journal = answering.journal
@@ -459,6 +546,7 @@ class RequestQueue:
             self._fail([answering], InternalError(missing))
             return
         self._running.pop(answering.request.id, None)
+        self._compiling.end(answering.request.id)
         self._look_at_readers()
         unfinished = int(cancelled and not answering.whole)
         self._count(
@@ -491,6 +579,7 @@ class RequestQueue:
         """Ends them. One whose caller has the whole answer counts as finished, even if its end fails."""
         for answering in failed:
             self._running.pop(answering.request.id, None)
+            self._compiling.end(answering.request.id)
         self._look_at_readers()
         whole = sum(answering.whole for answering in failed)
         self._count(failed=len(failed) - whole, finished=whole)

@@ -28,6 +28,8 @@ from tpiedge.transport.keys import is_key
 from tpiedge.wire.control import (
     AskStats,
     Carried,
+    Compile,
+    Compiled,
     Embedding,
     Failed,
     Finished,
@@ -248,6 +250,11 @@ class Session:
         self._to_node(Generate(self.number, request), 0)
         self._watch.begin(request.id, self._clock.now())
 
+    def compile(self, request: GenerationRequest, group: str) -> None:
+        """Has rank 0 compile the grammar of the request, as of Compile. Raises ProtocolError as `ask` does."""
+        self._to_node(Compile(self.number, request, group), 0)
+        self._watch.begin(request.id, self._clock.now())
+
     def halt(self, following: int, what: Carriage) -> None:
         """Tells rank 0 to draw nothing more, and to leave what is carried to the epoch `following`."""
         self.halting, self.halted = following, None
@@ -350,6 +357,8 @@ class Session:
                 return
             case Stats(rank=0):
                 self._watch.measured(event, self._clock.now())
+            case Compiled() if self._watch.watches(event.request):
+                self._watch.end(event.request, self._clock.now())
             case Finished() | Failed() if self._watch.watches(event.request):
                 self._watch.end(event.request, self._clock.now())
                 self._answered |= isinstance(event, Finished) or event.kind in ("UserError", "GrammarRefused")

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tpiedge.errors import UserError
+from tpiedge.errors import ChildLost, UserError
+from tpiedge.lifeline import killed_from_outside
 from tpiedge.model.folder import has_file, list_files, read_json, read_text
 from tpiedge.model.template_habits import TemplateHabits, TemplateRefusal, habits_of
 from tpiedge.sanitise import quote, sanitised_line
@@ -83,7 +84,7 @@ class ChatTemplate:
         """The prompt for `messages` (JSON values); `variables` are the model's switches ("enable_thinking").
 
         Raises UserError, in one line, if the template refuses the messages, is broken or exceeds its limits:
-        TemplateRefusal where other messages may do.
+        TemplateRefusal where other messages may do. Raises ChildLost if its process was killed from outside twice.
         """
         extra = dict(variables or {})
         if taken := sorted(_RESERVED & set(extra)):
@@ -183,10 +184,22 @@ def _encode(job: Mapping[str, Any]) -> bytes:
 
 def _run(job: bytes, wall_s: float) -> str:
     """Have a child process render `job`."""
+    child = _rendered(job, wall_s)
+    if killed_from_outside(child.returncode):
+        child = _rendered(job, wall_s)
+    if killed_from_outside(child.returncode):
+        raise ChildLost(
+            f"the process that renders the chat template was killed twice (signal {-child.returncode}), perhaps "
+            "because this machine is short of memory: try again later"
+        )
+    return _answer(child.stdout, child.returncode)
+
+
+def _rendered(job: bytes, wall_s: float) -> "subprocess.CompletedProcess[bytes]":
     command = [sys.executable, "-I", "-S", str(_CHILD), *_jinja_folders()]
     environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
     try:
-        child = subprocess.run(
+        return subprocess.run(
             command,
             input=job,
             stdout=subprocess.PIPE,
@@ -200,7 +213,6 @@ def _run(job: bytes, wall_s: float) -> str:
             f"the model's chat template took more than {wall_s:g} s: this machine is too busy; try again, or use "
             "another template"
         ) from None
-    return _answer(child.stdout, child.returncode)
 
 
 def _answer(output: bytes, status: int) -> str:

@@ -3,7 +3,8 @@
 Started by `template.py` as a script (`python -I -S template_child.py FOLDER...`, the folders that hold jinja2
 and markupsafe), with a JSON job on stdin; writes {"text": ...} or {"error": ...} to stdout. The template is
 hostile until proven otherwise: Jinja's immutable sandbox keeps it from Python's objects, the limits set here
-keep it from CPU, memory and files. Imports nothing of tpiedge, to start fast.
+keep it from CPU, memory and files. Imports nothing of tpiedge, to start fast. The process ends with the thread that
+waits for it.
 """
 
 import json
@@ -13,6 +14,8 @@ from typing import Any
 __all__: list[str] = []
 
 _MAX_ERROR = 300
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
 
 
 def main() -> None:
@@ -36,15 +39,21 @@ def _limit(limits: dict[str, int]) -> None:
     """Bound this process for good. What the system lacks (macOS: memory) is left to the parent's deadline."""
     import resource
 
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+
     wanted = {
-        resource.RLIMIT_AS: limits["memory"],
-        resource.RLIMIT_CPU: limits["cpu_s"],
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: (limits["memory"],) * 2,
+        # At the hard limit the kernel sends SIGKILL, as the OOM killer does; before that, at the soft one, SIGXCPU.
+        resource.RLIMIT_CPU: (limits["cpu_s"], limits["cpu_s"] + 1),
+        resource.RLIMIT_FSIZE: (0, 0),
+        resource.RLIMIT_CORE: (0, 0),
     }
     for kind, value in wanted.items():
         try:
-            resource.setrlimit(kind, (value, value))
+            resource.setrlimit(kind, value)
         except (ValueError, OSError):
             continue
 

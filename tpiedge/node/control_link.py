@@ -18,6 +18,7 @@ from tpiedge.wire.control import (
     AskStats,
     Assign,
     Cancel,
+    Compile,
     Connect,
     Generate,
     Halt,
@@ -33,7 +34,7 @@ from tpiedge.wire.messages import Message
 
 __all__ = ["Command", "ControlLink"]
 
-Command = Assign | Connect | Generate | Halt | Resume | Shutdown | TpiedgeError
+Command = Assign | Compile | Connect | Generate | Halt | Resume | Shutdown | TpiedgeError
 """What the engine thread acts on; an error means that the link itself failed."""
 
 _CONNECT_S = 10.0
@@ -116,7 +117,7 @@ class ControlLink:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Assign() | Connect() | Generate() | Halt() | Resume():
+            case Assign() | Compile() | Connect() | Generate() | Halt() | Resume():
                 self.commands.put(message)
             case Shutdown():
                 self._liveness.stop()

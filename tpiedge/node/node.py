@@ -6,6 +6,7 @@ or a peer is lost, or when its lifeline breaks.
 
 import functools
 import gc
+import math
 import os
 import queue
 import sys
@@ -30,6 +31,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader, Serving
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
+from tpiedge.host.device import usable_cores
 from tpiedge.host.freed_memory import give_back_what_is_freed
 from tpiedge.host.usage import cpu_name, peak_rss_bytes
 from tpiedge.kv.room import usual_grain
@@ -56,6 +58,7 @@ from tpiedge.wire.control import (
     Accused,
     AnswerPart,
     Assign,
+    Compile,
     Connect,
     Failed,
     Generate,
@@ -75,7 +78,7 @@ __all__ = ["Node"]
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
 _PREPARING_S = 0.005  # how often it is looked whether a grammar is compiled, where nothing else is to be done
-_NodeCommand: TypeAlias = Assign | Connect | Generate | Halt | Resume
+_NodeCommand: TypeAlias = Assign | Compile | Connect | Generate | Halt | Resume
 
 
 class Node:
@@ -309,7 +312,8 @@ class Node:
             grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
             facts=_facts(assign),
         )
-        grammars = Grammars(self._pack(assign) / TEXT_FOLDER, engine.config.vocab_size)
+        at_once = max(1, math.floor(usable_cores()) // 2)
+        grammars = Grammars(self._pack(assign) / TEXT_FOLDER, engine.config.vocab_size, at_once)
         self._resources.callback(grammars.close)
         self._leading = engine.leader(serving, route=self._route, grammars=grammars, told=self.link.post)
         return self._leading
@@ -332,9 +336,12 @@ class Node:
 
     def _take(self, leader: Leader, carrier: Carrier, command: _NodeCommand) -> None:
         match command:
-            case Generate(request=request):
+            case Generate(request=request) | Compile(request=request):
                 try:
-                    leader.submit(request, self._drawn.append)
+                    if isinstance(command, Compile):
+                        leader.compile(request, command.group)
+                    else:
+                        leader.submit(request, self._drawn.append)
                 except UserError as error:
                     self.link.post(Failed(self._epoch, 0, request.id, type(error).__name__, str(error)))
             case Halt():

@@ -41,6 +41,8 @@ __all__ = [
     "Assign",
     "Cancel",
     "Carried",
+    "Compile",
+    "Compiled",
     "Connect",
     "Embedding",
     "Failed",
@@ -237,6 +239,26 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True)
+class Compile:
+    """Master to rank 0: have the grammar compiled of a request that Generate will bring, unless Cancel ends it.
+    Compiled or Failed answers, and Finished a Cancel. Requests with the same `group` have the same grammar, which is
+    compiled once while one of them lasts; "": none has."""
+
+    epoch: U32
+    request: GenerationRequest
+    group: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Rank 0 to master: the answer may begin. `processor_s`: what that took of a processor."""
+
+    epoch: U32
+    request: Name
+    processor_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """Master to rank 0: take no more steps. What the requests that run have in the KV cache is to be left for the epoch
     `following`: by each rank on its machine its KV heads `kept`, by rank 0 those in `stored` too, and those of other
@@ -315,7 +337,8 @@ AnswerPart = Token | PromptScores | Embedding
 @dataclass(frozen=True, slots=True)
 class Finished:
     """Rank 0 to master: the answer is complete, `tokens` of it in `steps` sweeps. The keys and values of the first
-    `cached_tokens` positions of the prompt had been kept from earlier requests."""
+    `cached_tokens` positions of the prompt had been kept from earlier requests. `processor_s`: what its grammar took of
+    a processor, beside what Compiled said."""
 
     epoch: U32
     request: Name
@@ -324,17 +347,20 @@ class Finished:
     tokens: U32
     cached_tokens: U32
     steps: U32
+    processor_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Node to master: an error of class `kind` ended the request, or (request "") the node itself."""
+    """Node to master: an error of class `kind` ended the request, or (request "") the node itself. `processor_s`: as of
+    Finished."""
 
     epoch: U32
     rank: Rank
     request: Name
     kind: Name
     message: Text
+    processor_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

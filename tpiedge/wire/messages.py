@@ -43,6 +43,8 @@ Message = (
     | control.Halted
     | control.Resume
     | control.StepSpans
+    | control.Compile
+    | control.Compiled
     | join.Enrol
     | join.Enrolled
     | join.Refused
@@ -107,6 +109,8 @@ TAGS: dict[int, type[Message]] = {
     53: control.Resume,
     54: control.Embedding,
     55: control.StepSpans,
+    56: control.Compile,
+    57: control.Compiled,
     64: join.Enrol,
     65: join.Enrolled,
     66: join.Refused,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import tracemalloc
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -331,7 +332,6 @@ def late_with(child: Child, answer: Sequence[int]) -> LateConstraint:
     """Of an answer that an earlier epoch began; 7 begins the grammar."""
     grammar = Grammar("regex", "a*", begins=7)
     request = GenerationRequest("r", (1,), 99, stop_ids=(END,), answer_ids=tuple(answer), grammar=grammar)
-    child.say(b"r")
     child.say(b"m", bytes(3))
     return LateConstraint(child.constraint, grammar, request)
 
@@ -373,7 +373,7 @@ def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
             elif why == "refusal":
                 child.say(b"e", b"too much")
             else:
-                child.hang_up()
+                child.process.end(-signal.SIGSEGV)
             assert late.ready()
             assert draw(late, [5, 7, 5]) == [None] * 3
 
@@ -381,7 +381,7 @@ def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
 class AskedGrammars(Grammars):
     """Keeps what it was asked."""
 
-    def begin(self, request: GenerationRequest, *, again: bool) -> Constraint:
+    def begin(self, request: GenerationRequest, *, again: bool, group: str = "") -> Constraint:
         self.asked = request.answer_ids, again
         raise UserError("not here")
 

@@ -26,11 +26,13 @@ WAIT_S = 10.0
 class Book:
     """A queue and what it called."""
 
-    def __init__(self, limit: int = 3, parallel: int = 1) -> None:
+    def __init__(self, limit: int = 3, parallel: int = 1, compiles: int = 1) -> None:
         self.cancelled: list[str] = []
         self.submitted = 0
         self.clock = ManualClock()
-        self.requests = RequestQueue(limit, parallel, self.cancelled.append, self._submitted, self.clock.now)
+        self.requests = RequestQueue(
+            limit, parallel, self.cancelled.append, self._submitted, self.clock.now, compiles
+        )
 
     def _submitted(self) -> None:
         self.submitted += 1

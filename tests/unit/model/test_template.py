@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tpiedge.errors import UserError
+from tpiedge.api.errors import of_exception
+from tpiedge.errors import ChildLost, UserError
 from tpiedge.model.template import ChatTemplate, RenderLimits
 from tpiedge.units import MIB
 
@@ -317,3 +319,44 @@ def test_child_holds_none_of_tpiedge_nor_the_environment(monkeypatch: pytest.Mon
 
 def test_default_limits_are_those_promised() -> None:
     assert RenderLimits() == RenderLimits(cpu_s=2, wall_s=30.0, memory=256 * MIB, characters=8_000_000)
+
+
+class _Killed:
+    """Runs what it is given, but for the first processes, which are killed as the OOM killer would."""
+
+    def __init__(self, kills: int) -> None:
+        self.began = 0
+        self._kills = kills
+        self._run = subprocess.run
+
+    def __call__(self, command: list[str], **options: Any) -> "subprocess.CompletedProcess[bytes]":
+        self.began += 1
+        if self.began <= self._kills:
+            command = [sys.executable, "-S", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        return self._run(command, **options)
+
+
+@pytest.mark.fault("P22", "begun again once: the same prompt")
+def test_a_process_that_was_killed_from_outside_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = render(CHATML)
+    killed = _Killed(1)
+    monkeypatch.setattr(subprocess, "run", killed)
+    assert render(CHATML) == usual
+    assert killed.began == 2
+
+
+@pytest.mark.fault("P22", "killed again: 503 and Retry-After")
+def test_a_process_that_is_killed_again_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = _Killed(9)
+    monkeypatch.setattr(subprocess, "run", killed)
+    with pytest.raises(ChildLost, match=r"was killed twice .*: try again later") as raised:
+        render(CHATML)
+    assert killed.began == 2
+    answer = of_exception(raised.value)
+    assert (answer.status, answer.headers) == (503, {"Retry-After": "5"})
+
+
+def test_the_limit_of_processor_time_is_the_template_s_own_fault() -> None:
+    """It is told by another signal than a kill from outside, and is not tried again."""
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    refuse(loop, f"took too much time or memory .signal {signal.SIGXCPU:d}.|took more than", cpu_s=1)

@@ -8,6 +8,8 @@ from tpiedge.wire.control import (
     Assign,
     Cancel,
     Carried,
+    Compile,
+    Compiled,
     Connect,
     Embedding,
     Failed,
@@ -248,12 +250,23 @@ GOLDEN: list[tuple[Message, str]] = [
         "95133601a27231c4080000003f000000c0",
     ),
     (
-        Finished(1, "r1", "length", 3, 16, 2, 9),
-        "99132a01a27231a66c656e67746803100209",
+        Compile(1, REQUEST, "g"),
+        "951338019ba27231c40c010000000200000070110100109acb000000000000000000cb3ff0000000000000cb"
+        "0000000000000000cb3ff0000000000000cb0000000000000000cb0000000000000000c40c05000000000000"
+        "000000f8bfcfffffffffffffffff02c40402000000c2c3c2c4080700000008000000a46d65616e94a5726567"
+        "6578a3617c6207c4080800000009000000a167",
+    ),
+    (
+        Compiled(1, "r1", 0.5),
+        "95133901a27231cb3fe0000000000000",
+    ),
+    (
+        Finished(1, "r1", "length", 3, 16, 2, 9, 0.5),
+        "9a132a01a27231a66c656e67746803100209cb3fe0000000000000",
     ),
     (
         Failed(1, 0, "", "PeerLost", "node 1 was lost"),
-        "97132b0100a0a8506565724c6f7374af6e6f6465203120776173206c6f7374",
+        "98132b0100a0a8506565724c6f7374af6e6f6465203120776173206c6f7374cb0000000000000000",
     ),
     (
         Accused(1, 0, 2, "no"),

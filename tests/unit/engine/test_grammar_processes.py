@@ -1,0 +1,219 @@
+"""The processes of grammars: they end with what they are for, and others go on in their place where they are killed."""
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.unit.engine.test_grammars import END, Walker
+from tests.unit.model.vocabularies import KINDS
+from tpiedge.engine.grammars import Constraint, Grammars, await_any
+from tpiedge.errors import ChildLost
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.wire.requests import GenerationRequest, Grammar
+
+LIMIT_S = 60.0
+LETTERS = Grammar("regex", "[a-z]{9}")
+PARENT = """
+import sys
+from pathlib import Path
+from tpiedge.engine.grammars import Grammars
+from tpiedge.wire.requests import GenerationRequest, Grammar
+
+grammars = Grammars(Path(sys.argv[1]), 400)
+for group in ("", "", "shared", "shared"):
+    asked = GenerationRequest("r", (1,), 9, stop_ids=(2,), grammar=Grammar("regex", "a*b" + group))
+    constraint = grammars.begin(asked, again=False, group=group)
+    next(constraint.masks(shared=False))
+    globals().setdefault("kept", []).append(constraint)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _needs_llguidance() -> None:
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+
+
+@pytest.fixture
+def walker(tmp_path: Path) -> Iterator[Walker]:
+    KINDS["byte-level"]().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.open(tmp_path)
+    with closing(Grammars(tmp_path, tokenizer.vocab_size)) as grammars:
+        yield Walker(tokenizer, grammars, tokenizer.vocab_size)
+
+
+def until(constraint: Constraint, known: Callable[[], bool]) -> None:
+    """Waits for news of the constraint until that is so, or for at most LIMIT_S each."""
+    while not known():
+        await_any([constraint], LIMIT_S)
+
+
+@contextmanager
+def ending(pids: Sequence[int]) -> Iterator[None]:
+    """All these processes end within, or soon after."""
+    with ExitStack() as files:
+        opened = [os.pidfd_open(pid) for pid in pids]
+        for fd in opened:
+            files.callback(os.close, fd)
+        yield
+        for fd in opened:
+            assert select.select([fd], [], [], LIMIT_S)[0], "a process outlives what it was for"
+
+
+def pids_of(processes: Sequence[psutil.Process]) -> list[int]:
+    return [one.pid for one in processes]
+
+
+def first_process() -> psutil.Process:
+    """The one that reads the tokenizer."""
+    living = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    (found,) = [one for one in living if "tpiedge.engine.grammar_child" in one.cmdline()]
+    return found
+
+
+@pytest.mark.parametrize("killed", ["parent", "first", "grammars"])
+@pytest.mark.fault("P20", "no process of a grammar is left")
+def test_no_process_outlives_its_parent(walker: Walker, tmp_path: Path, killed: str) -> None:
+    """Not even one that is stopped, which reads no end of file: the kernel ends it."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with parent:
+        try:
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == b"begun\n"
+            (first,) = psutil.Process(parent.pid).children()
+            grammars = first.children()
+            answers = [one for grammar in grammars for one in grammar.children()]
+            assert (len(grammars), len(answers)) == (3, 4)
+            for one in answers:
+                one.suspend()
+            if killed == "parent":
+                with ending([first.pid, *pids_of(grammars), *pids_of(answers)]):
+                    parent.kill()
+            elif killed == "first":
+                with ending([*pids_of(grammars), *pids_of(answers)]):
+                    first.kill()
+            else:
+                with ending(pids_of(answers)):
+                    for one in grammars:
+                        one.kill()
+        finally:
+            parent.kill()
+
+
+def test_the_process_of_an_answer_ends_with_its_request(walker: Walker) -> None:
+    """Busy or not; that of the grammar with the last one, and none of the others."""
+    grammars = walker._grammars
+    request = GenerationRequest("r", (1,), 99, stop_ids=(END,), grammar=LETTERS)
+    with closing(walker.begin(Grammar("regex", "b"))) as other:
+        walker.allowed(other)
+        begun = [grammars.begin(request, again=False, group="g") for _ in range(3)]
+        for one in begun:
+            walker.allowed(one)
+        kept, shared = sorted(first_process().children(), key=lambda one: len(one.children()))
+        answers = shared.children()
+        assert len(answers) == 3
+        assert {one.nice() for one in (shared, *answers)} == {19}
+        for one in answers:
+            one.suspend()
+        with ending(pids_of(answers)):
+            for one in begun[:2]:
+                one.close()
+            assert shared.is_running()
+            with ending([shared.pid]):
+                begun[2].close()
+        assert pids_of(first_process().children()) == [kept.pid]
+        other.accept([min(walker.allowed(other)[0])])
+        assert walker.allowed(other)
+
+
+@pytest.mark.fault("H6", "the processes of its grammar end")
+def test_a_grammar_that_is_being_compiled_ends_with_its_request(walker: Walker) -> None:
+    with closing(walker.begin(LETTERS)) as constraint:
+        walker.allowed(constraint)
+    first = first_process()
+    constraint = walker.begin(LETTERS)
+    constraint.ready()
+    until_known = constraint.links()
+    select.select([link.reads for link in until_known], [], [], LIMIT_S)
+    compiling = first.children()
+    for one in compiling:
+        one.suspend()
+    with ending(pids_of(compiling)):
+        constraint.close()
+
+
+def follow(walker: Walker, constraint: Constraint, kill: Callable[[], None]) -> list[int]:
+    """The least token each time, to the answer's end; `kill` happens after the third."""
+    told: list[int] = []
+    while True:
+        until(constraint, constraint.known)
+        (allowed,) = walker.allowed(constraint)
+        if END in allowed:
+            return told
+        told.append(min(allowed))
+        constraint.accept(told[-1:])
+        if len(told) == 3:
+            until(constraint, constraint.known)
+            kill()
+
+
+def kill_answer() -> None:
+    """As the OOM killer would."""
+    (grammar,) = first_process().children()
+    (answer,) = grammar.children()
+    with ending([answer.pid]):
+        answer.kill()
+
+
+def kill_grammar() -> None:
+    (grammar,) = first_process().children()
+    with ending([grammar.pid]):
+        grammar.kill()
+
+
+def kill_first() -> None:
+    first = first_process()
+    with ending([first.pid, *pids_of(first.children(recursive=True))]):
+        first.kill()
+
+
+@pytest.mark.parametrize("kill", [kill_answer, kill_grammar, kill_first])
+@pytest.mark.fault("P22", "begun again once: the same answer")
+def test_an_answer_goes_on_where_a_process_was_killed(walker: Walker, kill: Callable[[], None]) -> None:
+    with closing(walker.begin(LETTERS)) as constraint:
+        undisturbed = follow(walker, constraint, lambda: None)
+    with closing(walker.begin(LETTERS)) as constraint:
+        assert follow(walker, constraint, kill) == undisturbed
+        until(constraint, constraint.known)
+        kill()
+        with pytest.raises(ChildLost, match="was killed twice"):
+            until(constraint, lambda: constraint.known() and False)
+
+
+def test_a_group_compiles_its_grammar_once(walker: Walker) -> None:
+    """Also where it has begun already; with the last of them it is forgotten."""
+    request = GenerationRequest("r", (1,), 99, stop_ids=(END,), grammar=LETTERS)
+    every = [walker._grammars.begin(request, again=False, group="g") for _ in range(16)]
+    with ExitStack() as left:
+        for one in every:
+            left.enter_context(closing(one))
+            walker.allowed(one)
+        (grammar,) = first_process().children()
+        assert len(grammar.children()) == 16
+        with ending([grammar.pid]):
+            left.close()
+    with closing(walker._grammars.begin(request, again=False, group="g")) as one:
+        assert walker.allowed(one)

@@ -1,0 +1,215 @@
+"""Grammars are compiled before their requests take a place, so many at a time, and every client has its turn."""
+
+import pytest
+
+from tests.unit.master.test_request_queue import Book, events, finished, token
+from tpiedge.errors import Cancelled, ChildLost, GrammarRefused
+from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.wire.control import Compiled, Failed, Finished
+from tpiedge.wire.requests import GenerationRequest, Grammar
+
+
+class Compiler(Book):
+    """Rank 0 as a queue sees it that compiles two grammars at a time."""
+
+    def __init__(self, parallel: int = 4, compiles: int = 2) -> None:
+        super().__init__(limit=64, parallel=parallel, compiles=compiles)
+        self.groups: dict[str, str] = {}
+
+    def ask(self, name: str, client: str = "a", text: str | None = "") -> PendingAnswer:
+        """With a grammar of its own, unless that is said; None: without one."""
+        grammar = None if text is None else Grammar("regex", text or name)
+        return self.requests.submit(GenerationRequest(name, (1, 2), 9, grammar=grammar), client)
+
+    def prepare(self) -> list[str]:
+        """The requests whose grammars rank 0 is to compile now."""
+        asked: list[str] = []
+
+        def take(request: GenerationRequest, group: str) -> None:
+            asked.append(request.id)
+            self.groups[request.id] = group
+
+        while self.requests.prepare(take):
+            pass
+        return asked
+
+    def begin(self) -> list[str]:
+        """The requests that start now."""
+        started: list[str] = []
+        while (name := self.start()) is not None:
+            started.append(name)
+        return started
+
+    def compiled(self, name: str, seconds: float = 0.0) -> None:
+        self.requests.tell(Compiled(1, name, seconds))
+
+    def left(self, name: str, seconds: float = 0.0) -> None:
+        """As rank 0 says of what was cancelled before it began."""
+        self.requests.tell(Finished(1, name, "cancel", 0, 0, 0, 0, seconds))
+
+
+def test_a_request_whose_grammar_is_compiled_takes_no_place() -> None:
+    book = Compiler(parallel=1)
+    book.ask("slow")
+    assert book.begin() == []
+    assert book.prepare() == ["slow"]
+    assert book.prepare() == []
+    book.ask("other", "b", None)
+    assert book.begin() == ["other"]
+    book.compiled("slow")
+    assert book.begin() == []
+    book.requests.tell(token("other"))
+    book.requests.tell(finished("other", 1))
+    assert book.begin() == ["slow"]
+
+
+@pytest.mark.fault("H14", "other clients' requests begin as without them")
+def test_a_flood_of_grammars_leaves_others_their_steps_and_their_compilations() -> None:
+    """Three requests for sixteen choices each: the other client's requests begin at once, with a grammar or without,
+    as many as without the flood."""
+    begun: dict[bool, list[str]] = {}
+    for flood in (False, True):
+        book = Compiler(parallel=4, compiles=2)
+        for number in range(48 if flood else 0):
+            book.ask(f"flood-{number}", "flood")
+        assert book.prepare() == (["flood-0"] if flood else [])
+        for number in range(2):
+            book.ask(f"free-{number}", "b", None)
+        book.ask("bound", "b")
+        assert book.prepare() == ["bound"]
+        book.compiled("bound")
+        begun[flood] = book.begin()
+    assert begun[True] == begun[False] == ["free-0", "free-1", "bound"]
+
+
+@pytest.mark.parametrize(("compiles", "first", "second"), [(1, 1, 0), (2, 1, 1), (4, 2, 1), (8, 4, 2)])
+def test_a_client_has_its_share_of_the_places_that_compile(compiles: int, first: int, second: int) -> None:
+    book = Compiler(parallel=16, compiles=compiles)
+    for number in range(20):
+        book.ask(f"a-{number}")
+    assert len(book.prepare()) == first
+    for number in range(20):
+        book.ask(f"b-{number}", "b")
+    assert len(book.prepare()) == second
+
+
+def test_what_is_compiled_ahead_is_bounded() -> None:
+    """Each is a process that holds memory; others have room for theirs."""
+    book = Compiler(parallel=2, compiles=2)
+    for number in range(2):
+        book.ask(f"run-{number}", "b", None)
+    assert book.begin() == ["run-0", "run-1"]
+    for number in range(9):
+        book.ask(f"a-{number}")
+    for _ in range(9):
+        for name in book.prepare():
+            book.compiled(name)
+    assert len(book.groups) == 2
+    book.ask("c", "c")
+    assert book.prepare() == ["c"]
+
+
+def test_equal_grammars_of_a_client_are_compiled_once() -> None:
+    """The others join it once it is compiled; another client's equal one is another."""
+    book = Compiler(parallel=8, compiles=4)
+    for number in range(6):
+        book.ask(f"a-{number}", text="same")
+    assert book.prepare() == ["a-0"]
+    book.compiled("a-0")
+    joined = book.prepare()
+    assert joined == [f"a-{number}" for number in range(1, 6)]
+    assert {book.groups[f"a-{number}"] for number in range(6)} == {book.groups["a-0"]}
+    book.ask("b-0", "b", "same")
+    assert book.prepare() == ["b-0"]
+    assert book.groups["b-0"] != book.groups["a-0"]
+
+
+def test_a_grammar_that_is_refused_ends_all_that_wait_with_it() -> None:
+    book = Compiler()
+    same = [book.ask(f"a-{number}", text="same") for number in range(3)]
+    other = book.ask("other")
+    assert book.prepare() == ["a-0"]
+    book.requests.tell(Failed(1, 0, "a-0", "GrammarRefused", "the grammar is refused: no"))
+    for one in same:
+        assert [type(said) for said in events(one)] == [GrammarRefused]
+    assert book.prepare() == ["other"]
+    book.requests.tell(Failed(1, 0, "other", "ChildLost", "killed twice"))
+    assert [type(said) for said in events(other)] == [ChildLost]
+    assert book.requests.waiting == 0
+
+
+@pytest.mark.fault("H14", "no more are compiled at a time, however often clients leave")
+def test_a_compilation_keeps_its_place_until_rank_0_has_ended_it() -> None:
+    """So that asking and leaving, again and again, makes no more processes."""
+    book = Compiler(compiles=1)
+    first = book.ask("first")
+    assert book.prepare() == ["first"]
+    first.cancel()
+    assert book.cancelled == ["first"]
+    assert [type(said) for said in events(first)] == [Cancelled]
+    book.ask("second")
+    assert book.prepare() == []
+    book.compiled("first")  # said before rank 0 heard of the cancellation
+    assert book.prepare() == []
+    book.left("first")
+    assert book.prepare() == ["second"]
+
+
+def order_after(how: str, seconds: float) -> str:
+    """Whose requests begin one after the other, where one of a's spent so long, as rank 0 says `how`."""
+    book = Compiler(parallel=1, compiles=4)
+    spender = book.ask("spent")
+    assert book.prepare() == ["spent"]
+    if how == "Finished":
+        book.compiled("spent")
+    else:
+        book.ask("c", "c", None)
+    (running,) = book.begin()
+    for number in range(3):
+        book.ask(f"a-{number}", "a", None)
+        book.ask(f"b-{number}", "b", None)
+    if how == "Failed":
+        book.requests.tell(Failed(1, 0, "spent", "GrammarRefused", "no", seconds))
+    elif how == "Finished":
+        book.requests.tell(Finished(1, running, "stop", 2, 0, 0, 0, seconds))
+    else:
+        if how == "Compiled":
+            book.compiled("spent", seconds)
+        spender.cancel()
+        book.left("spent", 0.0 if how == "Compiled" else seconds)
+    started = ""
+    while True:
+        book.requests.tell(token(running))
+        book.requests.tell(finished(running, 1))
+        names = book.begin()
+        if not names:
+            return started
+        (running,) = names
+        started += running[0]
+
+
+@pytest.mark.parametrize("how", ["Compiled", "Failed", "cancel", "Finished"])
+def test_what_the_processes_of_grammars_take_counts_in_turns(how: str) -> None:
+    """The other client has the next places; where nothing was spent they take turns."""
+    assert order_after(how, 2.0) == "bbbaaa"
+    assert "ab" in order_after(how, 0.0)[:4]
+
+
+def test_another_epoch_compiles_anew_and_what_ran_goes_on_at_once() -> None:
+    book = Compiler(parallel=1)
+    book.ask("ran")
+    book.prepare()
+    book.compiled("ran")
+    assert book.begin() == ["ran"]
+    book.ask("waits")
+    assert book.prepare() == ["waits"]
+    book.compiled("waits")
+    book.requests.tell(token("ran"))
+    book.lose()
+    assert book.begin() == ["ran"]
+    assert book.prepare() == ["waits"]
+    book.requests.tell(token("ran", 1))
+    book.requests.tell(finished("ran", 2))
+    assert book.begin() == []
+    book.compiled("waits")
+    assert book.begin() == ["waits"]

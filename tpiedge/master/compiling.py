@@ -1,0 +1,135 @@
+"""Whose grammar is compiled next, before its request takes a place: a machine without clock, threads or messages.
+
+Laws:
+1. Rank 0 compiles at most `places` grammars at a time. What is compiled and has not begun counts with them up to
+   `places` and `ahead`. Of both each client has its portion (`portions.py`), and clients take turns.
+2. Requests with one `group` have one grammar, which is compiled once while one of them lasts.
+3. A place is free again when rank 0 has said what became of it, however the request ended meanwhile.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.turns import Turns
+from tpiedge.portions import may_have
+
+__all__ = ["Compiling"]
+
+_KEY = secrets.token_bytes(16)
+
+
+@dataclass
+class _Entry:
+    """`asked`: rank 0 is to say whether it is compiled. `joins`: its group's grammar was compiled before."""
+
+    client: str
+    group: str
+    joins: bool
+    state: Literal["asked", "compiled", "begun", "left"] = "asked"
+
+
+class Compiling:
+    """Of one epoch at a time. For RequestQueue alone, under its lock."""
+
+    def __init__(self, places: int, ahead: int) -> None:
+        self._places = places
+        self._total = places + ahead
+        self._entries: dict[str, _Entry] = {}
+
+    def may_begin(self, one: PendingAnswer) -> bool:
+        """Whether rank 0 may be asked for the answer. What began in another epoch goes on at once: its grammar was
+        compiled then."""
+        if one.request.grammar is None or one.journal.begun:
+            return True
+        entry = self._entries.get(one.request.id)
+        return entry is not None and entry.state == "compiled"
+
+    def next(self, waiting: Sequence[PendingAnswer], turns: Turns) -> PendingAnswer | None:
+        """The one of those that wait whose grammar is to be compiled next, if any."""
+        new = [one for one in waiting if one.request.id not in self._entries and not self.may_begin(one)]
+        able = [one for one in new if self._has_place(one)]
+        able = [one for one in able if one.attended] or able
+        if not able:
+            return None
+        turn = turns.next([one.client for one in able], [one.client for one in self._held()])
+        return next(one for one in able if one.client == turn)
+
+    def ask(self, one: PendingAnswer) -> str:
+        """Notes that rank 0 is asked to compile its grammar. Returns the group's name."""
+        group = _group(one)
+        self._entries[one.request.id] = _Entry(one.client, group, joins=self._lives(group))
+        return group
+
+    def client(self, request: str) -> str | None:
+        """Whose the request is of which something is expected or kept; None for all others."""
+        entry = self._entries.get(request)
+        return None if entry is None else entry.client
+
+    def compiled(self, request: str) -> None:
+        """Notes that the answer may begin, as rank 0 says."""
+        entry = self._entries.get(request)
+        if entry is not None and entry.state == "asked":
+            entry.state = "compiled"
+
+    def begin(self, request: str) -> None:
+        """Notes that rank 0 is asked for the answer."""
+        if request in self._entries:
+            self._entries[request].state = "begun"
+
+    def leave(self, request: str) -> bool:
+        """Notes that the request has ended before it began. Returns whether rank 0 is to be told."""
+        entry = self._entries.get(request)
+        if entry is None:
+            return False
+        entry.state = "left"
+        return True
+
+    def end(self, request: str) -> None:
+        """Forgets a request of which rank 0 has nothing any more."""
+        self._entries.pop(request, None)
+
+    def refused(self, request: str, waiting: Sequence[PendingAnswer]) -> list[PendingAnswer]:
+        """Returns those that wait with the grammar of this request, which rank 0 has refused, itself among them."""
+        entry = self._entries.get(request)
+        if entry is None:
+            return []
+        return [one for one in waiting if not one.journal.begun and _group(one) == entry.group]
+
+    def clear(self) -> None:
+        """Forgets all, as the epoch has ended."""
+        self._entries.clear()
+
+    def _has_place(self, one: PendingAnswer) -> bool:
+        held = self._held()
+        own = sum(entry.client == one.client for entry in held)
+        if not may_have(own, len(held), self._total):
+            return False
+        group = _group(one)
+        if self._lives(group):
+            return True
+        compiling = [entry for entry in held if entry.state != "compiled" and not entry.joins]
+        if any(entry.group == group and entry.state == "asked" for entry in compiling):
+            return False  # it joins that
+        own = sum(entry.client == one.client for entry in compiling)
+        return may_have(own, len(compiling), self._places)
+
+    def _held(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.state != "begun"]
+
+    def _lives(self, group: str) -> bool:
+        """Whether rank 0 has the group's grammar compiled."""
+        return any(
+            entry.group == group and entry.state in ("compiled", "begun") for entry in self._entries.values()
+        )
+
+
+def _group(one: PendingAnswer) -> str:
+    """One name for the equal grammars of one client, which tells no other that there are such."""
+    if not one.group:
+        said = repr((one.client, one.request.grammar)).encode()
+        one.group = hashlib.blake2b(said, key=_KEY, digest_size=16).hexdigest()
+    return one.group
