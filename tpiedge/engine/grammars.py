@@ -26,6 +26,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from tpiedge.child_environment import child_environment
 from tpiedge.engine.sampler import TokenMask
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.errors import GrammarRefused, UserError
@@ -155,6 +156,7 @@ class Grammars:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env=child_environment(),
                 pass_fds=(fd,),
             )
         return ours
