@@ -76,7 +76,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     memory = arguments.memory or least_bytes(pack, arguments.nodes, 8 + arguments.tokens)
     print(f"{name}: {arguments.nodes} nodes of {format_bytes(memory)}", file=sys.stderr)
     answer = _tpiedge(
-        "run", "--model", str(pack), "--nodes", str(arguments.nodes), "--threads", "1", "--memory", str(memory),
+        "run", "--model", str(pack), "--nodes", str(arguments.nodes), "--threads", "1", "--memory", f"{memory}B",
         "--prompt-ids", prompt, "--max-tokens", str(arguments.tokens), "--ignore-eos", "--json",
     )  # fmt: skip
     record = json.loads(answer)

@@ -11,11 +11,12 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
+from tpiedge.errors import InternalError
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.child import Child
 from tpiedge.launch.standby import Standby
@@ -60,11 +61,14 @@ def get_ready(standby: Standby) -> None:
     print(standby.report(time.monotonic() + _REPORT_S), file=sys.stderr)
 
 
-def promoting(standby: Standby) -> Callable[[str, bytes, Mapping[str, str]], Child]:
+def promoting(standby: Standby) -> Callable[..., Child]:
     """What stands in for starting a process."""
 
-    def promote(module: str, line: bytes, environment: Mapping[str, str]) -> Child:
-        del module, environment
+    def promote(
+        _module: str, line: bytes, _environment: Mapping[str, str], *, prefix: Sequence[str]
+    ) -> Child:
+        if prefix:
+            raise InternalError("the standby node runs in no other place")
         return standby.promote(NodeBootstrap.from_line(line))
 
     return promote

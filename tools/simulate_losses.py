@@ -1,6 +1,6 @@
 """How many bytes are fetched after the loss of a machine, and stocked before it, by where plans place the machines.
 
-    .venv/bin/python -m tools.simulate_losses [--clusters 6] [--seed 1]
+    .venv/bin/python -m tools.simulate_losses [--clusters 6] [--seed 1] [--workers 2 3 5 7 15]
 
 Random clusters of unequal machines serve a 70B or a 1.1B shape in q4, with what they serve with on their disks. For
 each number of workers it prints, as parts of all layers and on average over the loss of each worker:
@@ -137,10 +137,11 @@ def main() -> None:
     )
     parser.add_argument("--clusters", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, nargs="+", default=_COUNTS, help="how many, one row for each")
     arguments = parser.parse_args()
     for shape, model in _SHAPES.items():
         whole, _ = whole_bytes(model, 0)
-        for workers in _COUNTS:
+        for workers in arguments.workers:
             rows: dict[str, list[tuple[float, float, float]]] = {places: [] for places in _PLACES}
             longer = busiest_s = 0.0
             for number in range(arguments.clusters):

@@ -1,6 +1,6 @@
 """How many bytes disks lack when machines come, leave or change their speed, by the order of ranks.
 
-    .venv/bin/python tools/simulate_orders.py [--clusters 12] [--events 12] [--seed 1]
+    .venv/bin/python tools/simulate_orders.py [--clusters 12] [--events 12] [--seed 1] [--workers 2 3 4 7 15]
 
 Random clusters of a 70B shape in q4 live through joins, losses, returns and changes of speed, twice: with the planner's
 own order of ranks, and with the one in which disks lack the fewest bytes. Disks keep what was fetched: for the plans
@@ -31,6 +31,7 @@ from tpiedge.wire.epochs import Capacity, Offer
 from tpiedge.wire.weights import Keeping
 
 _UNIT = 128 * 8192 * 9 // 16  # q4: a byte of scale for eight of weights
+_COUNTS = (2, 3, 4, 7, 15)
 MODEL = ModelFacts(
     LayerShape(64, 8, 224), 80, (_UNIT,) * 2, (_UNIT,) * 2, (_UNIT,) * 3, (_UNIT,) * 3, 0, GIB, 1 << 16, 64
 )
@@ -129,10 +130,11 @@ def main() -> None:
     parser.add_argument("--clusters", type=int, default=12)
     parser.add_argument("--events", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, nargs="+", default=_COUNTS, help="how many, one row for each")
     arguments = parser.parse_args()
     whole, _ = whole_bytes(MODEL, 0)
     for spare in (False, True):
-        for workers in (2, 3, 4, 7, 15):
+        for workers in arguments.workers:
             lacking: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
             longer = 0.0
             for cluster in range(arguments.clusters):

@@ -19,6 +19,7 @@ TpiedgeError
 A message is one line: what happened, where, and what to do next.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -122,6 +123,23 @@ class OutOfMemory(ResourceError):
 
 class DiskFull(ResourceError):
     """Not enough free space to finish writing."""
+
+    @classmethod
+    def at(cls, path: Path) -> "DiskFull":
+        """The error of `path`, for which the system has no space: no bytes, or no inodes."""
+        return cls.of_inodes(path) or cls(f"no space left for {path}: free some")
+
+    @classmethod
+    def of_inodes(cls, path: Path) -> "DiskFull | None":
+        """The error of a file system that can hold no more files; None where it can, or does not count them."""
+        folder = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
+        found = os.statvfs(folder)
+        if not found.f_files or found.f_favail or not found.f_bavail:
+            return None
+        return cls(
+            f"no inodes left for {path}: its file system has space, but can hold no more files (df -i {folder}); "
+            "free some by deleting files that nobody needs, or choose a folder on another disk"
+        )
 
 
 class ReadFault(ResourceError):

@@ -30,6 +30,8 @@ _MOST_BYTES = 1e21
 _MOST_S = 1e9
 #: Nobody has so many GB, and nothing works with so few bytes.
 _FEW = 1024
+#: As much as a weak machine may have in GB; a larger number without a unit was meant in MB.
+_FEW_GB = 64
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
@@ -47,7 +49,8 @@ def parse_bytes(text: str) -> int:
     if size >= 1 << 63:
         raise UserError(f"not a size that a computer can have: {text[:40]!r}")
     if not match[2] and 0 < exact < _FEW:
-        raise UserError(f"{text.strip()} has no unit: did you mean {match[1]}GB?")
+        unit = "GB" if exact <= _FEW_GB else "MB"
+        raise UserError(f"{text.strip()} has no unit: did you mean {match[1]}{unit}?")
     if exact and not size:
         raise UserError(f"{text.strip()} is less than a byte")
     return size

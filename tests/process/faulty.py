@@ -31,7 +31,7 @@ from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 __all__ = ["NODE_FAULT_FILE", "POISON", "SLOWER_S", "Fault", "gate_of", "wait_where_held"]
 
 #: For the nodes: the variable with FILE, and of how many tokens they die.
-NODE_FAULT_FILE = "NODE_FAULT_FILE"
+NODE_FAULT_FILE = "TPIEDGE_NODE_FAULT_FILE"
 POISON = 333
 #: Ten times what the FFN of the demo model's layers takes on a machine that does ten other things, and more on others.
 #: An answer of 900 tokens takes longer than anything that a test waits for meanwhile.

@@ -108,6 +108,22 @@ def test_lines_are_edited_and_called_back(terminal: Terminal) -> None:
     assert terminal.ended() == 0
 
 
+@pytest.mark.parametrize("key", ["\r", "\x1b[C", "\x1b[D", "\x1b[F"], ids=["enter", "right", "left", "end"])
+def test_what_ctrl_r_finds_is_taken_and_can_be_changed(terminal: Terminal, key: str) -> None:
+    terminal.say("ba be")
+    terminal.say("bi bo")
+    terminal.child.send("\x12ba")
+    terminal.until(lambda lines: "> ba be\nI-search backward: ba" in "\n".join(lines))
+    terminal.child.send(key)
+    terminal.until(lambda lines: not any("search" in line for line in lines))
+    terminal.child.send("\x05 zu\r")  # at the end of the line
+    terminal.until(lambda lines: "> ba be zu" in lines)
+    terminal.until_prompt()
+    terminal.child.send("\x12bi\x07")  # and Ctrl-G leaves the line as it was
+    terminal.until_prompt()
+    assert terminal.saved()[0::2] == ["ba be", "bi bo", "ba be zu"]
+
+
 def test_what_is_pasted_is_one_message_and_so_are_lines_of_alt_enter(terminal: Terminal) -> None:
     terminal.say(_PASTE.format("ba be\rbi\r\rbo"))
     terminal.say("ba\x1b\rzu")

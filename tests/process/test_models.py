@@ -122,7 +122,9 @@ ALLOWED = {
 # takes no path from outside.)
 _AUDIT = """
 import os, sys
-def _note(event, args, folder=os.environ["AUDITED"], log=os.open(os.environ["AUDIT_LOG"], os.O_WRONLY | os.O_APPEND)):
+folder = os.environ["TPIEDGE_AUDITED"]
+log = os.open(os.environ["TPIEDGE_AUDIT_LOG"], os.O_WRONLY | os.O_APPEND)
+def _note(event, args, folder=folder, log=log):
     if event == "open" and str(args[0]).startswith(folder):
         os.write(log, (os.path.relpath(str(args[0]), folder) + "\\n").encode())
 sys.addaudithook(_note)
@@ -138,8 +140,8 @@ def audited(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "site" / "sitecustomize.py").write_text(_AUDIT)
     (tmp_path / "opened").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    monkeypatch.setenv("AUDITED", str(folder))
-    monkeypatch.setenv("AUDIT_LOG", str(tmp_path / "opened"))
+    monkeypatch.setenv("TPIEDGE_AUDITED", str(folder))
+    monkeypatch.setenv("TPIEDGE_AUDIT_LOG", str(tmp_path / "opened"))
     monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(folder)
     return folder

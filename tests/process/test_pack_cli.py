@@ -285,6 +285,27 @@ def test_the_text_of_three_nodes_is_that_of_one(generate, demo_or_babbler):
     assert together["nodes"][0]["attention_units"] != together["nodes"][1]["attention_units"]
 
 
+def test_a_drawn_answer_says_its_seed_and_is_repeated_by_it(generate, tpiedge, text_model):
+    arguments = (
+        "--model",
+        text_model,
+        "--raw",
+        "--prompt",
+        "ba be",
+        "--max-tokens",
+        12,
+        "--ignore-eos",
+        "--threads",
+        1,
+    )
+    drawn = generate(*arguments, "--temperature", 1.5)
+    again = generate(*arguments, "--temperature", 1.5, "--seed", drawn["seed"])
+    assert (again["seed"], again["token_ids"]) == (drawn["seed"], drawn["token_ids"])
+    assert "seed" not in generate(*arguments), "the likeliest tokens have none"
+    told = tpiedge("run", *arguments, "--temperature", 1.5, "--seed", 5)
+    assert "12 tokens (length, --seed 5)" in told.err.splitlines()[-1]
+
+
 def test_text_for_people(tpiedge, generate, text_model):
     arguments = ("--model", text_model, "--raw", "--prompt", "ba be bi", "--max-tokens", 8, "--ignore-eos")
     ended = tpiedge("run", *arguments, "--threads", 1, "--nodes", 2)

@@ -1,5 +1,6 @@
 """Sizes, times and counts as people read them."""
 
+import re
 from collections.abc import Callable
 from math import inf, nan
 
@@ -90,6 +91,14 @@ def test_every_number_has_short_words(number: float) -> None:
 @pytest.mark.parametrize("text", ["0.5", "0.001", "1.5", "0.0001KB"])
 def test_a_fraction_is_never_rounded_to_nothing(text: str) -> None:
     with pytest.raises(UserError, match=r"has no unit: did you mean|less than a byte"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("4", "4GB"), ("50", "50GB"), ("512", "512MB"), ("1.5", "1.5GB")]
+)
+def test_a_forgotten_unit_is_one_that_a_weak_machine_may_have(text: str, meant: str) -> None:
+    with pytest.raises(UserError, match=f"has no unit: did you mean {re.escape(meant)}\\?"):
         parse_bytes(text)
 
 

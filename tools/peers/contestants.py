@@ -87,7 +87,7 @@ def _tpiedge(work: Work) -> Contestant:
     def command(limit: Limit) -> list[str]:
         flags = {
             "--model": pack,
-            "--memory": limit.nbytes,
+            "--memory": f"{limit.nbytes}B",
             "--threads": work.threads,
             "--prompt-ids": work.prompt,
             "--max-tokens": work.tokens + 1,

@@ -7,10 +7,11 @@ routes: `completions` answers, `texts` counts tokens, `ollama` says what its cli
 workers and shows the `cluster`, with the `timeline` of a step, `metrics` counts. A request: `body` reads it,
 `bounded_json` parses it, `fields` checks each field of it, by way of `completion_request`, `chat_request` or
 `embedding_request`; of other APIs `responses_request`, `anthropic_request` and `ollama_request` make a chat, by
-`translation`. `vain_fields` says what has no effect, `messages`, with the texts of `documents`, and `encoding` make token ids, `sampling` says how they
-go on, `answer_grammar` in which form, `tools` what may be called (`old_functions` by their older name), `call_grammars` how, `asked` is what comes of it,
-`intake` limits it by `limits`, with `fairness` among clients. `grammar_schema` makes of a client's JSON schema what a grammar can hold,
-by what `schema_words`, `schema_references`, `schema_patterns` and `disjoint_schemas` know of such schemas.
+`translation`. `vain_fields` says what has no effect, `messages`, with the texts of `documents`, and `encoding` make
+token ids, `sampling` says how they go on, `answer_grammar` in which form, `tools` what may be called (`old_functions`
+by their older name), `call_grammars` how, `asked` is what comes of it, `intake` limits it by `limits`, with `fairness`
+among clients. `grammar_schema` makes of a client's JSON schema what a grammar can hold, by what `schema_words`,
+`schema_references`, `schema_patterns` and `disjoint_schemas` know of such schemas.
 
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
 the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, and one of the `formats` makes

@@ -32,6 +32,7 @@ from tpiedge.engine.sampling import (
     MAX_TOP_K,
     PENALTY,
     REPETITION_PENALTY,
+    TEMPERATURE,
 )
 from tpiedge.wire.fields import Range
 
@@ -60,7 +61,7 @@ _SWITCHES: Final[JsonSchema] = {
 }
 
 SAMPLING: Final[dict[str, JsonSchema]] = {
-    "temperature": number(Range(0.0, 2.0), "0 takes the likeliest token."),
+    "temperature": number(TEMPERATURE, "0 takes the likeliest token."),
     "top_p": number(Range(0.0, 1.0), "Of the likeliest tokens, those that together have this probability."),
     "top_k": integer(-1, MAX_TOP_K, "Of the likeliest tokens, so many; 0 and -1: all."),
     "min_p": number(Range(0.0, 1.0), "Tokens with at least this part of the likeliest one's probability."),

@@ -12,6 +12,7 @@ from tpiedge.engine.sampling import (
     MIN_P,
     PENALTY,
     REPETITION_PENALTY,
+    TEMPERATURE,
     TOP_P,
 )
 from tpiedge.wire.fields import Range
@@ -27,7 +28,7 @@ def read_sampling(fields: BodyFields, vocab_size: int, logprobs: int | None, def
     top_k = fields.integer("top_k", default.top_k, -1, MAX_TOP_K) or 0
     seed = fields.integer("seed", None, -(2**63), MAX_SEED)
     return Sampling(
-        temperature=fields.number("temperature", default.temperature, Range(0.0, 2.0)),  # OpenAI's range
+        temperature=fields.number("temperature", default.temperature, TEMPERATURE),
         top_k=max(top_k, 0),
         # 0 is allowed by OpenAI and means the likeliest token alone.
         top_p=max(fields.number("top_p", default.top_p, Range(0.0, 1.0)), TOP_P.low),

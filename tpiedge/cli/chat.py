@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Settings, Spoken, converse
-from tpiedge.cli.options import Ending
+from tpiedge.cli.options import Ending, is_default, new_seed
 from tpiedge.errors import ContextFull
 from tpiedge.local.answer import collect
 from tpiedge.local.cluster import LocalCluster
@@ -48,7 +48,8 @@ class _LocalSpeaker:
     ) -> None:
         self.name = model.name
         self.settings: Settings = {
-            **{name: getattr(sampling, name) for name in SETTINGS if name != "max_tokens"},
+            **{name: getattr(sampling, name) for name in SETTINGS if name not in ("max_tokens", "seed")},
+            **({} if is_default("seed") else {"seed": sampling.seed}),
             "max_tokens": ending.max_tokens or ANSWER_TOKENS,
         }
         self._cluster = cluster
@@ -80,6 +81,6 @@ class _LocalSpeaker:
 
     def _set(self, settings: Settings) -> tuple[Sampling, int]:
         """How tokens are drawn, and how many at most, after what /set changed."""
-        values = {**self.settings, **settings}
+        values = {"seed": new_seed(), **self.settings, **settings}
         tokens = int(values.pop("max_tokens"))
         return replace(self._sampling, **values), tokens  # type: ignore[arg-type]  # /set keeps whole numbers whole

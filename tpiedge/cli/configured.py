@@ -22,7 +22,7 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.settings.check import check_settings, problems
 from tpiedge.settings.file import SettingsFile, find_settings
 from tpiedge.settings.resolve import Setting, check_variables, resolve
-from tpiedge.settings.schema import COMMON, Flag, Kind, Verb
+from tpiedge.settings.schema import COMMON, SECRETS, Flag, Kind, Verb
 
 __all__ = [
     "ConfiguredGroup",
@@ -140,7 +140,7 @@ def check_values(root: click.Command, file: SettingsFile) -> Iterator[str]:
                 yield f"{setting.origin}: {problem}"
 
 
-def key_of(option: click.Option) -> str:
+def key_of(option: click.Parameter) -> str:
     """'min-workers' of --min-workers."""
     return next((name for name in option.opts if name.startswith("--")), option.opts[0]).lstrip("-")
 
@@ -149,6 +149,8 @@ def _prepare(command: click.Command) -> None:
     for option in options_of(command):
         if key_of(option) in COMMON:
             option.envvar = None  # read here instead, after the verb's own variable
+        if key_of(option) in SECRETS:
+            option.callback = _forget_secret
     taken = {name for param in command.params for name in param.opts}
     if "--config" not in taken:
         command.params.append(config_option(is_eager=True, expose_value=False, callback=_load))
@@ -162,6 +164,14 @@ def _prepare(command: click.Command) -> None:
                 help="Log to standard error from this level on.",
             )
         )
+
+
+def _forget_secret(_ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Removes what was read from the environment, which processes that are started from now on would get."""
+    suffix = "_" + key_of(option).upper().replace("-", "_")
+    for name in [name for name in os.environ if name.startswith("TPIEDGE_") and name.endswith(suffix)]:
+        del os.environ[name]
+    return value
 
 
 def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> None:

@@ -13,7 +13,7 @@ import click
 from tpiedge.cli.answer_text import REPEATS, LoopWatch
 from tpiedge.cli.keyboard import Keyboard, keyboard
 from tpiedge.cli.screen import Screen
-from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
+from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_P
 from tpiedge.errors import ContextFull, PeerError, UserError
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
@@ -35,6 +35,7 @@ ANSWER_TOKENS = 2048
 
 _HELP = """\
 Enter sends a message, Alt-Enter begins a new line of it; what is pasted is one message.
+Ctrl-R looks for an earlier message: Enter takes it, Enter again sends it, Ctrl-G gives up.
 /clear          forget the conversation
 /system TEXT    what the model is told first; without TEXT: nothing more
 /set NAME VALUE {names}
@@ -43,7 +44,7 @@ Enter sends a message, Alt-Enter begins a new line of it; what is pasted is one 
 /bye            end (Ctrl-D); Ctrl-C stops an answer"""
 
 SETTINGS: Mapping[str, tuple[Range, float]] = {
-    "temperature": (Range(0.0, 2.0), 0.7),
+    "temperature": (TEMPERATURE, 0.7),
     "top_k": (Range(0, MAX_TOP_K), 40),
     "top_p": (TOP_P, 0.9),
     "min_p": (MIN_P, 0.05),

@@ -86,20 +86,25 @@ def keyboard() -> Keyboard:
 
 
 def _session() -> "PromptSession[str]":
-    """Enter ends a message, Alt-Enter a line of it."""
+    """Enter ends a message, or a search for an earlier one, Alt-Enter a line of it."""
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.filters import is_searching
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.key_binding.bindings.search import accept_search
     from prompt_toolkit.output import create_output
 
     keys = KeyBindings()
 
-    @keys.add("enter")
+    @keys.add("enter", filter=~is_searching)
     def _send(event: KeyPressEvent) -> None:
         event.current_buffer.validate_and_handle()
 
-    @keys.add("escape", "enter")
+    @keys.add("escape", "enter", filter=~is_searching)
     def _break_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    for key in ("enter", "right", "left", "home", "end"):  # what was found (Ctrl-R) is the line from now on
+        keys.add(key, filter=is_searching)(accept_search)
 
     terminal = create_output(always_prefer_tty=True)  # standard output may be a file
     return PromptSession(

@@ -174,7 +174,10 @@ def _run() -> int:
 def _system_failure(error: OSError) -> int:
     """What the verbs leave to be said here: wherever a path of the user is looked at, its reading may be forbidden."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _fail("no space left where the output goes: free some, or write elsewhere", DiskFull.exit_code)
+        words = "no space left where the output goes: free some, or write elsewhere"
+        if error.filename is not None:
+            words = str(DiskFull.at(Path(os.fsdecode(error.filename))))
+        return _fail(words, DiskFull.exit_code)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
         words = f"cannot use {error.filename}: {error.strerror}: change who may, or give another path"
         return _fail(words, UserError.exit_code)

@@ -119,7 +119,7 @@ def only_master(folder: Path) -> Iterator[None]:
             alone = lock.try_alone()
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(f"no space left for {lock.path}: free some") from None
+                raise DiskFull.at(lock.path) from None
             raise UserError(f"cannot lock {lock.path}: {error.strerror}; choose another --state") from None
         if not alone:
             raise UserError(

@@ -81,7 +81,7 @@ def once(
         described = plan_json(model, layout, plan, capacity, cluster.routing)
         click.echo(json.dumps(_record(model, request, answer, stats, described)))
     else:
-        _summary(answer, stats)
+        _summary(answer, stats, request.sampling)
 
 
 def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
@@ -122,6 +122,8 @@ def _record(
         "nodes": [_node_record(node, plan) for node in stats],
         "plan": plan,
     }
+    if request.sampling.temperature:
+        record["seed"] = request.sampling.seed
     if request.sampling.logprobs:
         record["logprobs"] = answer.logprobs
     if request.prompt_scores:
@@ -155,13 +157,14 @@ def _node_record(stats: Stats, plan: dict[str, Any]) -> dict[str, object]:
     }
 
 
-def _summary(answer: Answer, stats: list[Stats]) -> None:
+def _summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None:
+    drawn = f", --seed {sampling.seed}" if sampling.temperature else ""
     speed = f", {answer.s_per_token:.3f} s/token" if answer.s_per_token is not None else ""
     if answer.tokens_per_step is not None and answer.tokens_per_step != 1:
         speed += f", {answer.tokens_per_step:.2f} tokens/step"
     peak = max(node.peak_rss_bytes for node in stats)
     click.echo(
-        f"{len(answer.token_ids)} tokens ({answer.finish_reason}), first after {answer.ttft_s:.2f} s{speed}; "
+        f"{len(answer.token_ids)} tokens ({answer.finish_reason}{drawn}), first after {answer.ttft_s:.2f} s{speed}; "
         + (
             f"{len(stats)} nodes, at most {format_bytes(peak)} each" if len(stats) > 1 else format_bytes(peak)
         ),

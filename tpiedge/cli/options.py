@@ -1,6 +1,6 @@
 """Flags that several verbs share, and what they say together."""
 
-import re
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, get_args
@@ -25,6 +25,7 @@ __all__ = [
     "keeping_of",
     "keeping_options",
     "kv_option",
+    "new_seed",
     "on_either_side",
     "own_memory_option",
     "sampling_of",
@@ -79,6 +80,8 @@ class _Bytes(click.ParamType[int]):
 BYTES = _Bytes()
 
 _LEAST_MEMORY = 64_000_000
+#: A number without a unit below it may be one of MB.
+_MOST_MB = 1_000_000
 
 
 class _Memory(_Bytes):
@@ -88,14 +91,12 @@ class _Memory(_Bytes):
         text = _digits(value).strip()
         nbytes: int = super().convert(text, param, ctx)
         if text.isdecimal():
-            advice = (
-                f"did you mean {format_bytes(nbytes).replace(' ', '')}?" if nbytes else "write it like 4GB"
-            )
+            meant = format_bytes(nbytes).replace(" ", "") if nbytes >= _LEAST_MEMORY else f"{text}MB"
+            likely = nbytes >= _LEAST_MEMORY or 0 < nbytes < _MOST_MB
+            advice = f"did you mean {meant}?" if likely else "write it like 4GB"
             self.fail(f"{text} has no unit: {advice}", param, ctx)
         if nbytes < _LEAST_MEMORY:
-            number = re.match(r"[\d.]+", text)
-            advice = f": did you mean {number[0]}GB?" if number and nbytes else ""
-            self.fail(f"{text} is less than any node can work with (64MB){advice}", param, ctx)
+            self.fail(f"{text} is less than any node can work with: give 64MB or more", param, ctx)
         return nbytes
 
 
@@ -211,13 +212,18 @@ class _LogitBias(click.ParamType[tuple[int, float]]):
 
 
 _GREEDY = Sampling()
+_SEED_BITS = 32
 _OF_MODELS = ("--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty")
 
 
 def _sampling_option(name: str, kind: type, says: str | None = None) -> Callable[[_Command], _Command]:
-    default = getattr(_GREEDY, name.lstrip("-").replace("-", "_"))
+    default = getattr(_GREEDY, _field(name))
     shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else True
     return click.option(name, type=kind, default=default, show_default=shown, help=says)
+
+
+def _field(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
 
 
 _SAMPLING = (
@@ -231,7 +237,7 @@ _SAMPLING = (
     click.option(
         "--logit-bias", type=_LogitBias(), multiple=True, help="Add BIAS to a token's logit; repeatable."
     ),
-    _sampling_option("--seed", int),
+    click.option("--seed", type=int, help="For the same answer again.  [default: another every time]"),
     _sampling_option("--logprobs", int, "Report the K likeliest tokens (--json)."),
 )
 
@@ -243,12 +249,20 @@ def sampling_options(command: _Command) -> _Command:
     return command
 
 
+def new_seed() -> int:
+    """A seed that nobody gave: short enough to be typed again."""
+    return secrets.randbits(_SEED_BITS)
+
+
 def sampling_of(flags: dict[str, Any]) -> Sampling:
     """Take the sampling flags out of `flags`. Raises UserError that names the flag.
 
     That --logit-bias stays within the vocabulary is still to be checked, once the model is known.
     """
-    sampling = Sampling(**{field.name: flags.pop(field.name) for field in fields(Sampling)})
+    values = {field.name: flags.pop(field.name) for field in fields(Sampling)}
+    if values["seed"] is None:
+        values["seed"] = new_seed()
+    sampling = Sampling(**values)
     check_sampling(sampling, _TOKEN_IDS)
     return sampling
 
@@ -257,7 +271,7 @@ def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
     """What neither the command line nor settings say of the running command's sampling is as usual for the model."""
     return replace(
         sampling,
-        **{field.name: getattr(usual, field.name) for field in fields(Sampling) if is_default(field.name)},
+        **{name: getattr(usual, name) for name in map(_field, _OF_MODELS) if is_default(name)},
     )
 
 

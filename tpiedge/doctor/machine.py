@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from tpiedge.doctor.finding import Finding, fail, ok, warn
+from tpiedge.errors import DiskFull
 from tpiedge.host.address_space import LEAST_TO_COMPUTE, address_limit
 from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.device import available_memory_bytes, default_threads, free_disk_bytes, usable_cores
@@ -115,7 +116,8 @@ def check_disk(cache: Path) -> Sequence[Finding]:
         speed = measure_disk(folder, _DISK_S, min(_FILE_BYTES, free // 4)) if free > _LEAST_FREE else None
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            return [fail("disk", f"{folder} is full", "free some space, or choose another --cache")]
+            lacking = "has no inodes left (df -i)" if DiskFull.of_inodes(folder) else "is full"
+            return [fail("disk", f"{folder} {lacking}", "delete files there, or choose another --cache")]
         return [fail("disk", f"{folder}: {error.strerror}", "choose a --cache that can be written")]
     return [judge_disk(folder, free, speed)]
 

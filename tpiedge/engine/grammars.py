@@ -29,6 +29,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from tpiedge.child_environment import child_environment
 from tpiedge.engine.grammar_compiling import (
     AGAIN_S,
     COMPILE_S,
@@ -174,6 +175,7 @@ class Grammars:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env=child_environment(),
                 pass_fds=(fd,),
             )
         return ours

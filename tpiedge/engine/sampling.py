@@ -22,7 +22,7 @@ __all__ = [
     "grammars_installed",
 ]
 
-TEMPERATURE = Range(0.0, 100.0)
+TEMPERATURE = Range(0.0, 2.0)  # OpenAI's
 TOP_P = Range(1e-9, 1.0)  # nothing would be left of 0
 MIN_P = Range(0.0, 1 - 1e-9)  # at 1, rounding could drop the likeliest token
 REPETITION_PENALTY = Range(0.1, 10.0)

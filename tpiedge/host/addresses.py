@@ -89,12 +89,33 @@ def resolve_all(address: Address) -> tuple[Address, ...]:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
+        host, _, interface = address.host.partition("%")
+        if interface and interface not in psutil.net_if_addrs():
+            way = f"this machine has no interface {interface} to reach {address.host}"
+            raise UserError(f"{way}: say by which, {_own_interface(host)}") from None
         raise UserError(
             f"the host {address.host} is not known here: check the spelling, or give its IP address"
         ) from None
     # Masters listen on IPv4 unless told otherwise.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return tuple(Address(str(entry[4][0]), address.port) for entry in found)
+    return tuple(Address(_scoped(entry[4]), address.port) for entry in found)
+
+
+def _scoped(address: tuple[Any, ...]) -> str:
+    """The host of a socket's address. A link-local one says nothing without the interface: raises UserError where that
+    is missing."""
+    host = str(address[0])
+    if len(address) < 4 or "%" in host or not ipaddress.IPv6Address(host).is_link_local:
+        return host
+    if not address[3]:
+        raise UserError(f"{host} is a link-local address, which needs an interface: {_own_interface(host)}")
+    return f"{host}%{socket.if_indextoname(address[3])}"
+
+
+def _own_interface(host: str) -> str:
+    """How to write a link-local address on this machine."""
+    names = sorted(set(psutil.net_if_addrs()) - {"lo"})
+    return f"like {host}%{names[0] if names else 'eth0'} (interfaces here: {', '.join(names) or 'none'})"
 
 
 def outgoing_host() -> str | None:
@@ -165,30 +186,51 @@ def endpoint_at(source: str, endpoint: str) -> str:
 def listening_address(control_address: str) -> str:
     """Where a worker's node listens for others, at any port: on the way to the master at `control_address`
     (tcp://IP:PORT), or to itself alone where there is none. Sends nothing."""
+    try:
+        own = _own_address(control_address)
+    except OSError:
+        return "tcp://127.0.0.1:*"
+    return f"tcp://{own[0]}:*" if len(own) == 2 else f"tcp://[{_scoped(own)}]:*"
+
+
+def _own_address(control_address: str) -> tuple[Any, ...]:
+    """The socket's address of this machine on the way to the master. Sends nothing. Raises OSError."""
     host, _, port = control_address.removeprefix("tcp://").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        own: tuple[Any, ...] = probe.getsockname()
+        return own
+
+
+def _interface_to(control_address: str) -> str:
+    """`%NAME` of the interface by which this machine reaches the master; "" where it is the master's machine, or it is
+    not known."""
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, int(port)))
-            own = probe.getsockname()
+        own = str(_own_address(control_address)[0])
     except OSError:
-        return "tcp://127.0.0.1:*"
-    if family == socket.AF_INET:
-        return f"tcp://{own[0]}:*"
-    # A link-local address says nothing without the interface.
-    scope = f"%{socket.if_indextoname(own[3])}" if own[3] and "%" not in own[0] else ""
-    return f"tcp://[{own[0]}{scope}]:*"
+        return ""
+    if ipaddress.ip_address(own).is_loopback:
+        return ""
+    for name, found in psutil.net_if_addrs().items():
+        if any(record.address.partition("%")[0] == own for record in found):
+            return f"%{name}"
+    return ""
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
     """Where another node reaches a node that says that it listens at `endpoint`, given the address at which it reaches
-    the master: that one where rank 0 listens at every address of its machine, and by the same interface."""
+    the master: that one where rank 0 listens at every address of its machine, and by the same interface, since a
+    link-local address has the name that the interface has at the master."""
     for anywhere in _ANYWHERE:
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
+    if not _SCOPE.search(endpoint):
+        return endpoint
     scope = _SCOPE.search(control_address)
-    return _SCOPE.sub(scope[0], endpoint) if scope else endpoint
+    name = scope[0] if scope else _interface_to(control_address)
+    return _SCOPE.sub(name, endpoint) if name else endpoint
 
 
 def _split(text: str) -> tuple[str, str | None]:

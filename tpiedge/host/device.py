@@ -4,6 +4,7 @@ Containers and services limit both by cgroups, of version 1 or 2, and a limit ho
 own group and all its ancestors count (`cgroups`).
 """
 
+import contextlib
 import math
 import os
 import shutil
@@ -52,8 +53,27 @@ def usable_cores(root: Path = Path("/")) -> float:
 def default_threads(root: Path = Path("/")) -> int:
     """Physical cores that this process may use, at least one: hardware threads of one core share its vector unit, and
     a thread beyond a quota makes the others wait for it."""
-    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    physical = _allowed_cores(root) or psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return max(1, min(physical, math.floor(usable_cores(root))))
+
+
+def _allowed_cores(root: Path) -> int | None:
+    """Physical cores of which this process may use a hardware thread; None where the system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = {
+        _core(root / f"sys/devices/system/cpu/cpu{thread}/topology") for thread in os.sched_getaffinity(0)
+    }
+    return None if "" in cores else len(cores)
+
+
+def _core(topology: Path) -> str:
+    """The hardware threads of the core to which one belongs, as Linux lists them; "" where it does not."""
+    for name in ("core_cpus_list", "thread_siblings_list"):  # the latter before Linux 5.3
+        with contextlib.suppress(OSError, ValueError):
+            if text := (topology / name).read_text(encoding="ascii").strip():
+                return text
+    return ""
 
 
 def free_disk_bytes(folder: Path) -> int:

@@ -10,26 +10,61 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tpiedge.errors import DiskFull, TpiedgeError, UserError
 
-__all__ = ["create_private", "locked", "private_bytes", "private_folder", "read_private", "replace_private"]
+__all__ = [
+    "check_folder",
+    "create_private",
+    "locked",
+    "private_bytes",
+    "private_folder",
+    "read_private",
+    "replace_private",
+]
 
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
 
 
 def private_folder(folder: Path) -> Path:
-    """`folder`, made for its owner alone if it is not there. Raises UserError."""
+    """`folder`, made for its owner alone if it is not there. Raises UserError, DiskFull."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull.at(folder) from None
         raise UserError(
             f"cannot make the folder {folder}: {error.strerror}; choose another --state"
         ) from None
     return folder
+
+
+def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
+    """Raises UserError where other users may write in `folder`, which `flag` names, or in its folders `within`, or
+    where it is a link to nothing. A folder that is not there yet is in order, and so is one like /tmp, in which
+    everybody owns what he makes. Root may write everywhere."""
+    if folder.is_symlink() and not folder.exists():
+        raise UserError(
+            f"{folder} is a link to {folder.readlink()}, which is not there: make or mount that, or give another {flag}"
+        )
+    for one, shared in ((folder, stat.S_ISVTX), *((folder / name, 0) for name in within)):
+        try:
+            found = one.stat()
+        except OSError:
+            continue  # who uses it says why it cannot be used
+        if found.st_uid not in (0, os.geteuid()):
+            raise UserError(
+                f"{one} belongs to the user with number {found.st_uid}, who may change what is in it: give another "
+                f"{flag}, or type chown {os.geteuid()} {one}"
+            )
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & shared:
+            raise UserError(
+                f"other users may change what is in {one}: chmod go-w {one}, if they did not yet, or give another "
+                f"{flag}"
+            )
 
 
 def read_private(path: Path) -> dict[str, object] | None:
@@ -161,5 +196,5 @@ def _sync_folder(folder: Path) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> TpiedgeError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"no space left for {path}: free some")
+        return DiskFull.at(path)
     return UserError(f"cannot write {path}: {error.strerror}")

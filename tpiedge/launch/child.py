@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from tpiedge.child_environment import child_environment
 from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
 from tpiedge.host.cgroups import Cgroups
 
@@ -199,7 +200,7 @@ def _start(
         stderr=log,
         # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
         start_new_session=True,
-        env={**os.environ, **environment},
+        env={**child_environment(), **environment},
     )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tpiedge.engine.sampling import MAX_TOP_K, MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_P
+from tpiedge.engine.sampling import MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
 from tpiedge.model.fields import ConfigFields
 from tpiedge.model.folder import has_file, read_json
 from tpiedge.wire.requests import Sampling
@@ -13,6 +13,7 @@ USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
 """Of a model that says nothing: the whole vocabulary at temperature 1 lets a small one talk nonsense."""
 
 _FILE = "generation_config.json"
+_HOTTEST = 100.0  # what people may ask for is less
 _FILE_LIMIT = 1_000_000
 _KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -25,7 +26,7 @@ def usual_sampling(folder: Path | None) -> Sampling:
     greedy = not fields.flag("do_sample", True)
     if all(fields.raw(key) is None for key in _KEYS) and not greedy:
         return USUAL
-    temperature = _number(fields, "temperature", TEMPERATURE.low, TEMPERATURE.high, 1.0)
+    temperature = _number(fields, "temperature", 0.0, _HOTTEST, 1.0)
     top_k = fields.optional_integer("top_k", -1, MAX_TOP_K) or 0
     return Sampling(
         temperature=0.0 if greedy else temperature,

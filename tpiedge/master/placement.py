@@ -1,6 +1,6 @@
 """Turns the present machines into assignments, by asking the planner."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
@@ -12,9 +12,9 @@ from tpiedge.planner import prediction
 from tpiedge.planner.arrangement import Arrangement, Part
 from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
-from tpiedge.planner.partition import ShareWeight
+from tpiedge.planner.partition import ShareWeight, partition
 from tpiedge.planner.prediction import Demand
-from tpiedge.planner.reasons import SpareReason, slower, too_small, why_in
+from tpiedge.planner.reasons import SpareReason, slower, too_small, too_small_for, why_in
 from tpiedge.units import counted
 
 __all__ = ["OWN_NAME", "NodePlacement"]
@@ -34,7 +34,8 @@ class NodePlacement:
     """A pure function of the machines that are present.
 
     `own` is the master's machine with `threads` threads. `weights` gives relative shares, the master's first, then the
-    workers', who have them as `seats` says; the plan then waits for that many machines, and more are spare.
+    workers', who have them as `seats` says, unless they offer too little for them; the plan then waits for that many
+    machines, and more are spare.
 
     The serving plan is replaced only by one that is clearly faster, because a change restarts every node.
     """
@@ -114,10 +115,8 @@ class NodePlacement:
                 "shares", "others came first, and the master's --shares have no part for more"
             )
             named = {machine.name: machine for machine in machines}
-            machines = tuple(
-                named.pop(name) for name in seated(wanted, {one.name: one.claim for one in machines})
-            )
-            spare = dict.fromkeys(named, beyond)
+            machines = tuple(named.pop(name) for name in self._seated(machines, wanted))
+            spare = dict.fromkeys(named, beyond) | self._unseated(named.values())
         best = self._allocate(machines)
         if isinstance(best, Infeasible):
             return NoPlan(best.reason, spare, wants_memory=self._wants_memory(machines))
@@ -125,6 +124,30 @@ class NodePlacement:
         if kept is None:
             return self._assignments_of(best, machines, spare)
         return self._assignments_of(kept, machines, spare | _not_worth(best, kept))
+
+    def _seated(self, machines: tuple[Machine, ...], wanted: int) -> tuple[str, ...]:
+        """The machine of each worker's part of --shares; where not all parts can be held, as if they could, so that the
+        planner names what is lacking."""
+        claims = {one.name: one.claim for one in machines}
+        offered = {one.name: self._offered(one) for one in machines}
+        found = seated(wanted, claims, lambda name, seat: self._too_small(offered[name], seat) is None)
+        return found if all(found) else seated(wanted, claims)
+
+    def _unseated(self, machines: Iterable[Machine]) -> dict[str, SpareReason]:
+        """Why each of these has not the part of --shares that is its own."""
+        found = {
+            one.name: self._too_small(self._offered(one), one.claim.seat)
+            for one in machines
+            if one.claim is not None
+        }
+        return {name: why for name, why in found.items() if why is not None}
+
+    def _too_small(self, machine: prediction.MachineFacts, seat: int) -> SpareReason | None:
+        """Why the worker cannot have that part of --shares; None where it can."""
+        weights = self.weights or ()
+        if seat + 1 >= len(weights) or weights[seat + 1] == ShareWeight(0, 0):
+            return None
+        return too_small_for(self.demand, machine, partition(self.demand.model.shape, weights)[seat + 1])
 
     def _kept(
         self, machines: tuple[Machine, ...], serving: tuple[str, ...], best: Allocation

@@ -4,15 +4,15 @@ A seat is one of the parts that --shares gives to workers. Laws:
 1. A seat belongs to a worker by name, here or away, until that is revoked. A worker that is let in gets the first seat
    that belongs to nobody, unless it stands in for another. A seat whose owner was revoked is the one's that stands in
    for it, or else the next one's that has it in a plan.
-2. Who is here has its own seat.
+2. Who is here has its own seat. A worker that offers too little for a seat counts as away from it.
 3. The seat of one that is away is the one's that stood in for it last, if that is here, or else the first other one's
    that is here and has none. It ends when the owner is back, and no sooner.
 4. So nobody who is here and needed gets another seat, whoever else leaves, returns or is drained, and in whatever order
-   they come back after a restart of the master.
-5. No name is in the table twice.
+   they come back after a restart of the master. Workers change seats only where a seat would stay empty otherwise.
+5. No name is in the table twice: the owner of a seat that stands in for another one is not noted there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -62,7 +62,13 @@ class Seats:
 
     def taken(self, names: Sequence[str]) -> "Seats":
         """A plan was made in which `names[number]` has that seat."""
-        return Seats(tuple(_taken(seat, name, names) for seat, name in zip(self.seats, names, strict=True)))
+        owners = {seat.owner for seat in self.seats}
+        return Seats(
+            tuple(
+                seat if name in owners - {seat.owner} else _taken(seat, name, names)
+                for seat, name in zip(self.seats, names, strict=True)
+            )
+        )
 
     def without(self, name: str) -> "Seats":
         """The worker was revoked."""
@@ -82,16 +88,45 @@ class SeatKeeper(Protocol):
         ...
 
 
-def seated(count: int, claims: Mapping[str, Claim | None]) -> tuple[str, ...]:
+def seated(
+    count: int,
+    claims: Mapping[str, Claim | None],
+    fits: Callable[[str, int], bool] = lambda _name, _seat: True,
+) -> tuple[str, ...]:
     """Who has each of `count` seats while the workers of `claims` are here, "" for nobody. `claims` are in the order in
-    which workers are to be asked to stand in."""
+    which workers are to be asked to stand in; `fits(name, seat)` says whether a worker offers enough for a seat."""
     claimed = sorted((claim, name) for name, claim in claims.items() if claim is not None)
     found: dict[int, str] = {}
     for claim, name in claimed:
-        found.setdefault(claim.seat, name)
-    having = {name for seat, name in found.items() if seat < count}
-    others = (name for name in claims if name not in having)
-    return tuple(found[seat] if seat in found else next(others, "") for seat in range(count))
+        if claim.seat < count and claim.seat not in found and fits(name, claim.seat):
+            found[claim.seat] = name
+    owned = {claim.seat for claim, name in claimed if not claim.stands_in and found.get(claim.seat) == name}
+    for fixed in (owned, set[int]()):  # who is here and owns a seat changes it last
+        for seat in range(count):
+            if seat not in found:
+                _fill(seat, found, list(claims), fits, {seat, *fixed})
+    return tuple(found.get(seat, "") for seat in range(count))
+
+
+def _fill(
+    seat: int, found: dict[int, str], names: Sequence[str], fits: Callable[[str, int], bool], tried: set[int]
+) -> bool:
+    """Finds somebody for the seat, if need be by giving another seat, none of `tried`, to somebody else: an augmenting
+    path of a bipartite matching."""
+    able = [name for name in names if fits(name, seat)]
+    having = {name: other for other, name in found.items()}
+    free = next((name for name in able if name not in having), None)
+    if free is not None:
+        found[seat] = free
+        return True
+    for name in able:
+        other = having[name]
+        if other not in tried:
+            tried.add(other)
+            if _fill(other, found, names, fits, tried):
+                found[seat] = name
+                return True
+    return False
 
 
 def _taken(seat: Seat, name: str, names: Sequence[str]) -> Seat:

@@ -47,7 +47,7 @@ function Picture({ picture }) {
       const found = await cluster.order(path, options);
       if (predicted) say({ about, text: predicted(found, stepOf(cluster.picture)), of: planOf(cluster.picture) });
     } catch (error) {
-      say({ about, failed: error.message });
+      say({ about, failed: error.message, of: planOf(cluster.picture) });
     }
   };
   const predict = ({ name }, query, predicted) => order(name, `whatif?${query}`, { method: "GET" }, predicted);
@@ -61,7 +61,7 @@ function Picture({ picture }) {
     if (kind === "cancel") order(id, `requests/${encodeURIComponent(id)}`, { method: "DELETE" });
     else order(machine.name, `nodes/${kind}`, { body: { name: machine.name } });
   };
-  // What was predicted of other machines, or of another plan, is true no more.
+  // What was predicted or refused of other machines, or of another plan, is true no more.
   const said = answer?.of && answer.of !== planOf(picture) ? null : answer;
   const saidOf = (about) => said?.about === about && html`<${Said} said=${said} close=${() => say(null)} />`;
   const placed = [ONE_MORE.name, ...picture.machines.map(({ name }) => name)];
@@ -95,7 +95,7 @@ function stepOf({ machines }) {
   return step ? STEP_PARTS.reduce((sum, name) => sum + step[`${name}_s`], 0) : 0;
 }
 
-// What a prediction is of: it is another one as soon as a machine or the plan is.
+// What a prediction or a refusal is of: it is another one as soon as a machine or the plan is.
 function planOf({ epoch, machines }) {
   return JSON.stringify([epoch, machines.map(({ name, state }) => [name, state])]);
 }

@@ -5,7 +5,7 @@ import { Dialog } from "./dialog.js";
 import { texts } from "./texts.js";
 
 const NUMBERS = [
-  { name: "temperature", min: 0, max: 100, step: "any" },
+  { name: "temperature", min: 0, max: 2, step: "any" },
   { name: "top_p", min: 0.001, max: 1, step: "any" },
   { name: "max_tokens", min: 1, max: 2 ** 32 - 1, step: 1 },
   { name: "seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },

@@ -124,7 +124,7 @@ export const texts = {
     thinking: "Thinking …",
 
     isAnswering: "An answer is being made",
-    unready: (why) => `Questions are refused for now: ${why}.`,
+    unready: (why) => `The cluster cannot answer now: ${why}. What is asked meanwhile waits, or is refused.`,
     sent: "Waiting for the server …",
     opened: (s) => (s < 1 ? "Reading the prompt …" : `Reading the prompt … ${whole.format(s)} s`),
     reading: ({ done, of, left_s }) =>

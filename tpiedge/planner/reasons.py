@@ -8,11 +8,20 @@ from tpiedge.planner.fractions import pinned_limit
 from tpiedge.planner.needs import Infeasible, NodeNeed
 from tpiedge.planner.partition import LayerShape, ShareWeight, partition
 from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, node_facts, predict, worker_limit
-from tpiedge.planner.streaming import smallest_bytes
+from tpiedge.planner.streaming import node_need, smallest_bytes
 from tpiedge.units import format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["SpareReason", "drained", "master_too_small", "slower", "too_small", "why_in", "why_out"]
+__all__ = [
+    "SpareReason",
+    "drained",
+    "master_too_small",
+    "slower",
+    "too_small",
+    "too_small_for",
+    "why_in",
+    "why_out",
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,22 @@ def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
         f"it offers {format_bytes(node.memory_bytes)}, but the least that works for {demand.model_name} is "
         f"{format_least(least)}: start it again with --memory {format_least(least).replace(' ', '')} or more",
     )
+
+
+def too_small_for(demand: Demand, machine: MachineFacts, share: NodeShare) -> SpareReason | None:
+    """Why a worker cannot have that part of the model, which --shares gives it; None where it can."""
+    (node,) = node_facts([machine])
+    need = node_need(demand.model, 1, share, node, demand.capacity_tokens)
+    if not isinstance(need, Infeasible):
+        return None
+    least = smallest_bytes(demand.model, 1, share, node, demand.capacity_tokens)
+    if node.memory_bytes is not None and node.memory_bytes < least:
+        return SpareReason(
+            "no room",
+            f"it offers {format_bytes(node.memory_bytes)}, but its part of --shares needs {format_least(least)}: start "
+            f"it again with --memory {format_least(least).replace(' ', '')} or more",
+        )
+    return SpareReason("no room", need.reason.replace("node 1", "for its part of --shares it", 1))
 
 
 def master_too_small(

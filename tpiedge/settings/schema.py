@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["COMMON", "COMMON_TABLE", "Flag", "Kind", "Verb", "takes"]
+__all__ = ["COMMON", "COMMON_TABLE", "SECRETS", "Flag", "Kind", "Verb", "takes"]
 
 Kind = Literal["text", "integer", "number", "boolean", "size", "word"]
 
@@ -11,7 +11,8 @@ COMMON_TABLE = "common"
 COMMON = ("cache", "state", "log-level")
 """Flags that mean the same to every verb: the table [common] and TPIEDGE_CACHE set them for all of them."""
 
-_SECRETS = frozenset({"api-key", "token", "password", "secret", "hub-token"})
+SECRETS = frozenset({"api-key", "token", "password", "secret", "hub-token"})
+"""Flags whose values are never shown."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Flag:
     @property
     def secret(self) -> bool:
         """Whether its value is never shown."""
-        return self.key in _SECRETS
+        return self.key in SECRETS
 
     @property
     def common(self) -> bool:

@@ -20,6 +20,7 @@ from typing import Literal
 import psutil
 
 from tpiedge.errors import ResourceError, UserError
+from tpiedge.pack.store.locks import open_lock
 from tpiedge.testbed.description import Link
 from tpiedge.testbed.reading import parse_description
 from tpiedge.testbed.topology import Topology
@@ -200,7 +201,7 @@ def _opened(path: Path, deadline: float) -> int:
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return open_lock(path)
         except (FileNotFoundError, FileExistsError) as error:
             if time.monotonic() > deadline:
                 raise ResourceError(f"cannot make {path}: {error.strerror}") from None

@@ -101,5 +101,5 @@ def writable(path: Path) -> Path:
 def cannot_write(path: Path, error: OSError) -> TpiedgeError:
     """What to tell the user of it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"no space left for {path}: free some")
+        return DiskFull.at(path)
     return UserError(f"cannot write {path}: {error.strerror}")

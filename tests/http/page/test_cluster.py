@@ -202,6 +202,17 @@ def test_what_cannot_be_is_said(view, service):
     view.wait(lambda: not view.see("[role=alert]"))
 
 
+def test_a_refusal_goes_when_the_machines_are_others(view, service):
+    """Once attic is not needed any more, or serves again, its card does not say that it cannot be done without."""
+    service.needed = "without attic the others cannot serve"
+    view.click("Drain attic")
+    view.click("Drain", "dialog")
+    view.wait_for_text(f"{card('w-1')} [role=alert]", "without attic the others cannot serve")
+    service._nodes = (NODE, ATTIC, replace(CELLAR, state="drained"))
+    view.wait_for_text(f"{card('w-2')} .pill", "drained")
+    assert not view.see("[role=alert]")
+
+
 def card(name):
     return f".machine:has(#m-{name})"
 

@@ -20,7 +20,9 @@ def page(browser, url):
 def test_that_the_cluster_is_not_ready(browser, service, url):
     service.unavailable = "too few machines"
     browser.open(url)
-    browser.wait_for_text(".notice", "Questions are refused for now: the cluster cannot answer yet")
+    browser.wait_for_text(".notice", "The cluster cannot answer now: the cluster cannot answer yet")
+    # One that has lost a machine takes questions still, below which it says that the answer pauses.
+    assert "What is asked meanwhile waits, or is refused." in browser.text(".notice")
     assert browser.flaws() == []
     service.unavailable = ""
     browser.wait(lambda: not browser.see(".notice"))

@@ -4,9 +4,11 @@ import ipaddress
 import socket
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from tpiedge.errors import ProtocolError
+from tpiedge.errors import ProtocolError, UserError
+from tpiedge.host import addresses
 from tpiedge.host.addresses import (
     FILES_OFFSET,
     Address,
@@ -16,6 +18,8 @@ from tpiedge.host.addresses import (
     lan_host,
     listening_address,
     own_networks,
+    parse_address,
+    resolve,
 )
 
 
@@ -155,3 +159,51 @@ def test_a_node_listens_at_the_address_that_it_speaks_from(source: str, endpoint
 
 def test_the_networks_of_this_machine_have_loopback() -> None:
     assert ipaddress.IPv4Network("127.0.0.0/8") in own_networks()
+
+
+def link_local(monkeypatch: pytest.MonkeyPatch, scope: int) -> None:
+    """The resolver finds a link-local address, as glibc and Python tell it: the interface is a number of its own."""
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 7070, 0, scope))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "if_indextoname", {4: "eth0"}.__getitem__)
+    interfaces = {"lo": [], "eth0": [], "wlan0": []}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+
+
+def test_a_link_local_address_keeps_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    link_local(monkeypatch, 4)
+    address = resolve(parse_address("fe80::1%eth0", 7070))
+    assert str(address) == "[fe80::1%eth0]:7070"
+    assert address.beside(1).zmq == "tcp://[fe80::1%eth0]:7071"
+    assert parse_address(str(address)) == address
+
+
+def test_a_link_local_address_without_an_interface_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    link_local(monkeypatch, 0)
+    words = (
+        r"link-local address, which needs an interface: like fe80::1%eth0 \(interfaces here: eth0, wlan0\)"
+    )
+    with pytest.raises(UserError, match=words):
+        resolve(parse_address("fe80::1", 7070))
+
+
+def test_an_interface_that_only_the_master_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token has the master's name of it."""
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "wlan0": []})
+    words = r"no interface nowhere0 to reach fe80::1%nowhere0: say by which, like fe80::1%wlan0"
+    with pytest.raises(UserError, match=words):
+        resolve(parse_address("fe80::1%nowhere0", 7070))
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [("192.168.7.9", "tcp://[fe80::2%enp3s0]:5"), ("127.0.0.1", "tcp://[fe80::2%eth0]:5")],
+)
+def test_a_node_that_knows_the_master_by_another_address_reaches_link_local_ones_by_its_own_interface(
+    own: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the master's machine the interface has the name that the master says."""
+    monkeypatch.setattr(addresses, "_own_address", lambda _control: (own, 1234))
+    interfaces = {"lo": [record("127.0.0.1")], "enp3s0": [record("192.168.7.9")]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    assert data_endpoint("tcp://[fe80::2%eth0]:5", "tcp://192.168.7.1:7070") == expected

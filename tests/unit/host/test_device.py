@@ -1,8 +1,11 @@
 """Defaults for what tpiedge takes of a computer."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tpiedge.host.device import default_memory_bytes, default_threads, free_disk_bytes, usable_cores
@@ -25,6 +28,63 @@ def test_memory_that_is_taken_by_default(available, taken):
 
 def test_threads_are_at_least_one_and_at_most_the_usable_cores():
     assert 1 <= default_threads() <= max(1, usable_cores())
+
+
+def topology(root: Path, siblings: dict[int, str], name: str) -> None:
+    """The files of /sys below `root` that say which hardware threads share a core."""
+    for thread, text in siblings.items():
+        folder = root / f"sys/devices/system/cpu/cpu{thread}/topology"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(text + "\n")
+
+
+#: Four cores of two hardware threads each, in the orders in which firmware numbers them.
+APART = {thread: f"{thread % 4},{thread % 4 + 4}" for thread in range(8)}
+BESIDE = {thread: f"{thread // 2 * 2}-{thread // 2 * 2 + 1}" for thread in range(8)}
+ALONE = {thread: str(thread) for thread in range(8)}
+
+
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+@pytest.mark.parametrize(
+    ("siblings", "allowed", "threads"),
+    [
+        (APART, {0, 4}, 1),
+        (APART, {0, 1}, 2),
+        (APART, set(range(8)), 4),
+        (BESIDE, {0, 1}, 1),
+        (BESIDE, {0, 2, 3}, 2),
+        (BESIDE, {7}, 1),
+        (ALONE, {0, 4}, 2),
+        (ALONE, set(range(8)), 8),
+    ],
+)
+def test_threads_under_an_affinity_mask_are_its_physical_cores(
+    siblings, allowed, threads, name, tmp_path, monkeypatch
+):
+    """`taskset -c 0,1` may be one core or two."""
+    topology(tmp_path, siblings, name)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: allowed, raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
+    assert default_threads(tmp_path) == threads
+
+
+@pytest.mark.parametrize(("quota", "threads"), [("50000 100000", 1), ("250000 100000", 2), ("max 100000", 3)])
+def test_a_quota_counts_beside_the_affinity_mask(quota, threads, tmp_path, monkeypatch):
+    topology(tmp_path, APART, "core_cpus_list")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "proc/self/mountinfo").write_text("30 25 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 4, 1, 2}, raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
+    assert default_threads(tmp_path) == threads
+
+
+def test_a_system_that_does_not_tell_of_its_cores_has_those_that_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 4 if logical else 2)
+    assert default_threads(tmp_path) == 2
 
 
 def test_free_disk_of_a_folder_that_does_not_exist_yet(tmp_path):

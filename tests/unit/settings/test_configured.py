@@ -1,6 +1,7 @@
 """Any verb that is added to the group can be set from outside; secrets are never shown."""
 
 import json
+import os
 
 import click
 import pytest
@@ -100,3 +101,37 @@ def test_a_verb_by_itself(invoke):
     """As other tests and tools call it, without the group."""
     found = CliRunner().invoke(master, ["--model", "m"], env={"TPIEDGE_STATE": "/s"})
     assert json.loads(found.output)["state"] == "/s"
+
+
+def test_a_secret_leaves_the_environment_once_it_was_read(invoke, monkeypatch):
+    """Of no process that is started from now on it can be read."""
+    kept = {"TPIEDGE_MASTER_MODEL": "m", "HF_TOKEN": "t"}
+    secrets = {"TPIEDGE_MASTER_API_KEY": "k-1", "TPIEDGE_API_KEY": "k-2", "TPIEDGE_CHAT_API_KEY": "k-3"}
+    found = {}
+    callback = master.callback
+
+    def look(**values):
+        found.update(os.environ)
+        return callback(**values)
+
+    monkeypatch.setattr(master, "callback", look)
+    ended = invoke("master", **kept, **secrets)
+    assert json.loads(ended.output)["api_key"] == "k-1"
+    assert found.keys() & {*kept, *secrets} == kept.keys()
+
+
+def test_a_secret_that_click_reads_itself_leaves_the_environment_too(monkeypatch):
+    """As TPIEDGE_API_KEY, which several verbs have in common."""
+    monkeypatch.setenv("TPIEDGE_API_KEY", "k-2")
+    found = {}
+
+    @click.command()
+    @click.option("--api-key", "api_keys", envvar="TPIEDGE_API_KEY", multiple=True)
+    def chat(api_keys):
+        found.update(os.environ, keys=api_keys)
+
+    root = ConfiguredGroup("tpiedge")
+    root.add_command(chat)
+    assert CliRunner().invoke(root, ["chat"]).exit_code == 0
+    assert found["keys"] == ("k-2",)
+    assert "TPIEDGE_API_KEY" not in found

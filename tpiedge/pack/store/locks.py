@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from tpiedge.errors import Cancelled, UserError
 from tpiedge.pack.descriptor import Descriptor
 
-__all__ = ["FileLock", "holder_of", "try_flock"]
+__all__ = ["FileLock", "holder_of", "open_lock", "try_flock"]
 
 _LOCKLESS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL})
 _POLL_S = 0.1
@@ -52,7 +53,7 @@ class FileLock(Descriptor):
 
     def _try(self, kind: int) -> bool:
         if self._fd < 0:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = open_lock(self.path)
         held = try_flock(self._fd, kind)
         if held is None:
             raise UserError(
@@ -62,6 +63,21 @@ class FileLock(Descriptor):
         if not held:
             self.close()
         return held
+
+
+def open_lock(path: Path) -> int:
+    """Opens the file of a lock, which is made if need be, and never another file to which a link leads. Raises
+    OSError, and UserError for what is no file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP or path.is_symlink():
+            raise UserError(f"{path} is a link, where tpiedge keeps a lock: delete it") from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UserError(f"{path} is not a file, where tpiedge keeps a lock: move it away")
+    return fd
 
 
 def try_flock(fd: int, kind: int) -> bool | None:

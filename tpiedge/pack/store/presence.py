@@ -62,7 +62,7 @@ class Presence:
     @contextmanager
     def _changed(self) -> Iterator[bytearray]:
         new = not self.path.exists()
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             bits = self._checked(os.pread(fd, self._size + 1, 0))

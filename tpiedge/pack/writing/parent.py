@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tpiedge
+from tpiedge.child_environment import child_environment
 from tpiedge.errors import (
     Cancelled,
     DiskFull,
@@ -75,7 +76,7 @@ def _environment() -> dict[str, str]:
     """The child imports the same tpiedge as this process, installed or not."""
     folder = str(Path(tpiedge.__file__).parent.parent)
     inherited = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{inherited}" if inherited else folder}
+    return child_environment() | {"PYTHONPATH": f"{folder}{os.pathsep}{inherited}" if inherited else folder}
 
 
 def _events(child: subprocess.Popen[bytes], request: PackRequest) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpiedge.errors import DiskFull, ResourceError, UserError
+from tpiedge.pack.store.locks import open_lock
 from tpiedge.units import format_bytes
 
 __all__ = [
@@ -95,7 +96,8 @@ def explain_write_errors(
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise full(folder, needed, shutil.disk_usage(folder).free) from None
+            inodes = DiskFull.of_inodes(folder)
+            raise inodes or full(folder, needed, shutil.disk_usage(folder).free) from None
         if error.errno == errno.EIO:
             raise _disk_failed(folder, error) from None
         raise UserError(f"cannot write to {name or folder}: {error.strerror or error}") from None
@@ -128,7 +130,7 @@ def _remove_partials(target: Path) -> None:
 
 def _locked(path: Path, target: Path, deadline: float) -> int:
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_lock(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(fd, path):

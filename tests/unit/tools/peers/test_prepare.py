@@ -1,16 +1,23 @@
 """Who takes part: a peer that cannot be installed is told of, not left out silently."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
+from tools import bench_shapes
 from tools.peers import models
 from tools.peers.contestants import MAKERS, Answer, Contestant, Work, prepare
 from tools.peers.install import NotInstalled
+from tools.peers.limits import Limit
 from tools.peers.models import SHAPES, Models, RandomModels
 from tools.peers.offload import models_of
+from tpiedge.cli.run import run
 from tpiedge.errors import UserError
+
+NODE = {"peak_rss_bytes": 1, "disk_read_bytes": 1}
+OWN = {"master_peak_rss_bytes": 1}
 
 
 @pytest.fixture
@@ -99,3 +106,27 @@ def test_a_checkpoint_is_compared_as_it_is(tmp_path, shape, precision):
         models_of(arguments)
     arguments.checkpoint = None
     assert models_of(arguments).name == f"{SHAPES[shape or '1.1b']}-{precision}"
+
+
+def test_tpiedge_takes_the_limit_that_it_is_given(work, monkeypatch):
+    """A size without a unit would be refused."""
+    monkeypatch.setattr(Models, "pack", lambda _models: Path("/pack"))
+    limit = Limit(700_000_000, 60.0)
+    _, verb, *flags = MAKERS["tpiedge"](work).command(limit)
+    assert (verb, run.make_context("run", flags).params["memory"]) == ("run", limit.nbytes)
+
+
+def test_a_shape_runs_with_the_memory_that_it_is_given(monkeypatch, tmp_path):
+    given = []
+
+    def answer(*words):
+        given.append(words)
+        return json.dumps(dict.fromkeys(("s_per_token", "ttft_s"), 1.0) | {"nodes": [NODE], **OWN})
+
+    monkeypatch.setattr(bench_shapes, "_tpiedge", answer)
+    (tmp_path / "tinyllama-q4").mkdir()
+    wanted = {"packs": tmp_path, "precision": "q4", "nodes": 1, "memory": 700_000_000, "tokens": 1}
+    bench_shapes.measure("tinyllama", argparse.Namespace(**wanted))
+    (verb, *flags), *more = given
+    assert not more
+    assert (verb, run.make_context("run", flags).params["memory"]) == ("run", 700_000_000)

@@ -1,0 +1,112 @@
+"""Folders in which other users may change what is read are refused, in one line that says what to type."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tpiedge.errors import DiskFull, UserError
+from tpiedge.host.private_file import check_folder, private_folder
+
+WITHIN = ("packs", "hub")
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(UserError) as refused:
+        check_folder(folder, WITHIN, "--cache")
+    line = str(refused.value)
+    assert line.count("\n") == 0
+    assert "--cache" in line
+    return line
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o555])
+def test_a_folder_of_one_s_own_is_in_order(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "packs").mkdir()
+    folder.chmod(mode)
+    check_folder(folder, WITHIN, "--cache")
+    folder.chmod(0o700)
+
+
+def test_a_folder_that_is_not_there_yet_is_in_order(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "one", WITHIN, "--cache")
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o707, 0o777])
+@pytest.mark.parametrize("name", [".", "packs"])
+def test_a_folder_in_which_others_may_write_is_refused(tmp_path: Path, mode: int, name: str) -> None:
+    (tmp_path / "packs").mkdir()
+    (tmp_path / name).chmod(mode)
+    assert f"chmod go-w {tmp_path / name}" in refusal(tmp_path)
+
+
+def test_in_a_sticky_folder_everybody_has_what_he_made(tmp_path: Path) -> None:
+    """So /tmp can be the cache, but not a folder in it that somebody else made, or where others may write."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    check_folder(shared, WITHIN, "--cache")
+    (shared / "hub").mkdir()
+    (shared / "hub").chmod(0o1777)
+    assert "chmod go-w" in refusal(shared)
+
+
+def test_a_link_to_a_folder_of_one_s_own_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (tmp_path / "cache").symlink_to(tmp_path / "disk")
+    check_folder(tmp_path / "cache", WITHIN, "--cache")
+    (tmp_path / "disk").chmod(0o777)
+    refusal(tmp_path / "cache")
+
+
+def test_a_link_to_nothing_is_called_that(tmp_path: Path) -> None:
+    """A disk that is not mounted."""
+    (tmp_path / "cache").symlink_to("/mnt/not there")
+    assert "is a link to /mnt/not there, which is not there: make or mount that" in refusal(
+        tmp_path / "cache"
+    )
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    if own:
+        assert f"belongs to the user with number {own}" in refusal(tmp_path)
+    else:
+        check_folder(tmp_path, WITHIN, "--cache")  # root's, who may change everything anyway
+        os.chown(tmp_path, 4711, -1)
+        assert "belongs to the user with number 4711" in refusal(tmp_path)
+
+
+class Full:
+    """What the system says of a file system that can hold no more files."""
+
+    f_files, f_favail, f_bavail = 100, 0, 5000
+
+
+def test_a_file_system_without_inodes_has_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = tmp_path / "not" / "there"
+    assert "no space left" in str(DiskFull.at(new))
+    monkeypatch.setattr(os, "statvfs", lambda _path: Full)
+    assert f"no inodes left for {new}" in str(DiskFull.at(new))
+    assert f"df -i {tmp_path}" in str(DiskFull.at(new))
+    monkeypatch.setattr(Full, "f_bavail", 0)
+    assert "no space left" in str(DiskFull.at(new)), "bytes are what is lacking first"
+    monkeypatch.setattr(Full, "f_bavail", 1)
+    monkeypatch.setattr(Full, "f_files", 0)
+    assert "no space left" in str(DiskFull.at(new)), "some file systems do not count inodes"
+
+
+def test_a_folder_that_finds_no_room_is_no_fault_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(DiskFull, match="no space left for"):
+        private_folder(tmp_path / "new")

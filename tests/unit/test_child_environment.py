@@ -1,0 +1,95 @@
+"""Processes that read what others wrote get what they need of the environment, and no secret."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpiedge.child_environment import child_environment
+from tpiedge.engine.grammars import Grammars
+from tpiedge.errors import UserError
+from tpiedge.launch.child import Child
+from tpiedge.model.template import ChatTemplate
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
+from tpiedge.pack.writing.child import PackRequest, RandomTensors
+from tpiedge.pack.writing.parent import run_pack_child
+from tpiedge.wire.requests import GenerationRequest, Grammar
+
+SECRETS = (
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "OPENAI_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "TPIEDGE_MASTER_API_KEY",
+    "TPIEDGE_WORKER_TOKEN",
+    "DATABASE_URL",
+    "MYSQL_PWD",
+    "SSH_AUTH_SOCK",
+    "PYTHON_KEYRING_BACKEND",
+)
+NEEDED = (
+    "PATH",
+    "HOME",
+    "LC_ALL",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+    "TPIEDGE_NATIVE",
+    "TMPDIR",
+)
+
+
+def test_what_is_needed_stays_and_secrets_do_not() -> None:
+    found = child_environment(dict.fromkeys((*SECRETS, *NEEDED), "x"))
+    assert sorted(found) == sorted(NEEDED)
+
+
+def start_node(_folder: Path) -> None:
+    child = Child("tpiedge.there_is_no_such_module", b"", {})
+    child.stop(time.monotonic())
+
+
+def start_packing(folder: Path) -> None:
+    layer = BlobSpec((MatrixSpec("q", "q", 128, 64, 128),))
+    spec = ModelSpec(BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),)), (layer,), BlobSpec(), {})
+    with pytest.raises(KeyError):  # what it is told is no answer
+        run_pack_child(PackRequest(spec, RandomTensors(1), Precision.F32, folder / "pack"), lambda *_: None)
+
+
+def start_template(_folder: Path) -> None:
+    with pytest.raises(UserError):
+        ChatTemplate({"default": "{{ messages }}"}, {}).render([])
+
+
+def start_grammar(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    request = GenerationRequest("r", (1,), 9, stop_ids=(2,), grammar=Grammar("regex", "a"))
+    grammars = Grammars(folder, 100)
+    with closing(grammars), closing(grammars.begin(request, again=False)):
+        pass
+
+
+@pytest.mark.parametrize("start", [start_node, start_packing, start_template, start_grammar])
+def test_no_process_that_is_started_gets_a_secret(
+    start: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, str]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        """Reads its input, in place of what was to be started; with a link, it waits for its end."""
+
+        def __init__(self, _command: object, *, env: dict[str, str], **options: Any) -> None:
+            given.append(env)
+            super().__init__(["sleep", "60"] if "pass_fds" in options else ["cat"], env=env, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    for name in SECRETS:
+        monkeypatch.setenv(name, "x")
+    start(tmp_path)
+    assert given
+    assert all(not environment.keys() & set(SECRETS) and "PATH" in environment for environment in given)
