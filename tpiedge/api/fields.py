@@ -129,6 +129,10 @@ class BodyFields:
             if self._values.get(key) is not None:
                 self._note(key)
 
+    def leave_out(self, name: str) -> None:
+        """Notes something of the object that has no effect, by a `name` that need not be a key."""
+        self._note(name)
+
     def unsupported(self, keys: Sequence[str], *harmless: object) -> None:
         """Keys that are refused unless null, empty or one of the `harmless` values."""
         for key in keys:

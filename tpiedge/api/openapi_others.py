@@ -81,6 +81,10 @@ RESPONSES: Final[dict[str, JsonSchema]] = {
     "tools": _TOOLS,
     "tool_choice": {"type": ["string", "object", "null"]},
     "parallel_tool_calls": flag("Whether several tools may be called at once."),
+    "truncation": {
+        "enum": ["auto", "disabled", None],
+        "description": "Both are taken: nothing is left out of an input that is too long.",
+    },
 }
 
 ANTHROPIC: Final[dict[str, JsonSchema]] = {

@@ -1,11 +1,16 @@
 """Requests of OpenAI's /v1/responses, as chats. Nothing is stored: what goes on with an earlier answer is refused."""
 
+import json
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from tpiedge.api.asked import Asked, check_model
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
+from tpiedge.api.namespaces import full_name
 from tpiedge.api.service import Service
+from tpiedge.api.tools import is_left_out
 from tpiedge.api.translation import Chat, Dialect, copied, needed, objects, text_parts
 
 __all__ = ["read_response"]
@@ -27,6 +32,11 @@ _DIALECT: Final = Dialect(
 )  # fmt: skip
 _STATEFUL: Final = ("previous_response_id", "conversation", "prompt")
 _ROLES: Final = ("system", "developer", "user", "assistant")
+_OF_SERVERS: Final = (
+    "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "tool_search_call",
+    "tool_search_output", "web_search_call",
+)  # fmt: skip
+"""Items about tools that no client runs, which another server answered with."""
 _TEXTS: Final = ("input_text", "output_text", "text")
 
 
@@ -42,7 +52,10 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
                 "unsupported_parameter",
             )
     fields.unsupported(("background",), False)
-    fields.unsupported(("truncation",), "disabled")
+    if fields.text("truncation") not in (None, "auto", "disabled"):
+        raise refused("'truncation' must be 'auto' or 'disabled'", "truncation")
+    if fields.raw("truncation") == "auto":  # of what is too long, nothing is left out
+        fields.ignore(("truncation",))
     stream = fields.flag("stream")
     options = fields.nested("stream_options")
     if options is not None:
@@ -52,13 +65,14 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
     copied(fields, chat, _COPIED)
     _read_text(fields, chat)
     _read_reasoning(fields, chat)
-    _read_tools(fields, chat)
+    namespaces = _read_tools(fields, chat)
     messages: list[Chat] = []
     instructions = fields.text("instructions")
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     chat["messages"] = [*messages, *_input(fields)]
-    return _DIALECT.asked(chat, fields, service, name, stream=stream)
+    asked = _DIALECT.asked(chat, fields, service, name, stream=stream)
+    return replace(asked, reply=replace(asked.reply, namespaces=namespaces if asked.reply.tools else ()))
 
 
 def _input(fields: BodyFields) -> list[Chat]:
@@ -74,12 +88,18 @@ def _input(fields: BodyFields) -> list[Chat]:
         if kind == "message":
             found.append(_message(item))
         elif kind == "function_call":
-            _add_call(found, item)
-        elif kind == "function_call_output":
+            _add_call(found, item, needed(item, "arguments"))
+        elif kind == "custom_tool_call":
+            _add_call(found, item, json.dumps({"input": needed(item, "input")}))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            item.ignore(("name", "namespace"))
             call, output = needed(item, "call_id"), text_parts(item, "output", _TEXTS)
             found.append({"role": "tool", "tool_call_id": call, "content": output})
         elif kind == "reasoning":
             item.ignore(("summary", "content", "encrypted_content"))
+        elif kind in _OF_SERVERS:
+            item.leave_out(kind)
+            item.items()
         else:
             where = item.name("type")
             raise refused(f"'{where}' must be 'message': only text is read here", where, "unsupported_value")
@@ -97,9 +117,10 @@ def _message(item: BodyFields) -> Chat:
     return {"role": role, "content": text_parts(item, "content", _TEXTS)}
 
 
-def _add_call(found: list[Chat], item: BodyFields) -> None:
+def _add_call(found: list[Chat], item: BodyFields, arguments: str) -> None:
     """A call of a function is the assistant's, in one message with what it said before, and with its other calls."""
-    function = {"name": needed(item, "name"), "arguments": needed(item, "arguments")}
+    name = full_name(item.text("namespace") or "", needed(item, "name"))
+    function = {"name": name, "arguments": arguments}
     call: Chat = {"id": needed(item, "call_id"), "type": "function", "function": function}
     if not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
@@ -138,26 +159,42 @@ def _read_reasoning(fields: BodyFields, chat: Chat) -> None:
     reasoning.overlook()
 
 
-def _read_tools(fields: BodyFields, chat: Chat) -> None:
+def _read_tools(fields: BodyFields, chat: Chat) -> tuple[str, ...]:
+    """The namespace of each tool, "" for one without; nothing where all are without."""
     value = fields.raw("tools")
-    if value:
-        chat["tools"] = [_tool(tool) for tool in objects(fields, "tools", value)]
+    found = [one for tool in objects(fields, "tools", value) for one in _unfolded(tool)] if value else []
+    if found:
+        chat["tools"] = [tool for _, tool in found]
+    namespaces = tuple(namespace for namespace, _ in found)
     choice = fields.raw("tool_choice")
     if isinstance(choice, dict):
         named = fields.inner(choice, "tool_choice")
         if named.text("type") != "function":
             raise refused("'tool_choice.type' must be 'function'", "tool_choice.type", "unsupported_value")
-        chat["tool_choice"] = {"type": "function", "function": {"name": needed(named, "name")}}
+        name = full_name(named.text("namespace") or "", needed(named, "name"))
+        chat["tool_choice"] = {"type": "function", "function": {"name": name}}
         named.overlook()
     elif choice is not None:
         chat["tool_choice"] = choice
+    return namespaces if any(namespaces) else ()
 
 
-def _tool(tool: BodyFields) -> Chat:
-    if tool.text("type") != "function":
-        where = tool.name("type")
-        raise refused(f"'{where}' must be 'function': no tools run here", where, "unsupported_value")
-    function: Chat = {"name": needed(tool, "name")}
+def _unfolded(tool: BodyFields) -> Iterator[tuple[str, Chat]]:
+    """The functions of a namespace, or the tool itself, with their namespaces; nothing for what is no function."""
+    if tool.text("type") != "namespace":
+        if not is_left_out(tool):
+            yield "", _function(tool, "")
+        return
+    namespace = needed(tool, "name")
+    for one in objects(tool, "tools", tool.raw("tools")):
+        if not is_left_out(one):
+            yield namespace, _function(one, namespace)
+    tool.ignore(("description",))
+    tool.overlook()
+
+
+def _function(tool: BodyFields, namespace: str) -> Chat:
+    function: Chat = {"name": full_name(namespace, needed(tool, "name"))}
     copied(tool, function, {key: key for key in ("description", "parameters", "strict")})
     tool.overlook()
     return {"type": "function", "function": function}
