@@ -53,9 +53,9 @@ def test_tools_that_are_no_functions_are_left_out_and_named(server, model):
     answers(model, "Once")
     answer = asked(server, {**CODEX, "input": "hi"})
     assert [tool["function"]["name"] for tool in model.template.seen[1]] == ["shell", "agents__close"]
-    assert answer.headers[IGNORED].split(", ") == [
+    assert set(answer.headers[IGNORED].split(", ")) == {
         "tools[].tools[].custom.talk", "tools[].description", "tools[].custom.apply_patch", "tools[].web_search",
-    ]  # fmt: skip
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@ thread of its own for a request.
 
 `server` listens (`listener` counts connections, `connection` cuts slow clients, `bounded_http` those that send very
 many tiny parts), `guard` decides who may call, by `keys` and `origins`, `app` routes: `completions` answers, `texts`
-counts tokens, `model_cards` and `ollama` say what clients ask about models, `admin` manages workers and shows the `cluster`, with
-the `timeline` of a step, `metrics` counts. A request: `body` reads it, `bounded_json` parses it, `fields` checks each
-field of it, by way of `completion_request`, `chat_request` or `embedding_request`; of other APIs `responses_request`,
-`anthropic_request` and `ollama_request` make a chat, by `translation`, with what `namespaces` call a tool; `azure` gives
-paths of its clients their usual names. `vain_fields` says what has no effect,
-`messages` and `encoding` make token ids, `sampling` says how they go on, `answer_grammar` in which form, `tools` what
-may be called, `call_grammars` how, `asked` is what comes of it, `intake` limits it by `limits`, with `fairness` among
+counts tokens, `model_cards` and `ollama` say what clients ask about models, `admin` manages workers and shows the
+`cluster`, with the `timeline` of a step, `metrics` counts. A request: `body` reads it, `bounded_json` parses it,
+`fields` checks each field of it, by way of `completion_request`, `chat_request` or `embedding_request`; of other APIs
+`responses_request`, `anthropic_request` and `ollama_request` make a chat, by `translation`, with what `namespaces`
+call a tool; `azure` gives paths of its clients their usual names. `vain_fields` says what has no effect, `messages`
+and `encoding` make token ids, `sampling` says how they go on, `answer_grammar` in which form, `tools` what may be
+called, `call_grammars` how, `asked` is what comes of it, `intake` limits it by `limits`, with `fairness` among
 clients.
 
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from

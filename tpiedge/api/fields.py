@@ -129,10 +129,6 @@ class BodyFields:
             if self._values.get(key) is not None:
                 self._note(key)
 
-    def leave_out(self, name: str) -> None:
-        """Notes something of the object that has no effect, by a `name` that need not be a key."""
-        self._note(name)
-
     def unsupported(self, keys: Sequence[str], *harmless: object) -> None:
         """Keys that are refused unless null, empty or one of the `harmless` values."""
         for key in keys:
@@ -167,6 +163,10 @@ class BodyFields:
                     f"'{shown}' is not known: is '{self.name(meant)}' meant?", shown, "unknown_parameter"
                 )
             self._note(key)
+
+    def pass_over(self, name: str) -> None:
+        """Notes something of the object that has no effect, by a `name` that need not be a key."""
+        self._note(name)
 
     def _note(self, key: str) -> None:
         ignored = self._request.ignored

@@ -72,7 +72,8 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
         messages.append({"role": "system", "content": instructions})
     chat["messages"] = [*messages, *_input(fields)]
     asked = _DIALECT.asked(chat, fields, service, name, stream=stream)
-    return replace(asked, reply=replace(asked.reply, namespaces=namespaces if asked.reply.tools else ()))
+    found = tuple(namespaces.get(tool, "") for tool in asked.reply.tools)
+    return replace(asked, reply=replace(asked.reply, namespaces=found if any(found) else ()))
 
 
 def _input(fields: BodyFields) -> list[Chat]:
@@ -98,7 +99,7 @@ def _input(fields: BodyFields) -> list[Chat]:
         elif kind == "reasoning":
             item.ignore(("summary", "content", "encrypted_content"))
         elif kind in _OF_SERVERS:
-            item.leave_out(kind)
+            item.pass_over(kind)
             item.items()
         else:
             where = item.name("type")
@@ -159,13 +160,12 @@ def _read_reasoning(fields: BodyFields, chat: Chat) -> None:
     reasoning.overlook()
 
 
-def _read_tools(fields: BodyFields, chat: Chat) -> tuple[str, ...]:
-    """The namespace of each tool, "" for one without; nothing where all are without."""
+def _read_tools(fields: BodyFields, chat: Chat) -> dict[str, str]:
+    """The namespace of each tool, by its name for the model; "" for one without."""
     value = fields.raw("tools")
     found = [one for tool in objects(fields, "tools", value) for one in _unfolded(tool)] if value else []
     if found:
-        chat["tools"] = [tool for _, tool in found]
-    namespaces = tuple(namespace for namespace, _ in found)
+        chat["tools"] = [function for _, _, function in found]
     choice = fields.raw("tool_choice")
     if isinstance(choice, dict):
         named = fields.inner(choice, "tool_choice")
@@ -176,25 +176,25 @@ def _read_tools(fields: BodyFields, chat: Chat) -> tuple[str, ...]:
         named.overlook()
     elif choice is not None:
         chat["tool_choice"] = choice
-    return namespaces if any(namespaces) else ()
+    return {name: namespace for namespace, name, _ in found}
 
 
-def _unfolded(tool: BodyFields) -> Iterator[tuple[str, Chat]]:
-    """The functions of a namespace, or the tool itself, with their namespaces; nothing for what is no function."""
-    if tool.text("type") != "namespace":
-        if not is_left_out(tool):
-            yield "", _function(tool, "")
-        return
-    namespace = needed(tool, "name")
-    for one in objects(tool, "tools", tool.raw("tools")):
+def _unfolded(tool: BodyFields) -> Iterator[tuple[str, str, Chat]]:
+    """The functions of a namespace, or the tool itself: namespace, name for the model, and what a chat has of it;
+    nothing for what is no function."""
+    namespace, inner = "", [tool]
+    if tool.text("type") == "namespace":
+        namespace, inner = needed(tool, "name"), [*objects(tool, "tools", tool.raw("tools"))]
+        tool.ignore(("description",))
+        tool.overlook()
+    for one in inner:
         if not is_left_out(one):
-            yield namespace, _function(one, namespace)
-    tool.ignore(("description",))
-    tool.overlook()
+            name = full_name(namespace, needed(one, "name"))
+            yield namespace, name, _function(one, name)
 
 
-def _function(tool: BodyFields, namespace: str) -> Chat:
-    function: Chat = {"name": full_name(namespace, needed(tool, "name"))}
+def _function(tool: BodyFields, name: str) -> Chat:
+    function: Chat = {"name": name}
     copied(tool, function, {key: key for key in ("description", "parameters", "strict")})
     tool.overlook()
     return {"type": "function", "function": function}

@@ -39,8 +39,8 @@ def read_tools(fields: BodyFields) -> AskedTools:
         raise fields.wrong_type("tools", "an array", value)
     if value and len(value) > MAX_TOOLS:
         raise refused(f"'tools' has {len(value)} tools: at most {MAX_TOOLS}", "tools")
-    tools = [_tool(item, index, fields) for index, item in enumerate(value or ())]
-    shown = tuple(tool for tool in tools if tool is not None)
+    value = [item for index, item in enumerate(value or ()) if not _is_no_function(item, index, fields)]
+    shown = tuple(_tool(item, index, fields) for index, item in enumerate(value))
     names = [tool["function"]["name"] for tool in shown]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -59,7 +59,7 @@ def is_left_out(tool: BodyFields, functions: Sequence[str] = ("function",)) -> b
         where = tool.name("type")
         raise refused(f"'{where}' is missing: of a function it is '{functions[0]}'", where)
     name = tool.raw("name")
-    tool.leave_out(f"{kind}.{name}" if isinstance(name, str) else kind)
+    tool.pass_over(f"{kind}.{name}" if isinstance(name, str) else kind)
     return True
 
 
@@ -108,14 +108,18 @@ def _is_text(schema: object) -> bool:
     return schema.get("type") == "string"
 
 
-def _tool(item: object, index: int, fields: BodyFields) -> dict[str, Any] | None:
-    """None for a tool that is no function: the model is not told of it, and the client is."""
+def _is_no_function(item: object, index: int, fields: BodyFields) -> bool:
+    """Whether the model is not told of the tool, and the client is told so."""
     where = f"tools[{index}]"
     if not isinstance(item, dict):
         raise fields.wrong_type(where, "an object", item)
+    return is_left_out(fields.inner(item, where))
+
+
+def _tool(item: dict[str, object], index: int, fields: BodyFields) -> dict[str, Any]:
+    where = f"tools[{index}]"
     tool = fields.inner(item, where)
-    if is_left_out(tool):
-        return None
+    tool.raw("type")
     function = tool.nested("function")
     if function is None:
         raise refused(f"'{where}.function' is missing", f"{where}.function", "missing_required_parameter")
