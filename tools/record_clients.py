@@ -3,8 +3,9 @@
     python -m tools.record_clients [CLIENT ...] [--cache FOLDER] [--out FOLDER]
 
 Every client talks to a server that answers plausibly and knows no model. What it sends is written to OUT/CLIENT.json,
-each request once: without secrets, hosts, and versions of anything but the client. tests/process/serving/test_corpus.py
-asks a real cluster the same.
+each request once: without secrets, hosts, names that differ each time, and versions of anything but the client; long
+texts without their ends. tests/process/serving/test_corpus.py asks a real cluster the same. The clients, and why others
+are not among them, are in `tools/clients/catalogue.py`.
 
 Of Open WebUI, whose server needs gigabytes of packages, it is the code that sends requests, without what calls it. Of
 Continue it is what its editors' extensions call servers of OpenAI's and Anthropic's API with; what it asks Ollama with
@@ -19,7 +20,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.clients.install import CLIENTS, command, install
+from tools.clients.catalogue import CLIENTS
+from tools.clients.install import command, install
 from tools.clients.recorder import Recorder
 
 _LIMIT_S = 300.0
@@ -42,23 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     strange = [name for name in names if name not in CLIENTS]
     if strange:
         parser.error(f"no client is called {strange[0]}: {', '.join(CLIENTS)} are")
-    try:
-        install(options.cache)
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"the clients were not installed: {error}", file=sys.stderr)
-        return 1
     options.out.mkdir(parents=True, exist_ok=True)
     failed = [name for name in names if not _record(name, options.cache, options.out)]
     return 1 if failed else 0
 
 
 def _record(name: str, cache: Path, out: Path) -> bool:
-    client, recorder = CLIENTS[name], Recorder()
+    client, recorder, folder = CLIENTS[name], Recorder(), cache.absolute() / name
+    try:
+        install(folder, client)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"{name} was not installed: {error}", file=sys.stderr)
+        return False
     url = recorder.start()
     environment = {key: os.environ[key] for key in _PASSED if key in os.environ} | {"RECORD_URL": url}
     try:
         ended = subprocess.run(
-            command(cache, client), env=environment, timeout=_LIMIT_S, stdout=sys.stderr, check=False
+            command(folder, client), env=environment, timeout=_LIMIT_S, stdout=sys.stderr, check=False
         )
     finally:
         recorder.stop()

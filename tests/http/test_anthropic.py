@@ -169,7 +169,7 @@ def test_tokens_are_counted(claude, service):
         ({"temperature": 9}, "'temperature' is 9"),
         ({"max_tokns": 9}, "is 'max_tokens' meant?"),
         ({"thinking": {"type": "hard"}}, "'thinking.type' must be"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'tools[0].type' must be 'custom'"),
+        ({"tools": [{"type": ""}]}, "'tools[0].type' is missing: of a function it is 'custom'"),
         ({"tool_choice": {"type": "some"}}, "'tool_choice.type' must be"),
         ({"container": "c"}, "'container' is not supported"),
     ],

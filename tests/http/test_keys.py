@@ -59,6 +59,12 @@ def test_a_revoked_key_is_refused_and_its_answer_goes_on(serve, service, key_fil
         ([("X-Api-Key", "wrong"), ("Authorization", "Bearer sk-phone")], 200),
         ([("X-Api-Key", "sk-phone"), ("X-Api-Key", "sk-laptop")], 401),
         ([("X-Api-Key", "")], 401),
+        ([("api-key", "sk-phone")], 200),
+        ([("api-key", "sk-phone"), ("Authorization", "Basic eDp5")], 200),
+        ([("api-key", "sk-phone"), ("Authorization", "Bearer wrong")], 401),
+        ([("api-key", "sk-phone"), ("X-Api-Key", "wrong")], 401),
+        ([("api-key", "wrong")], 401),
+        ([("api-key", "sk-phone"), ("api-key", "sk-laptop")], 401),
         ([("X-Api-Key", SECRET)], 401),
     ],
 )

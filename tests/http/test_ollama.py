@@ -42,6 +42,14 @@ def test_the_model_is_found(llama, service):
     assert raised.value.status_code == 404
 
 
+def test_every_name_is_in_the_list(llama, service):
+    """LangChain's client looks there for the one that it asks for."""
+    service.also_called = ("fast", "org/babbler")
+    assert [model.model for model in llama.list().models] == ["babbler", "fast", "org/babbler"]
+    (running,) = llama.ps().models
+    assert running.model == "babbler"
+
+
 def test_the_version_says_whose_api_it_is(serve):
     found = httpx.get(f"{serve().url}/api/version", trust_env=False).json()
     assert set(found) == {"version", "tpiedge"}

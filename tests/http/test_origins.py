@@ -173,7 +173,10 @@ def test_a_person_who_types_the_address_sees_the_answer(serve):
 def test_the_card_is_found_by_every_name(serve, service):
     service.also_called = ("gpt-4o-mini", "org/babbler")
     with httpx.Client(base_url=serve().url) as http:
-        assert http.get("/v1/models").json()["data"][0]["also_called"] == ["gpt-4o-mini", "org/babbler"]
+        first, *others = http.get("/v1/models").json()["data"]
+        assert (first["id"], first["also_called"]) == ("babbler", ["gpt-4o-mini", "org/babbler"])
+        assert [card["id"] for card in others] == ["gpt-4o-mini", "org/babbler"]
+        assert others[0]["also_called"] == ["babbler", "org/babbler"]
         for name in ("babbler", "gpt-4o-mini", "org/babbler"):
             assert http.get(f"/v1/models/{name}").json()["id"] == "babbler"
         assert http.get("/v1/models/gpt-4").status_code == 404

@@ -6,12 +6,15 @@ import json
 import struct
 from collections.abc import Mapping
 
+from tpiedge.api.azure import name_usual_path
+
 __all__ = ["answer"]
 
 Json = dict[str, object]
 
 _MODEL = "demo"
 _TEXT = '{"answer": "Once upon a time"}'
+_VALUES: Json = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 _PIECES = ('{"answer": ', '"Once upon a time"}')
 _WIDTH = 8
 _USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
@@ -38,6 +41,9 @@ _DURATIONS = {
 def answer(method: str, path: str, body: object) -> tuple[str, bytes]:
     """Content type and body. Raises KeyError for a path that nobody is known to ask for."""
     asked = body if isinstance(body, dict) else {}
+    usual: dict[str, object] = {"path": path}
+    name_usual_path(usual)
+    path = str(usual["path"])
     if path.startswith("/v1/models/"):
         return _json(_card())
     make = _ANSWERS[method, path]
@@ -46,6 +52,10 @@ def answer(method: str, path: str, body: object) -> tuple[str, bytes]:
 
 def _json(value: object) -> tuple[str, bytes]:
     return "application/json", json.dumps(value).encode()
+
+
+def _nothing(_asked: Mapping[str, object]) -> tuple[str, bytes]:
+    return "text/html", b""
 
 
 def _events(*events: object, named: bool = False, done: bool = False) -> tuple[str, bytes]:
@@ -71,8 +81,8 @@ def _models(_asked: Mapping[str, object]) -> tuple[str, bytes]:
     return _json({"object": "list", "data": [_card()]})
 
 
-def _call(asked: Mapping[str, object]) -> str | None:
-    """The tool that is called: the first one, unless its result is there already."""
+def _call(asked: Mapping[str, object]) -> tuple[str, Json] | None:
+    """The call of a tool, its name and arguments: of the first one, unless its result is there already."""
     messages = asked.get("messages") or asked.get("input")
     last = messages[-1] if isinstance(messages, list) and messages else {}
     answered = isinstance(last, dict) and (
@@ -81,8 +91,19 @@ def _call(asked: Mapping[str, object]) -> str | None:
     tools = asked.get("tools")
     if answered or not isinstance(tools, list) or not tools:
         return None
-    tool = tools[0]
-    return str(tool.get("name") or tool["function"]["name"])
+    tool = tools[0].get("function") or tools[0]
+    schema = tool.get("parameters") or tool.get("input_schema") or {}
+    properties = schema.get("properties") or {}
+    wanted = schema.get("required") or list(properties)[:1]
+    return str(tool["name"]), {name: _value(properties.get(name) or {}) for name in wanted}
+
+
+def _value(schema: Mapping[str, object]) -> object:
+    """What a parameter may be."""
+    choices = schema.get("enum")
+    if isinstance(choices, list):
+        return choices[0]
+    return _VALUES.get(str(schema.get("type")), "Paris")
 
 
 def _chat(asked: Mapping[str, object]) -> tuple[str, bytes]:
@@ -91,7 +112,7 @@ def _chat(asked: Mapping[str, object]) -> tuple[str, bytes]:
     call = {
         "id": "call_1",
         "type": "function",
-        "function": {"name": called, "arguments": '{"city": "Paris"}'},
+        "function": {"name": called[0], "arguments": json.dumps(called[1])} if called else {},
     }
     reason = "stop" if called is None else "tool_calls"
     if not asked.get("stream"):
@@ -156,8 +177,8 @@ def _responses(asked: Mapping[str, object]) -> tuple[str, bytes]:
     }  # fmt: skip
     if called is not None:
         item = {
-            "id": "fc_1", "type": "function_call", "status": "completed", "call_id": "call_1", "name": called,
-            "arguments": '{"city": "Paris"}',
+            "id": "fc_1", "type": "function_call", "status": "completed", "call_id": "call_1", "name": called[0],
+            "arguments": json.dumps(called[1]),
         }  # fmt: skip
     usage = {
         "input_tokens": 7,
@@ -209,7 +230,7 @@ def _messages(asked: Mapping[str, object]) -> tuple[str, bytes]:
     called = _call(asked)
     block: Json = {"type": "text", "text": _TEXT}
     if called is not None:
-        block = {"type": "tool_use", "id": "toolu_1", "name": called, "input": {"city": "Paris"}}
+        block = {"type": "tool_use", "id": "toolu_1", "name": called[0], "input": called[1]}
     reason = "end_turn" if called is None else "tool_use"
     head: Json = {"id": "msg_1", "type": "message", "role": "assistant", "model": _MODEL}
     if not asked.get("stream"):
@@ -219,7 +240,7 @@ def _messages(asked: Mapping[str, object]) -> tuple[str, bytes]:
     deltas = [{"type": "text_delta", "text": piece} for piece in _PIECES]
     empty: Json = {"type": "text", "text": ""}
     if called is not None:
-        deltas = [{"type": "input_json_delta", "partial_json": '{"city": "Paris"}'}]
+        deltas = [{"type": "input_json_delta", "partial_json": json.dumps(called[1])}]
         empty = {**block, "input": {}}
     return _events(
         {"type": "message_start", "message": begun},
@@ -245,7 +266,7 @@ def _ollama_chat(asked: Mapping[str, object]) -> tuple[str, bytes]:
     head = {"model": _MODEL, "created_at": _WHEN}
     end = {**head, "done": True, "done_reason": "stop", **_DURATIONS}
     if called is not None:
-        call = {"function": {"name": called, "arguments": {"city": "Paris"}}}
+        call = {"function": {"name": called[0], "arguments": called[1]}}
         message: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
         if asked.get("stream") is False:
             return _json({**end, "message": message})
@@ -279,7 +300,13 @@ def _tags(_asked: Mapping[str, object]) -> tuple[str, bytes]:
 
 def _show(_asked: Mapping[str, object]) -> tuple[str, bytes]:
     found = {"modelfile": "", "parameters": "", "template": "", "details": _DETAILS}
-    return _json({**found, "model_info": {"general.architecture": "llama"}, "capabilities": ["completion"]})
+    return _json(
+        {
+            **found,
+            "model_info": {"general.architecture": "llama"},
+            "capabilities": ["completion", "embedding", "tools"],
+        }
+    )
 
 
 def _version(_asked: Mapping[str, object]) -> tuple[str, bytes]:
@@ -296,6 +323,7 @@ def _old_embed(_asked: Mapping[str, object]) -> tuple[str, bytes]:
 
 
 _ANSWERS = {
+    ("HEAD", "/"): _nothing,
     ("GET", "/v1/models"): _models,
     ("POST", "/v1/chat/completions"): _chat,
     ("POST", "/v1/fim/completions"): _chat,

@@ -1,6 +1,8 @@
 """The server that clients are pointed at: it writes down what they send, and answers plausibly."""
 
 import json
+import re
+import tempfile
 import threading
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
@@ -19,9 +21,26 @@ _DROPPED = frozenset(
     (
         "host", "content-length", "connection", "authorization", "x-api-key", "api-key", "cookie",
         "transfer-encoding", "x-stainless-arch", "x-stainless-os", "x-stainless-package-version",
-        "x-stainless-runtime-version", "traceparent", "idempotency-key", "x-request-id",
+        "x-stainless-runtime-version", "traceparent", "idempotency-key", "x-request-id", "x-codex-turn-metadata",
+        "x-codex-window-id", "x-client-request-id", "x-ms-client-request-id", "session-id", "thread-id",
+        "x-claude-code-session-id", "date", "x-ms-date", "tracestate", "baggage",
     )
 )  # fmt: skip
+#: Of the texts of prompts and descriptions, whose length says nothing.
+_CUT = ("content", "description", "instructions", "output", "text")
+_CUT_CHARACTERS = 160
+#: Names that differ each time, and folders of this computer.
+_CHANGING = (
+    (
+        re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"),
+        "00000000-0000-0000-0000-000000000000",
+    ),
+    (re.compile(r"(?<![0-9a-f])[0-9a-f]{32,}"), "0" * 32),
+    (re.compile(re.escape(tempfile.gettempdir()) + r"/[\w./-]+"), "/folder"),
+    (re.compile(r"\b20\d\d-\d\d-\d\d\b"), "2026-01-01"),
+    (re.compile(r"\b1[789]\d{11}\b"), "0"),
+    (re.compile(r"\bcall_[A-Za-z0-9]{8,}\b"), "call_1"),
+)
 
 
 @dataclass
@@ -77,7 +96,7 @@ class Recorder:
             "method": method,
             "path": f"{path}?{query}" if query else path,
             "headers": _kept((name.decode(), value.decode()) for name, value in scope["headers"]),
-            "body": body,
+            "body": _settled(body),
         }
         if not any({**known, "use": ""} == {**request, "use": ""} for known in self.requests):
             self.requests.append({"use": self._use, **request})
@@ -94,6 +113,19 @@ def _kept(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     if "user-agent" in found:
         found["user-agent"] = _without_version(found["user-agent"])
     return dict(sorted(found.items()))
+
+
+def _settled(value: Any, key: str = "") -> Any:
+    """The value without what differs each time that the client is used, and with the beginnings of long texts."""
+    if isinstance(value, dict):
+        return {name: _settled(one, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_settled(one, key) for one in value]
+    if not isinstance(value, str):
+        return value
+    for pattern, settled in _CHANGING:
+        value = pattern.sub(settled, value)
+    return value[:_CUT_CHARACTERS] if key in _CUT else value
 
 
 def _without_version(agent: str) -> str:

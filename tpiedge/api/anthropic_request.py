@@ -11,6 +11,7 @@ from tpiedge.api.documents import document_text, search_result_text
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields, needed
 from tpiedge.api.service import Service
+from tpiedge.api.tools import is_left_out
 from tpiedge.api.translation import Chat, Dialect, copied, objects, text_parts
 
 __all__ = ["count_tokens", "read_messages_request"]
@@ -205,7 +206,8 @@ def _read_thinking(fields: BodyFields, chat: Chat) -> None:
 def _read_tools(fields: BodyFields, chat: Chat) -> None:
     value = fields.raw("tools")
     if value:
-        chat["tools"] = [_tool(tool) for tool in objects(fields, "tools", value)]
+        tools = [_tool(tool) for tool in objects(fields, "tools", value)]
+        chat["tools"] = [tool for tool in tools if tool is not None]
     choice = fields.nested("tool_choice")
     if choice is None:
         return
@@ -221,11 +223,10 @@ def _read_tools(fields: BodyFields, chat: Chat) -> None:
     choice.overlook()
 
 
-def _tool(tool: BodyFields) -> Chat:
-    kind = tool.text("type")
-    if kind not in (None, "custom"):
-        where = tool.name("type")
-        raise refused(f"'{where}' must be 'custom': no tools run here", where, "unsupported_value")
+def _tool(tool: BodyFields) -> Chat | None:
+    """None for one that their servers run, or whose schema only their models know."""
+    if tool.raw("type") is not None and is_left_out(tool, ("custom",)):
+        return None
     schema = tool.nested("input_schema")
     function: Chat = {"name": needed(tool, "name"), "parameters": dict(schema.items()) if schema else {}}
     copied(tool, function, {"description": "description", "strict": "strict"})

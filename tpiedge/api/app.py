@@ -15,6 +15,7 @@ from tpiedge.api.admin import Admin
 from tpiedge.api.answer_forms import ANSWER_FORMS, AnswerForm
 from tpiedge.api.answering import REQUEST_ID, Aborted, BrokenOff, Send, Stalled, send_json
 from tpiedge.api.asked import FormatName
+from tpiedge.api.azure import name_usual_path
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Resumptions
 from tpiedge.api.deliveries import Deliveries, RunningAnswers
@@ -25,6 +26,7 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
+from tpiedge.api.model_cards import model_routes
 from tpiedge.api.ollama import ollama_routes
 from tpiedge.api.openapi import openapi_routes
 from tpiedge.api.origins import Origins
@@ -68,8 +70,7 @@ class Api:
             Route("/health", _health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self._model, methods=["GET"]),
+            *model_routes(service),
             *(
                 route
                 for name, form in ANSWER_FORMS.items()
@@ -88,6 +89,7 @@ class Api:
         if scope["type"] != "http":
             return
         scope["app"] = self  # has the router raise its refusals
+        name_usual_path(scope)
         path, headers = scope["path"], scope["headers"]
         send = _lingering(scope, receive, send, self._limits.linger_s)
         permitted = None
@@ -116,9 +118,9 @@ class Api:
         except HTTPException as error:
             code = _CODES.get(error.status_code, "invalid_request")
             refusal = ApiError(error.status_code, error.detail, code, headers=error.headers)
-            await _refuse(send, refusal, path)
+            await _refuse(send, refusal, scope)
         except Exception as error:
-            await _refuse(send, of_exception(error), path)
+            await _refuse(send, of_exception(error), scope)
 
     def sweep(self) -> None:
         """Forget the answers that nobody came for; and again every second, on the event loop."""
@@ -184,28 +186,6 @@ class Api:
         page = metrics_page(self._service.observe(), self._service.model().name)
         return Response(page, media_type=METRICS_TYPE)
 
-    async def _models(self, _request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
-
-    async def _model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if not self._service.model().is_called(name):
-            raise ApiError(
-                404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model"
-            )
-        return JSONResponse(self._card())
-
-    def _card(self) -> dict[str, object]:
-        model = self._service.model()
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "tpiedge",
-            "context_length": model.context_tokens,
-            "also_called": list(model.also_called),
-        }
-
 
 async def _health(_request: Request) -> Response:
     return JSONResponse({"status": "ok"})
@@ -216,10 +196,11 @@ async def _permit(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
     await send({"type": "http.response.body"})
 
 
-async def _refuse(send: Send, error: ApiError, path: str) -> None:
+async def _refuse(send: Send, error: ApiError, scope: MutableMapping[str, Any]) -> None:
     # What was refused has no answer with a name: this one is for the client's own log.
     headers = {REQUEST_ID: f"req-{secrets.token_hex(12)}", **(error.headers or {})}
-    await send_json(send, error.status, error_body(error, path), headers)
+    body = error_body(error, scope["path"], scope["headers"])
+    await send_json(send, error.status, body, headers)
 
 
 def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:

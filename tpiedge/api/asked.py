@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
-from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.errors import ApiError, PromptTooLong, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.service import Service
@@ -95,9 +95,10 @@ class Reply:
 
     `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `several`, `required` and
     `thinking` are those of its SpeechForm, `tools` the names of its tools, and `texts` their parameters that are texts,
-    where the form needs that. `grammar`: the field of the request that says what the answer must keep to, if one does.
-    `functions`: a call is told as OpenAI's API had it before there were tools. `echo`: fields of the request that the
-    answer repeats, as JSON. `goes_on`: whether its text is that of the prompt, continued.
+    where the form needs that; `namespaces` are those of the tools, if any has one. `grammar`: the field of the request
+    that says what the answer must keep to, if one does. `functions`: a call is told as OpenAI's API had it before there
+    were tools. `echo`: fields of the request that the answer repeats, as JSON. `goes_on`: whether its text is that of
+    the prompt, continued.
     """
 
     format: FormatName
@@ -115,6 +116,7 @@ class Reply:
         ],
         MaxItems(MAX_TOOLS),
     ] = ()
+    namespaces: Annotated[tuple[Annotated[str, MaxLength(MAX_TOOL_NAME)], ...], MaxItems(MAX_TOOLS)] = ()
     several: bool = True
     thinking: Thinking = ""
     grammar: Annotated[str, MaxLength(_MAX_PARAM)] = ""
@@ -232,13 +234,13 @@ def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: 
     with them. `prompt` names a field. Raises ApiError."""
     if not prompt_tokens:
         raise refused("the prompt is empty: give at least one token", prompt)
+    size = f"the prompt has {prompt_tokens} tokens"
     if prompt_tokens > MAX_PROMPT_TOKENS:
-        message = f"the prompt has {prompt_tokens} tokens; a request may have {MAX_PROMPT_TOKENS}"
-        raise refused(message, prompt, "context_length_exceeded")
+        raise PromptTooLong(size, prompt_tokens, MAX_PROMPT_TOKENS, prompt)
     room = service.max_sequence - prompt_tokens
     if room < (0 if maximum == 0 else 1):
-        message = f"the context has {service.max_sequence} tokens; the prompt needs {prompt_tokens}"
-        raise refused(message, prompt, "context_length_exceeded")
+        needed = max(prompt_tokens, service.max_sequence + 1)  # with a token of the answer
+        raise PromptTooLong(size, needed, service.max_sequence, prompt)
     return min(room, ANSWER_TOKENS if maximum is None else maximum, MAX_ANSWER_TOKENS)
 
 

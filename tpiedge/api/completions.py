@@ -13,6 +13,7 @@ from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.answer_reader import AnswerReader, Parting
 from tpiedge.api.answering import Send, send_json
 from tpiedge.api.asked import AnsweredAtOnce, FormatName
+from tpiedge.api.azure import deployment_of
 from tpiedge.api.body import Receive
 from tpiedge.api.bounded_json import parse_object
 from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
@@ -69,7 +70,7 @@ class Completions:
             try:
                 accepted = self._intake.run(
                     client,
-                    lambda: self._accept(body, key, client, own, loop),
+                    lambda: self._accept(body, deployment_of(scope), key, client, own, loop),
                     lambda late: late.leave(Parting.FOR_GOOD),
                 )
                 work = await self._intake.awaited(accepted, request)
@@ -79,10 +80,19 @@ class Completions:
         await self._deliveries.deliver(work, scope, receive, send)
 
     def _accept(
-        self, body: bytearray, key: bytes, client: str, scope: str, loop: asyncio.AbstractEventLoop
+        self,
+        body: bytearray,
+        deployment: str | None,
+        key: bytes,
+        client: str,
+        scope: str,
+        loop: asyncio.AbstractEventLoop,
     ) -> Work:
-        """Parse, check, tokenize, submit: in a thread. The answer will be read on `loop`."""
+        """Parse, check, tokenize, submit: in a thread. `deployment` counts as the request's model. The answer will be
+        read on `loop`."""
         values = parse_object(body, self._limits.body_values)
+        if deployment is not None:
+            values["model"] = deployment
         form = ANSWER_FORMS[self._form]
         name = f"{form.prefix}-{secrets.token_hex(12)}"
         asked = form.read(values, self._service, name).within(scope)

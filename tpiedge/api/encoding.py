@@ -4,7 +4,9 @@ A tokenizer takes some 500 bytes for every token, all of them at once: a text of
 megabytes. So a text that is too long is found out in pieces, whose tokens are counted and forgotten.
 """
 
-from tpiedge.api.errors import ApiError, refused
+import math
+
+from tpiedge.api.errors import PromptTooLong, refused
 from tpiedge.api.service import Service
 from tpiedge.errors import UserError
 from tpiedge.model.tokenizer import Tokenizer
@@ -26,8 +28,8 @@ _LOST_PER_CUT = 32
 def check_characters(param: str, characters: int, service: Service) -> None:
     """Raises ApiError for a text that cannot fit, whatever it says."""
     if characters > service.max_sequence * _CHARACTERS_PER_TOKEN:
-        message = f"'{param}' has {characters} characters, the context {service.max_sequence} tokens"
-        raise refused(message, param, "context_length_exceeded")
+        tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN)
+        raise PromptTooLong(f"'{param}' has {characters} characters", tokens, service.max_sequence, param)
 
 
 def encode(
@@ -37,24 +39,27 @@ def encode(
     if service.tokenizer is None:
         raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
     try:
-        if _is_too_long(text, service.tokenizer, service.max_sequence):
-            raise _too_long(param, service.max_sequence)
+        limit = service.max_sequence
+        tokens = _least_tokens(text, service.tokenizer, limit)
+        if tokens > limit:
+            raise PromptTooLong(f"'{param}' has more than {limit} tokens", tokens, limit, param)
         return tuple(service.tokenizer.encode(text, add_special=add_special, parse_special=parse_special))
     except UserError as error:
         raise refused(str(error), param) from None
 
 
-def _is_too_long(text: str, tokenizer: Tokenizer, limit: int) -> bool:
-    """Certain where it is true; where it is false, the text has not many more tokens than `limit`."""
+def _least_tokens(text: str, tokenizer: Tokenizer, limit: int) -> int:
+    """Counts tokens that the text certainly has, until they are more than `limit`. A text of fewer has not many more
+    tokens than that."""
     if len(text) * _BYTES_PER_CHARACTER * tokenizer.growth <= limit or not _is_valid(text):
-        return False
+        return 0
     piece = max(_SHORTEST_PIECE, int(_PIECE * min(1.0, _USUAL_GROWTH / tokenizer.growth)))
     count = 0
     for start in range(0, len(text), piece):
         count += len(tokenizer.encode(text[start : start + piece], add_special=False)) - _LOST_PER_CUT
         if count > limit:
-            return True
-    return False
+            break
+    return count
 
 
 def _is_valid(text: str) -> bool:
@@ -64,9 +69,3 @@ def _is_valid(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _too_long(param: str, limit: int) -> ApiError:
-    return refused(
-        f"'{param}' has more than {limit} tokens, all that the context has", param, "context_length_exceeded"
-    )

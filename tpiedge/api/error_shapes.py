@@ -2,12 +2,14 @@
 
 from typing import Final
 
-from tpiedge.api.errors import ApiError
+from tpiedge.api.errors import ApiError, PromptTooLong
 from tpiedge.api.frames import Json
+from tpiedge.api.origins import Headers
 
-__all__ = ["anthropic_error", "error_body", "ollama_error"]
+__all__ = ["anthropic_error", "error_body", "is_anthropic", "ollama_error"]
 
 _ANTHROPIC: Final = "/v1/messages"
+_ANTHROPIC_VERSION: Final = b"anthropic-version"
 _OLLAMA: Final = "/api/"
 _ANTHROPIC_KINDS: Final = {
     401: "authentication_error",
@@ -21,9 +23,14 @@ _ANTHROPIC_KINDS: Final = {
 }
 
 
-def error_body(error: ApiError, path: str) -> Json:
-    """Of an answer to a request for `path`."""
-    if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/"):
+def is_anthropic(headers: Headers) -> bool:
+    """Whether a client of Anthropic's API sent them: some of its paths are OpenAI's, too."""
+    return any(name == _ANTHROPIC_VERSION for name, _ in headers)
+
+
+def error_body(error: ApiError, path: str, headers: Headers = ()) -> Json:
+    """Of an answer to a request for `path` with these headers."""
+    if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/") or is_anthropic(headers):
         return anthropic_error(error)
     if path.startswith(_OLLAMA):
         return ollama_error(error)
@@ -34,8 +41,11 @@ def anthropic_error(error: ApiError) -> Json:
     """{"type": "error", "error": {"type", "message"}}, and "details" where there are some."""
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_KINDS.get(error.status, usual)
+    message = error.message
+    if isinstance(error, PromptTooLong):  # the words after which Claude Code shortens the conversation
+        message = f"prompt is too long: {error.tokens} tokens > {error.maximum} maximum"
     more = {"details": error.details} if error.details else {}
-    return {"type": "error", "error": {"type": kind, "message": error.message, **more}}
+    return {"type": "error", "error": {"type": kind, "message": message, **more}}
 
 
 def ollama_error(error: ApiError) -> Json:

@@ -23,7 +23,7 @@ from tpiedge.master.drains import CannotDrain
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.rate_limited_log import RateLimitedLog
 
-__all__ = ["ApiError", "of_exception", "refused"]
+__all__ = ["ApiError", "PromptTooLong", "of_exception", "refused"]
 
 
 _log = RateLimitedLog(logging.getLogger(__name__))
@@ -62,6 +62,19 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, object]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+class PromptTooLong(ApiError):
+    """A prompt of more than `maximum` tokens. Clients that read "maximum context length is" shorten the conversation.
+
+    `size`: what is said of the prompt, the value of `param`; `tokens`: how many it has, or at least has.
+    """
+
+    def __init__(self, size: str, tokens: int, maximum: int, param: str) -> None:
+        message = f"{size}: this model's maximum context length is {maximum} tokens"
+        super().__init__(400, message, "context_length_exceeded", param=param)
+        self.tokens = tokens
+        self.maximum = maximum
 
 
 def refused(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

@@ -175,6 +175,10 @@ class BodyFields:
                 )
             self._note(key)
 
+    def pass_over(self, name: str) -> None:
+        """Notes something of the object that has no effect, by a `name` that need not be a key."""
+        self._note(name)
+
     def _note(self, key: str) -> None:
         self._note_name(self.name(key))
 

@@ -221,10 +221,12 @@ def _is_ip_address(host: str) -> bool:
 
 
 def key_of(headers: Headers) -> bytes:
-    """The key that the request was sent with: its bearer, or without one its X-Api-Key. Empty where there is none, or a
-    header comes twice."""
+    """The key that the request was sent with: its bearer, or without one its X-Api-Key, or its Api-Key, as clients of
+    Azure call it. Empty where there is none, or a header comes twice."""
     scheme, _, key = _only(headers, b"authorization").partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else _only(headers, b"x-api-key").strip()
+    if scheme.lower() == b"bearer":
+        return key.strip()
+    return (_only(headers, b"x-api-key") or _only(headers, b"api-key")).strip()
 
 
 def _only(headers: Headers, wanted: bytes) -> bytes:

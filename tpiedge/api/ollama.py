@@ -33,12 +33,12 @@ def ollama_routes(service: Service, intake: Intake, vain: VainFields) -> list[Ro
         return JSONResponse({"version": _RELEASE, "tpiedge": __version__})
 
     async def tags(_request: Request) -> Response:
-        return JSONResponse({"models": [_card(service)]})
+        return JSONResponse({"models": [_card(service, name) for name in service.model().names]})
 
     async def running(_request: Request) -> Response:
         model = service.model()
         loaded = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.context_tokens}
-        return JSONResponse({"models": [_card(service) | loaded]})
+        return JSONResponse({"models": [_card(service, model.name) | loaded]})
 
     async def show(request: Request) -> Response:
         return await intake.done(request, lambda values: _shown(values, service, vain))
@@ -51,11 +51,12 @@ def ollama_routes(service: Service, intake: Intake, vain: VainFields) -> list[Ro
     ]
 
 
-def _card(service: Service) -> Json:
+def _card(service: Service, name: str) -> Json:
+    """The model under one of its names."""
     model = service.model()
     return {
-        "name": model.name,
-        "model": model.name,
+        "name": name,
+        "model": name,
         "modified_at": moment(model.created),
         "size": model.nbytes,
         "digest": model.digest,

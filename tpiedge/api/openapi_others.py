@@ -92,6 +92,10 @@ RESPONSES: Final[dict[str, JsonSchema]] = {
         "description": "With `message.output_text.logprobs`, probabilities are told.",
     },
     "top_logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told of each."),
+    "truncation": {
+        "enum": ["auto", "disabled", None],
+        "description": "Both are taken: nothing is left out of an input that is too long.",
+    },
 }
 
 ANTHROPIC: Final[dict[str, JsonSchema]] = {

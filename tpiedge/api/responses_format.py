@@ -7,6 +7,7 @@ from typing import Any
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, Json, comment, named_event
+from tpiedge.api.namespaces import bare_name
 from tpiedge.api.spoken import SpokenChoice, call_id
 from tpiedge.api.token_scores import TokenScores
 from tpiedge.api.transcript import TextPiece, Transcript
@@ -139,10 +140,17 @@ class ResponsesFormat:
 
     def _call_begun(self, call: CallBegun) -> list[bytes]:
         frames = self._done()
-        named = {"call_id": call_id(self._head.id, 0, call.index), "name": call.name}
+        named = {"call_id": call_id(self._head.id, 0, call.index), **self._named(call.name)}
         item = self._new("function_call", {**named, "arguments": ""})
         self._arguments = ""
         return [*frames, self._event("response.output_item.added", output_index=self._index, item=item)]
+
+    def _named(self, name: str) -> Json:
+        """The function's own name, and its namespace if it has one."""
+        reply = self._head.reply
+        namespace = dict(zip(reply.tools, reply.namespaces, strict=False)).get(name, "")
+        own: Json = {"name": bare_name(namespace, name)}
+        return own | {"namespace": namespace} if namespace else own
 
     def _call_ended(self, status: str) -> list[bytes]:
         self._tell()

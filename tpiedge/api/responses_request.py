@@ -1,14 +1,16 @@
 """Requests of OpenAI's /v1/responses, as chats. Nothing is stored: what goes on with an earlier answer is refused."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from tpiedge.api.asked import MAX_ECHO, Asked, check_model
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields, needed
+from tpiedge.api.namespaces import full_name
 from tpiedge.api.service import Service
+from tpiedge.api.tools import is_left_out
 from tpiedge.api.translation import Chat, Dialect, copied, objects, text_parts
 
 __all__ = ["read_response"]
@@ -43,6 +45,11 @@ _ECHOED: Final = (
     "tools",
 )  # fmt: skip
 """What the answer repeats of the request."""
+_OF_SERVERS: Final = (
+    "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "tool_search_call",
+    "tool_search_output", "web_search_call",
+)  # fmt: skip
+"""Items about tools that no client runs, which another server answered with."""
 
 
 def read_response(values: dict[str, object], service: Service, name: str) -> Asked:
@@ -57,7 +64,10 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
                 "unsupported_parameter",
             )
     fields.unsupported(("background",), False)
-    fields.unsupported(("truncation",), "disabled")
+    if fields.text("truncation") not in (None, "auto", "disabled"):
+        raise refused("'truncation' must be 'auto' or 'disabled'", "truncation")
+    if fields.raw("truncation") == "auto":  # of what is too long, nothing is left out
+        fields.ignore(("truncation",))
     stream = fields.flag("stream")
     options = fields.nested("stream_options")
     if options is not None:
@@ -68,14 +78,16 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
     _read_scores(fields, chat)
     _read_text(fields, chat)
     _read_reasoning(fields, chat)
-    _read_tools(fields, chat)
+    namespaces = _read_tools(fields, chat)
     messages: list[Chat] = []
     instructions = fields.text("instructions")
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     chat["messages"] = [*messages, *_input(fields)]
     asked = _DIALECT.asked(chat, fields, service, name, stream=stream)
-    return replace(asked, reply=replace(asked.reply, echo=_echo(values)))
+    found = tuple(namespaces.get(tool, "") for tool in asked.reply.tools)
+    reply = replace(asked.reply, echo=_echo(values), namespaces=found if any(found) else ())
+    return replace(asked, reply=reply)
 
 
 def _echo(values: Mapping[str, object]) -> str:
@@ -105,17 +117,23 @@ def _input(fields: BodyFields) -> list[Chat]:
         if kind == "message":
             found.append(_message(item))
         elif kind == "function_call":
-            _add_call(found, item)
-        elif kind == "function_call_output":
+            _add_call(found, item, needed(item, "arguments"))
+        elif kind == "custom_tool_call":
+            _add_call(found, item, json.dumps({"input": needed(item, "input")}))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            item.ignore(("name", "namespace"))
             call, output = needed(item, "call_id"), text_parts(item, "output", _TEXTS)
             found.append({"role": "tool", "tool_call_id": call, "content": output})
         elif kind == "reasoning":
             thoughts = _thoughts(item)
+        elif kind in _OF_SERVERS:
+            item.pass_over(kind)
+            item.items()
         else:
             where = item.name("type")
             raise refused(f"'{where}' must be 'message': only text is read here", where, "unsupported_value")
         item.overlook()
-        if kind != "reasoning":
+        if kind != "reasoning" and kind not in _OF_SERVERS:
             if thoughts and found[-1]["role"] == "assistant":
                 found[-1].setdefault("reasoning_content", thoughts)
             thoughts = ""
@@ -140,9 +158,10 @@ def _message(item: BodyFields) -> Chat:
     return {"role": role, "content": text_parts(item, "content", _TEXTS)}
 
 
-def _add_call(found: list[Chat], item: BodyFields) -> None:
+def _add_call(found: list[Chat], item: BodyFields, arguments: str) -> None:
     """A call of a function is the assistant's, in one message with what it said before, and with its other calls."""
-    function = {"name": needed(item, "name"), "arguments": needed(item, "arguments")}
+    name = full_name(item.text("namespace") or "", needed(item, "name"))
+    function = {"name": name, "arguments": arguments}
     call: Chat = {"id": needed(item, "call_id"), "type": "function", "function": function}
     if not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
@@ -190,15 +209,18 @@ def _read_reasoning(fields: BodyFields, chat: Chat) -> None:
     reasoning.overlook()
 
 
-def _read_tools(fields: BodyFields, chat: Chat) -> None:
+def _read_tools(fields: BodyFields, chat: Chat) -> dict[str, str]:
+    """The namespace of each tool, by its name for the model; "" for one without."""
     value = fields.raw("tools")
-    if value:
-        chat["tools"] = [_tool(tool) for tool in objects(fields, "tools", value)]
+    found = [one for tool in objects(fields, "tools", value) for one in _unfolded(tool)] if value else []
+    if found:
+        chat["tools"] = [function for _, _, function in found]
     choice = fields.raw("tool_choice")
     if isinstance(choice, dict):
         chat["tool_choice"] = _tool_choice(fields.inner(choice, "tool_choice"))
     elif choice is not None:
         chat["tool_choice"] = choice
+    return {name: namespace for namespace, name, _ in found}
 
 
 def _tool_choice(choice: BodyFields) -> Chat:
@@ -212,16 +234,27 @@ def _tool_choice(choice: BodyFields) -> Chat:
     if kind != "function":
         where = choice.name("type")
         raise refused(f"'{where}' must be 'function'", where, "unsupported_value")
-    name = needed(choice, "name")
+    name = full_name(choice.text("namespace") or "", needed(choice, "name"))
     choice.overlook()
     return {"type": kind, "function": {"name": name}}
 
 
-def _tool(tool: BodyFields) -> Chat:
-    if tool.text("type") != "function":
-        where = tool.name("type")
-        raise refused(f"'{where}' must be 'function': no tools run here", where, "unsupported_value")
-    function: Chat = {"name": needed(tool, "name")}
+def _unfolded(tool: BodyFields) -> Iterator[tuple[str, str, Chat]]:
+    """The functions of a namespace, or the tool itself: namespace, name for the model, and what a chat has of it;
+    nothing for what is no function."""
+    namespace, inner = "", [tool]
+    if tool.text("type") == "namespace":
+        namespace, inner = needed(tool, "name"), [*objects(tool, "tools", tool.raw("tools"))]
+        tool.ignore(("description",))
+        tool.overlook()
+    for one in inner:
+        if not is_left_out(one):
+            name = full_name(namespace, needed(one, "name"))
+            yield namespace, name, _function(one, name)
+
+
+def _function(tool: BodyFields, name: str) -> Chat:
+    function: Chat = {"name": name}
     copied(tool, function, {key: key for key in ("description", "parameters", "strict")})
     tool.overlook()
     return {"type": "function", "function": function}

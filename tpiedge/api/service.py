@@ -76,9 +76,14 @@ class ModelInfo:
     path: str | None = None
     pooling: str = "mean"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that clients are told."""
+        return (self.name, *self.also_called)
+
     def is_called(self, name: str) -> bool:
         """Whether a request that says so means this model."""
-        return name in (self.name, self.path, *self.also_called)
+        return name in (self.path, *self.names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,15 @@ from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.model.call_forms import CallForm, call_form
 
-__all__ = ["AskedTools", "CallableTool", "read_tools", "text_names", "text_parameters", "tool_form"]
+__all__ = [
+    "AskedTools",
+    "CallableTool",
+    "is_left_out",
+    "read_tools",
+    "text_names",
+    "text_parameters",
+    "tool_form",
+]
 
 _NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
 
@@ -59,7 +67,8 @@ def read_tools(fields: BodyFields) -> AskedTools:
         raise fields.wrong_type("tools", "an array", value)
     if value and len(value) > MAX_TOOLS:
         raise refused(f"'tools' has {len(value)} tools: at most {MAX_TOOLS}", "tools")
-    shown = tuple(_tool(item, index, fields) for index, item in enumerate(value or ()))
+    value = [item for index, item in enumerate(value or ()) if not _is_no_function(item, index, fields)]
+    shown = tuple(_tool(item, index, fields) for index, item in enumerate(value))
     names = [tool["function"]["name"] for tool in shown]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -87,16 +96,38 @@ def _prefix(at: int) -> str:
     return f"tool-{at}-"
 
 
+def is_left_out(tool: BodyFields, functions: Sequence[str] = ("function",)) -> bool:
+    """Whether a tool is no function, as a search that a vendor's servers run: noted by its type, and by its name where
+    it has one. `functions` are the types of those that are. Raises ApiError for a tool without a type."""
+    kind = tool.text("type")
+    if kind in functions:
+        return False
+    if not kind:
+        where = tool.name("type")
+        raise refused(f"'{where}' is missing: of a function it is '{functions[0]}'", where)
+    name = tool.raw("name")
+    tool.pass_over(f"{kind}.{name}" if isinstance(name, str) else kind)
+    return True
+
+
 def tool_form(tools: AskedTools, service: Service) -> CallForm:
     """How the model writes calls; "" where it has nothing to call. Raises ApiError where it cannot be told of tools."""
     if not tools.shown:
         return ""
     template = service.template.source(tools=True) if service.template is not None else ""
+    name = service.model().name
+    # Clients that read "does not support tools" go on without them.
     if "tools" not in template:
-        raise refused("the model's chat template knows no tools: use another model", "tools")
+        raise refused(
+            f"the model {name!r} does not support tools: its chat template knows none; use another model",
+            "tools",
+        )
     form = call_form(template)
     if not form:
-        raise refused("the model writes calls of tools in a form that is not known here", "tools")
+        raise refused(
+            f"the model {name!r} does not support tools here: it writes calls in a form that is not known",
+            "tools",
+        )
     return form
 
 
@@ -124,13 +155,18 @@ def _is_text(schema: object) -> bool:
     return schema.get("type") == "string"
 
 
-def _tool(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
+def _is_no_function(item: object, index: int, fields: BodyFields) -> bool:
+    """Whether the model is not told of the tool, and the client is told so."""
     where = f"tools[{index}]"
     if not isinstance(item, dict):
         raise fields.wrong_type(where, "an object", item)
+    return is_left_out(fields.inner(item, where))
+
+
+def _tool(item: dict[str, object], index: int, fields: BodyFields) -> dict[str, Any]:
+    where = f"tools[{index}]"
     tool = fields.inner(item, where)
-    if tool.text("type") != "function":
-        raise refused(f"'{where}.type' must be 'function'", f"{where}.type", "unsupported_value")
+    tool.raw("type")
     function = tool.nested("function")
     if function is None:
         raise refused(f"'{where}.function' is missing", f"{where}.function", "missing_required_parameter")

@@ -56,13 +56,10 @@ class Dialect:
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     """The error in the words of the request."""
-    message, param = error.message, error.param
     for ours, theirs in names.items():
-        message = message.replace(f"'{ours}'", f"'{theirs}'")
-        param = theirs if param == ours else param
-    return ApiError(
-        error.status, message, error.code, param=param, headers=error.headers, details=error.details
-    )
+        error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
+        error.param = theirs if error.param == ours else error.param
+    return error
 
 
 def _renamed_place(place: str, names: Mapping[str, str]) -> str:

@@ -121,7 +121,8 @@ def test_other_names_and_a_page(tmp_path):
                 model="gpt-4o-mini", prompt="Once", max_tokens=2, extra_headers={"Origin": page}
             )
             assert answer.usage.completion_tokens == 2
-            (model,) = client.models.list().data
+            model, *aliases = client.models.list().data
+            assert {"gpt-4o-mini", "fast"} <= {alias.id for alias in aliases}
             assert {"gpt-4o-mini", "fast"} <= set(model.also_called) - {model.id} == set(model.also_called)
             with pytest.raises(openai.PermissionDeniedError):
                 client.models.list(extra_headers={"Origin": "https://evil.example"})

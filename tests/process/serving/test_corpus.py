@@ -12,13 +12,29 @@ import httpx
 import pytest
 
 from tests.process.serving.serving import Serving
-from tests.process.serving.test_structured import cluster
+from tests.process.serving.test_structured import calling_model
+from tpiedge.api.azure import name_usual_path
 
 CORPUS = Path(__file__).parents[2] / "corpus"
 REFUSED = json.loads((CORPUS / "refused.json").read_text(encoding="utf-8"))
 LIMIT_S = 120.0
+#: Agents send many tools.
+CONTEXT = 16_384
 
-__all__ = ["cluster"]
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving], tmp_path_factory: pytest.TempPathFactory) -> Serving:
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    model = calling_model(tmp_path_factory.mktemp("model"))
+    config = model / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": CONTEXT}))
+    cluster = clusters(
+        "--min-workers", 1, "--parallel", 4, "--context", CONTEXT, "--alias", "demo", model=str(model)
+    )
+    cluster.start_master()
+    cluster.start_worker("ann")
+    cluster.wait_ready(2)
+    return cluster
 
 
 @dataclass(frozen=True)
@@ -32,9 +48,16 @@ class Recorded:
     body: Any
 
     @property
+    def usual_path(self) -> str:
+        """The path that the others ask for, too, without its query."""
+        scope = {"path": self.path.partition("?")[0]}
+        name_usual_path(scope)
+        return scope["path"]
+
+    @property
     def streams(self) -> bool:
         asked = self.body or {}
-        return bool(asked.get("stream", self.path in ("/api/chat", "/api/generate")))
+        return bool(asked.get("stream", self.usual_path in ("/api/chat", "/api/generate")))
 
 
 def recorded() -> Iterator[Recorded]:
@@ -81,7 +104,12 @@ def lines(answer: httpx.Response) -> list[Any]:
 
 
 def check_models(answer: httpx.Response, request: Recorded) -> None:
-    assert "demo" in answer.json()["data"][0]["also_called"]
+    cards = answer.json()["data"]
+    assert "demo" in [card["id"] for card in cards]
+    if "anthropic-version" in request.headers:
+        assert {card["type"] for card in cards} == {"model"}
+    else:
+        assert "demo" in cards[0]["also_called"]
 
 
 def check_model(answer: httpx.Response, request: Recorded) -> None:
@@ -170,15 +198,15 @@ def check_ollama_answer(answer: httpx.Response, request: Recorded) -> None:
     said = lines(answer) if request.streams else [answer.json()]
     assert [one["done"] for one in said] == [False] * (len(said) - 1) + [True]
     assert all(one["model"] for one in said)
-    key = "message" if request.path == "/api/chat" else "response"
+    key = "message" if request.usual_path == "/api/chat" else "response"
     assert all(key in one for one in said)
     assert said[-1]["done_reason"] in ("stop", "length", "load")
 
 
 def check_cards(answer: httpx.Response, request: Recorded) -> None:
-    (model,) = answer.json()["models"]
-    assert model["name"] == model["model"]
-    assert model["size"] > 0
+    models = answer.json()["models"]
+    assert all(model["name"] == model["model"] for model in models)
+    assert all(model["size"] > 0 for model in models)
 
 
 def check_shown(answer: httpx.Response, request: Recorded) -> None:
@@ -198,7 +226,12 @@ def check_old_embedding(answer: httpx.Response, request: Recorded) -> None:
     assert answer.json()["embedding"]
 
 
+def check_nothing(answer: httpx.Response, request: Recorded) -> None:
+    assert request.method == "HEAD"
+
+
 CHECKS: dict[str, Callable[[httpx.Response, Recorded], None]] = {
+    "/": check_nothing,
     "/v1/models": check_models,
     "/v1/models/demo": check_model,
     "/v1/chat/completions": check_chat,
@@ -238,7 +271,7 @@ def test_what_a_client_sends_is_answered_or_refused_in_its_own_words(
         check_refusal(answer, request_, wanted)
         return
     assert answer.status_code == 200, answer.text
-    CHECKS[request_.path](answer, request_)
+    CHECKS[request_.usual_path](answer, request_)
 
 
 def test_afterwards_the_cluster_answers_as_ever(cluster: Serving, exact: Callable[[Serving], None]) -> None:

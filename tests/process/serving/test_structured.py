@@ -5,6 +5,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import jsonschema
@@ -57,14 +58,20 @@ RARE = "<|system|>"
 OPENER = "<tool_call>"
 
 
-@pytest.fixture(scope="module")
-def cluster(clusters: Callable[..., Serving], tmp_path_factory: pytest.TempPathFactory) -> Serving:
-    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
-    model = tmp_path_factory.mktemp("model") / "demo"
+def calling_model(folder: Path) -> Path:
+    """The demo model, with a template that tells it of tools."""
+    model = folder / "demo"
     shutil.copytree(resolve_model(DEMO), model)
     (model / "chat_template.jinja").write_text(TEMPLATE.replace(RARE, "<|user|>"))
     tokenizer = model / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().replace(RARE, OPENER))
+    return model
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving], tmp_path_factory: pytest.TempPathFactory) -> Serving:
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    model = calling_model(tmp_path_factory.mktemp("model"))
     cluster = clusters(
         "--min-workers", 1, "--parallel", 4, "--context", 1024, "--alias", "demo", model=str(model)
     )

@@ -460,7 +460,7 @@ def test_the_echo_of_tokens_is_their_text(service):
 def test_a_prompt_may_fill_the_context_where_nothing_is_to_follow(service):
     prompt = [5] * service.max_sequence
     assert completion(service, prompt=prompt, max_tokens=0)[0].max_tokens == 0
-    with pytest.raises(ApiError, match="the context has"):
+    with pytest.raises(ApiError, match="maximum context length is 512 tokens"):
         completion(service, prompt=prompt, max_tokens=1)
 
 

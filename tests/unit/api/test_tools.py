@@ -334,7 +334,7 @@ def test_functions_that_cannot_be_are_refused_by_their_old_names(knowing, param,
         ("tools", {"tools": {}}, "must be an array"),
         ("tools", {"tools": [tool()] * 129}, "at most 128"),
         ("tools", {"tools": [tool(), tool()]}, "two of the name"),
-        ("tools[0].type", {"tools": [{"type": "web"}]}, "must be 'function'"),
+        ("tools[0].type", {"tools": [{"function": {"name": "f"}}]}, "it is 'function'"),
         ("tools[0].function.name", {"tools": [tool("a b")]}, "letters, digits"),
         ("tools[0].function.parameters", {"tools": [tool("a", [1])]}, "must be a JSON schema"),
         ("tools[0].function.parameters", {"tools": [tool("a", DEEP)]}, "more than 64 deep"),
@@ -359,7 +359,11 @@ def test_tools_that_cannot_be_are_refused(knowing, param, fields, why):
 
 
 @pytest.mark.parametrize(
-    ("template", "why"), [("no words of them", "knows no tools"), ("{{ tools }}", "a form that is not known")]
+    ("template", "why"),
+    [
+        ("no words of them", "does not support tools: its chat template knows none"),
+        ("{{ tools }}", "does not support tools here: it writes calls in a form"),
+    ],
 )
 def test_a_model_that_knows_no_tools_is_told_of(service, template, why):
     made = FakeService(service.tokenizer, TellingTemplate(template), vocab_size=VOCABULARY)
