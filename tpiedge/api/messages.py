@@ -1,6 +1,6 @@
 """The messages of a chat: text, calls of tools, and what these gave."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpiedge.api.documents import file_text
@@ -39,13 +39,18 @@ def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str
 
 
 def message_characters(messages: Sequence[dict[str, Any]]) -> int:
-    """Of all texts in them; of calls about as many."""
+    """Of all texts in them."""
     return sum(
         len(message["content"] or "")
         + len(message.get("reasoning_content", ""))
-        + sum(len(str(call)) for call in message.get("tool_calls", ()))
+        + sum(_call_characters(call["function"]) for call in message.get("tool_calls", ()))
         for message in messages
     )
+
+
+def _call_characters(function: Mapping[str, Any]) -> int:
+    arguments: GivenArguments = function["arguments"]
+    return len(function["name"]) + len(arguments.text)
 
 
 def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> dict[str, Any]:
