@@ -104,18 +104,28 @@ class _Found:
 
     def others(self) -> Iterator[AddedToken]:
         """Special tokens without names."""
-        lists = [(self.first, _extra(self.first)), (self._older, self._older.raw(_EXTRA))]
-        if all(not isinstance(values, list) or not values for _, values in lists):
-            lists = [(fields, fields.raw(_ADDITIONAL)) for fields in (self._older, self.first)]
-            lists = [one for one in lists if isinstance(one[1], list)][:1]
-        for fields, values in lists:
-            for value in values if isinstance(values, list) else ():
-                if token := _token(fields, _EXTRA, value):
-                    yield token
+        extra = list(self._extra())
+        yield from extra
+        if extra:
+            return
+        for fields in (self._older, self.first):
+            if isinstance(fields.raw(_ADDITIONAL), list):
+                yield from _tokens(fields, fields.raw(_ADDITIONAL))
+                return
 
     def texts(self) -> set[str]:
-        """All texts of special tokens."""
-        return {token.content for token in (*self.named().values(), *self.others())}
+        """The texts that make a token of added_tokens.json special."""
+        return {token.content for token in (*self.usual().values(), *self._extra())}
+
+    def _extra(self) -> Iterator[AddedToken]:
+        yield from _tokens(self.first, _extra(self.first))
+        yield from _tokens(self._older, self._older.raw(_EXTRA))
+
+
+def _tokens(fields: ConfigFields, values: object) -> Iterator[AddedToken]:
+    for value in values if isinstance(values, list) else ():
+        if token := _token(fields, _EXTRA, value):
+            yield token
 
 
 def _extra(fields: ConfigFields) -> object:

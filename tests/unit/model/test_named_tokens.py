@@ -82,6 +82,21 @@ CASES: dict[str, tuple[Files, dict[str, int]]] = {
         {CONFIG: USUAL, MAP: {"pad_token": described("<|pad|>"), "additional_special_tokens": START_END}},
         {"<|pad|>": 401, "<|im_start|>": 402, "<|im_end|>": 403},
     ),
+    "the map beside the older file": (
+        {
+            CONFIG: USUAL | {"eos_token": "<|im_end|>"},
+            MAP: {"additional_special_tokens": START_END},
+            ADDED: {"<|im_start|>": 401, "<|im_end|>": 402},
+        },
+        {"<|im_start|>": 401, "<|im_end|>": 402},
+    ),
+    "a list beside the older file": (
+        {
+            CONFIG: USUAL | {"additional_special_tokens": START_END},
+            ADDED: {"<|im_start|>": 401, "<|pad|>": 402},
+        },
+        {"<|im_start|>": 401, "<|pad|>": 402, "<|im_end|>": 403},
+    ),
     "the map overrules": ({CONFIG: USUAL, MAP: {"eos_token": "<|im_end|>"}}, {"<|im_end|>": 401}),
     "the map adds to a list": (
         {
