@@ -190,6 +190,17 @@ def read_response(answer):
     return body
 
 
+def test_an_empty_line_after_a_body_is_no_request(keep, service, folder):
+    answers(service, TEXT)
+    server = keep()
+    with socket.create_connection(server.address, LIMIT_S) as connection, connection.makefile("rb") as answer:
+        connection.sendall(request_of("/v1/completions", json.dumps(BODY).encode()) + b"\r\n")
+        read_response(answer)
+        connection.sendall(GET_HEALTH)
+        read_response(answer)
+        wait_until(lambda: not left(folder))
+
+
 def test_a_request_that_came_before_the_answer_ended_shows_nothing(keep, service, folder):
     """As of a client that asks for several things at once, and reads later."""
     server = keep()

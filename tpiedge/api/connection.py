@@ -100,7 +100,8 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
             self._ask()
 
         def on_response_complete(self) -> None:
-            self._acknowledgement.ahead = bool(self._received or self.conn.trailing_data[0])
+            received = self.conn.trailing_data[0] + self._received
+            self._acknowledgement.ahead = bool(received.strip(b"\r\n"))  # with which old clients end a body
             super().on_response_complete()
 
         def _ask(self) -> None:
