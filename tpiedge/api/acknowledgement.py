@@ -7,16 +7,7 @@ ended (pipelining) or a proxy, which has many clients, speaks for another one.
 
 from collections.abc import Callable
 
-from tpiedge.api.origins import Headers
-
-__all__ = ["Acknowledgement", "through_proxy"]
-
-_PROXIES_SAY = frozenset((b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"))
-
-
-def through_proxy(headers: Headers) -> bool:
-    """Whether the request says that a proxy passed it on."""
-    return any(name in _PROXIES_SAY for name, _ in headers)
+__all__ = ["Acknowledgement"]
 
 
 class Acknowledgement:

@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tpiedge.api.acknowledgement import through_proxy
 from tpiedge.api.errors import ApiError
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.origins import Headers, Origins
@@ -148,7 +147,7 @@ class Guard:
     def is_direct(self, headers: Headers, host: str) -> bool:
         """Whether the connection from `host` is one client's own: proxies send the requests of many clients over
         one."""
-        return bool(host) and not through_proxy(headers)
+        return bool(host) and not self._proxies.passed_on(headers, host)
 
     def sender(self, client: str) -> Sender | None:
         """Whom `client` means, as the method of that name calls them; None for an empty one."""

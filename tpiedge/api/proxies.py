@@ -41,12 +41,17 @@ class Proxies:
         if peer is None:
             return None
         if not self._named(peer):
-            return None if any(name.startswith(_TOLD) for name, _ in headers) else str(peer)
+            return None if _told(headers) else str(peer)
         said = [chain for chain in (_listed(headers), _forwarded(headers)) if chain]
         found = {self._first(chain) for chain in said}
         # A client's own header of the kind that the proxy does not write would say something else.
         address = found.pop() if len(found) == 1 else None
         return None if address is None else str(address)
+
+    def passed_on(self, headers: Headers, host: str) -> bool:
+        """Returns whether the connection from `host` is a proxy's: one that the user named, or one that says so."""
+        peer = _address(host)
+        return _told(headers) or (peer is not None and self._named(peer))
 
     def _named(self, address: _Address) -> bool:
         return any(address in network for network in self._networks)
@@ -56,6 +61,10 @@ class Proxies:
         may be its own words."""
         others = (one for one in reversed(chain) if one is None or not self._named(one))
         return next(others, chain[-1])
+
+
+def _told(headers: Headers) -> bool:
+    return any(name.startswith(_TOLD) for name, _ in headers)
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
