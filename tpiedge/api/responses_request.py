@@ -36,7 +36,7 @@ _ECHOED: Final = (
     "top_logprobs", "user", "safety_identifier", "prompt_cache_key", "reasoning", "text", "metadata", "instructions",
     "tools",
 )  # fmt: skip
-"""What the answer repeats of the request."""
+"""The fields of a request that its answer repeats."""
 
 
 def read_response(values: dict[str, object], service: Service, name: str) -> Asked:
@@ -72,7 +72,7 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
 
 
 def _echo(values: Mapping[str, object]) -> str:
-    """What the answer repeats, as JSON: all that fits, the small fields first."""
+    """The fields that the answer repeats, as JSON: all that fit, the small fields first."""
     found: dict[str, object] = {}
     length = 2
     for key in _ECHOED:
