@@ -47,8 +47,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """The forms that a template takes. `text_arguments`: arguments as the text of JSON, not as an object; `null_content` and
-    `empty_content`: None and "" as the content of a message that has calls alone."""
+    """The forms that a template takes. `text_arguments`: arguments as the text of JSON, not as an object;
+    `null_content` and `empty_content`: None and "" as the content of a message that has calls alone."""
 
     text_arguments: bool = False
     null_content: bool = False
