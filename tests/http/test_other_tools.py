@@ -168,7 +168,7 @@ def test_what_tools_gave_goes_back_to_ollama_s_chat(llama, model):
 
 
 def test_a_result_is_of_a_call_that_has_none_yet(llama, model):
-    """Of the turn before it, whatever calls of earlier ones came to nothing; a further one is of the tool's last call,
+    """Calls of earlier turns that came to nothing do not count; a further result is of the tool's last call,
     and that of a tool which was never called has an id of its own."""
     answers(model, CALLS)
     add, weather = ({"function": {"name": name, "arguments": {}}} for name in ("add", "weather"))

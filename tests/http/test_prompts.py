@@ -1,4 +1,4 @@
-"""What chats of every API become in a prompt: turns, calls, documents, and answers that were begun."""
+"""Chats of every API as prompts: turns, calls, documents, and answers that were begun."""
 
 import base64
 import json

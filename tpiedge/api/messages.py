@@ -39,7 +39,7 @@ def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str
 
 
 def message_characters(messages: Sequence[dict[str, Any]]) -> int:
-    """Of all texts in them."""
+    """Counts those of all texts in them."""
     return sum(
         len(message["content"] or "")
         + len(message.get("reasoning_content", ""))

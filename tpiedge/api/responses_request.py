@@ -44,7 +44,7 @@ _ECHOED: Final = (
     "top_logprobs", "user", "safety_identifier", "prompt_cache_key", "reasoning", "text", "metadata", "instructions",
     "tools",
 )  # fmt: skip
-"""What the answer repeats of the request."""
+"""The fields of a request that its answer repeats."""
 _OF_SERVERS: Final = (
     "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "tool_search_call",
     "tool_search_output", "web_search_call",
@@ -91,7 +91,7 @@ def read_response(values: dict[str, object], service: Service, name: str) -> Ask
 
 
 def _echo(values: Mapping[str, object]) -> str:
-    """What the answer repeats, as JSON: all that fits, the small fields first."""
+    """The fields that the answer repeats, as JSON: all that fit, the small fields first."""
     found: dict[str, object] = {}
     length = 2
     for key in _ECHOED:

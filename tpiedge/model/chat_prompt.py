@@ -62,7 +62,7 @@ def chat_prompt(
 
 
 def _cut(text: str) -> str | None:
-    """What stands before the mark; None where the template has left that out."""
+    """The text before the mark; None where the template has left that out."""
     at = text.rfind(_MARK.rstrip())
     if at < 0:
         return None

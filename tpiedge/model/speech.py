@@ -73,8 +73,8 @@ Said = SpokenText | CallBegun | CallArguments | CallEnded
 
 
 def thinking_after(prompt: str, template: str, begun: str = "") -> Thinking:
-    """How an answer to the prompt, which the template has made, may begin with thoughts; where it goes on with the text
-    `begun`, that or what stands before it may have opened them."""
+    """Says how an answer to the prompt, which the template has made, may begin with thoughts; where it goes on with the
+    text `begun`, that or what stands before it may have opened them."""
     before = prompt.rstrip(SPACE).removesuffix(begun.strip(SPACE)).rstrip(SPACE)
     opened = before.endswith(_OPEN_THOUGHT) and _CLOSE_THOUGHT not in begun
     if opened or begun.rfind(_OPEN_THOUGHT) > begun.rfind(_CLOSE_THOUGHT):

@@ -108,7 +108,7 @@ class ChatTemplate:
         return _run(_encode(job), self._limits.wall_s)
 
     def habits(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateHabits:
-        """How the template for chats with or without tools takes calls, found out once."""
+        """Finds out once how the template for chats with or without tools takes calls."""
         source = self.source(tools=tools is not None)
         if source not in self._habits:
             self._habits[source] = habits_of(self.render, tools=tools is not None)
@@ -136,7 +136,8 @@ def has_template(folder: Path) -> bool:
 
 
 def _templates_of(folder: Path) -> Mapping[str, str]:
-    """By name. Files of their own win over `tokenizer_config.json`, and that over the file of an old processor."""
+    """The templates by name. Files of their own win over `tokenizer_config.json`, and that over an old processor's
+    file."""
     templates = _templates_of_json(folder, "tokenizer_config.json") or _templates_of_json(
         folder, "chat_template.json"
     )

@@ -1,4 +1,4 @@
-"""How a chat template takes calls of tools: found out by a call that it renders in every form. Pure.
+"""Finds out how a chat template takes calls of tools, by a call that it renders in every form. Pure.
 
 Templates of one family write a call's arguments with `tojson` and want an object; those of another join them to other
 texts and want the text of an API. In some a message beside calls must have no content, in others an empty one.
@@ -47,8 +47,8 @@ class TemplateRefusal(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TemplateHabits:
-    """What a template takes. `text_arguments`: arguments as the text of JSON, not as an object; `null_content` and
-    `empty_content`: None and "" as the content of a message that has calls alone."""
+    """The forms that a template takes. `text_arguments`: arguments as the text of JSON, not as an object;
+    `null_content` and `empty_content`: None and "" as the content of a message that has calls alone."""
 
     text_arguments: bool = False
     null_content: bool = False
@@ -84,7 +84,7 @@ _BEST: Final = 3
 
 
 def _quality(text: str | None) -> int:
-    """How well the text of a template shows the arguments: 0 where it failed, 1 where they are not there, 2 where they
+    """Rates how the text of a template shows the arguments: 0 where it failed, 1 where they are not there, 2 where they
     are as Python writes them, or escaped."""
     if text is None:
         return 0

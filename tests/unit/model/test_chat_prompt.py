@@ -179,7 +179,7 @@ def test_thoughts_that_a_template_refuses_beside_content_and_calls_are_left_out(
 
 
 class TestBegunAnswers:
-    """As transformers' `continue_final_message`."""
+    """Equal to transformers' `continue_final_message`."""
 
     R1 = (
         "{% for m in messages %}{% if m.role == 'user' %}<U>{{ m.content }}{% else %}<A>"

@@ -104,7 +104,7 @@ class TestOpen:
         assert chat_template.render(CHAT, tools=[{}]) == "tools"
 
     def test_a_folder_holds_the_other_templates(self, tmp_path: Path) -> None:
-        """As transformers 4.5x and 5.x save them."""
+        """transformers 4.5x and 5.x save them so."""
         (tmp_path / "chat_template.jinja").write_text("plain")
         (tmp_path / "additional_chat_templates").mkdir()
         (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
