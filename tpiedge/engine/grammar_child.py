@@ -59,8 +59,9 @@ _STACK = 8 << 20
 #: others begin.
 _FILES = 16
 _CHILDREN = 2 * MAX_SEQUENCES
-#: The least priority: steps do not wait for it, and masks that are not ready cost their own answer alone.
-_NICE = 19
+#: A low priority: a tenth of what steps have, so that a machine that is busy with other things still answers. Masks
+#: that are not ready cost their own answer alone.
+_NICE = 10
 #: States of a lexer, of 1 to 2 kB; symbols of a grammar; the work of a step, of which a millisecond has 14,000 and
 #: 20,000.
 _LEXER_STATES = 50_000

@@ -313,3 +313,43 @@ def test_what_is_forced_is_drafted_before_anything_was_won() -> None:
     assert batch is not None
     (piece,) = batch.pieces
     assert (list(piece.ids), piece.drafted) == ([5, 6, 7, 8], 3)
+
+
+def test_an_answer_that_is_not_drawn_takes_no_part_until_it_is() -> None:
+    """The others go on, with what its prompt has computed; nothing of it is computed twice."""
+    world = World()
+    late = world.ask("late", [1] * 9)
+    batch = world.batcher.plan()
+    assert batch is not None
+    (piece,) = batch.pieces
+    world.batcher.undrawn(piece)
+    assert world.batcher.idle
+    assert world.batcher.plan() is None
+    world.ask("other", [1] * 9)
+    assert shape(world.step()) == [("other", 8, 1)]
+    assert shape(world.step()) == [("other", 9, 1)]
+    world.batcher.decided(piece, [2])
+    assert not late.undrawn
+    assert shape(world.step()) == [("late", 9, 1), ("other", 10, 1)]
+    world.run()
+
+
+def test_an_answer_that_is_not_drawn_gives_up_its_pages_for_older_ones() -> None:
+    """It is computed anew then."""
+    world = World(pages=3)
+    world.ask("old", [1] * 6, 6)
+    world.step()
+    young = world.ask("young", [2] * 3)
+    batch = world.batcher.plan()
+    assert batch is not None
+    for piece in batch.pieces:
+        if piece.sequence is young:
+            world.batcher.undrawn(piece)
+        else:
+            world.decide(piece.sequence, batch, piece)
+    assert young.undrawn
+    while young.slot >= 0:
+        world.step()
+    assert not young.undrawn
+    world.run()
+    assert world.ended == ["old", "young"]

@@ -125,7 +125,7 @@ def test_the_process_of_an_answer_ends_with_its_request(walker: Walker) -> None:
         kept, shared = sorted(first_process().children(), key=lambda one: len(one.children()))
         answers = shared.children()
         assert len(answers) == 3
-        assert {one.nice() for one in (shared, *answers)} == {19}
+        assert {one.nice() for one in (shared, *answers)} == {min(19, psutil.Process().nice() + 10)}
         for one in answers:
             one.suspend()
         with ending(pids_of(answers)):
