@@ -28,43 +28,60 @@ class SchemaFacts(Protocol):
 
 def are_disjoint(schemas: Sequence[object], facts: SchemaFacts, tag: str | None) -> bool:
     """`tag` is a property that every object of them has. False where it cannot be told."""
-    followed = [facts.follow(schema) for schema in schemas]
-    known = [schema for schema in followed if isinstance(schema, dict)]
-    if len(known) < len(followed) or len(known) > _MAX_SCHEMAS:
+    if len(schemas) > _MAX_SCHEMAS:
         return False
-    return all(_differ(one, other, facts, tag) for one, other in combinations(known, 2))
+    followed = [facts.follow(schema) for schema in schemas]
+    known = [_Alternative(schema, facts, tag) for schema in followed if isinstance(schema, dict)]
+    return len(known) == len(followed) and all(one.differs(other) for one, other in combinations(known, 2))
 
 
-def _differ(one: _Object, other: _Object, facts: SchemaFacts, tag: str | None) -> bool:
-    values = _values(one), _values(other)
-    if values[0] is not None and values[1] is not None:
-        return values[0].isdisjoint(values[1])
-    common = _types(one) & _types(other)
-    if common != {"object"}:
-        return not common
-    if _lacks(one, other, facts) or _lacks(other, one, facts):
-        return True
-    tags = (_required(one) & _required(other)) | ({tag} if tag else set())
-    return any(_tags_differ(name, one, other, facts) for name in tags)
+class _Alternative:
+    """One of the schemas: everything about it that is compared, found once."""
+
+    def __init__(self, schema: _Object, facts: SchemaFacts, tag: str | None) -> None:
+        self._schema = schema
+        self._facts = facts
+        self._values = _values(schema)
+        self._types = _types(schema)
+        self._names = facts.closed_names(schema)
+        self._required = _required(schema)
+        self._tags = self._required | {tag} if tag else self._required
+        self._tag_values: dict[str, frozenset[str] | None] = {}
+
+    def differs(self, other: "_Alternative") -> bool:
+        """Whether no value is of both."""
+        if self._values is not None and other._values is not None:
+            return self._values.isdisjoint(other._values)
+        common = self._types & other._types
+        if common != {"object"}:
+            return not common
+        return self._lacks(other) or other._lacks(self) or self._is_tagged_otherwise(other)
+
+    def _lacks(self, other: "_Alternative") -> bool:
+        """Whether an object of this schema may not have what one of the other must."""
+        return self._names is not None and not other._required.issubset(self._names)
+
+    def _is_tagged_otherwise(self, other: "_Alternative") -> bool:
+        """Whether a property that objects of both must have has other values in one than in the other."""
+        for name in self._tags & other._tags:
+            own, others = self._values_of(name), other._values_of(name)
+            if own is not None and others is not None and own.isdisjoint(others):
+                return True
+        return False
+
+    def _values_of(self, name: str) -> frozenset[str] | None:
+        if name not in self._tag_values:
+            properties = self._schema.get("properties")
+            found = self._facts.follow(properties.get(name)) if isinstance(properties, dict) else None
+            self._tag_values[name] = _values(found) if isinstance(found, dict) else None
+        return self._tag_values[name]
 
 
-def _lacks(one: _Object, other: _Object, facts: SchemaFacts) -> bool:
-    """Whether an object of the first schema may not have what one of the other must."""
-    names = facts.closed_names(one)
-    return names is not None and not _required(other).issubset(names)
-
-
-def _tags_differ(name: str, one: _Object, other: _Object, facts: SchemaFacts) -> bool:
-    """Whether the property has other values in one of the schemas than in the other."""
-    properties = one.get("properties"), other.get("properties")
-    found = [facts.follow(each.get(name)) for each in properties if isinstance(each, dict)]
-    first, *more = [_values(schema) if isinstance(schema, dict) else None for schema in found] or [None]
-    return first is not None and len(more) == 1 and more[0] is not None and first.isdisjoint(more[0])
-
-
-def _required(schema: _Object) -> set[str]:
+def _required(schema: _Object) -> frozenset[str]:
     names = schema.get("required")
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+    return (
+        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+    )
 
 
 def _values(schema: _Object) -> frozenset[str] | None:

@@ -36,7 +36,7 @@ from tpiedge.api.schema_words import (
 
 __all__ = ["GrammarSchema", "SchemaTooLarge", "grammar_schema"]
 
-_MAX_PARTS: Final = 50_000
+_MAX_PARTS: Final = 20_000
 
 
 class SchemaTooLarge(ValueError):
@@ -121,6 +121,7 @@ class _Rewriting:
         path, seen = "", set[int]()
         while isinstance(schema, dict) and id(schema) not in seen:
             seen.add(id(schema))
+            self._count(1)
             reference = reference_of(schema)
             if reference is None or any(key in schema for key in SAYING):
                 break
@@ -139,7 +140,7 @@ class _Rewriting:
             if not isinstance(part, dict) or id(part) in seen:
                 continue
             seen.add(id(part))
-            self._count(1)
+            self._count(_size(part))
             _add_own(part, found)
             target = reference_of(part)
             if target is not None:
@@ -259,10 +260,10 @@ class _Rewriting:
         if self._refer(schema, place, found):
             return
         together = self.declared(schema, choices=False)
-        every = self.declared(schema, choices=True)
         around = place.around
         is_open = around is None or together.others
         own = together if around is None else around | together
+        self._count(len(own.names) if around else 0)
         if isinstance(schema.get("allOf"), list):
             found["allOf"] = self._several(schema, "allOf", place, None)
         for word in CHOICES:
@@ -272,10 +273,11 @@ class _Rewriting:
             if schema.get(word) is not None and not isinstance(schema[word], list):
                 found[word] = schema[word]
         shut = schema.get("unevaluatedProperties") is False
-        if is_open or every.others or not (own.given or shut) or "additionalProperties" in found:
-            return
-        if shut or may_be_object(schema):
-            self._close(own | every, found)
+        given = shut or (own.given and may_be_object(schema))
+        if given and not is_open and "additionalProperties" not in found:
+            every = self.declared(schema, choices=True)
+            if not every.others:
+                self._close(own | every, found)
 
     def _close(self, declared: _Declared, found: dict[str, Any]) -> None:
         for word, names in (("properties", declared.names), ("patternProperties", declared.patterns)):
@@ -331,6 +333,7 @@ class _Rewriting:
     ) -> None:
         """One of several. That only one may hold is left out where it does not follow from what they are."""
         made = self._several(schema, word, place, around)
+        self._count(len(made) ** 2 // 2)
         tag = self._tag(schema)
         if tag is not None:
             found["required"] = [*found.get("required", ()), tag]
@@ -374,6 +377,13 @@ class _Facts:
             return None
         every = self._around | declared
         return None if every.patterns else every.names
+
+
+def _size(schema: Mapping[str, Any]) -> int:
+    """How much work it is to see what the schema declares."""
+    names, patterns, required = (schema.get(word) for word in ("properties", "patternProperties", "required"))
+    lists = sum(len(one) for one in (names, required) if isinstance(one, dict | list))
+    return 1 + lists + (sum(map(len, patterns)) if isinstance(patterns, dict) else 0)
 
 
 def _add_own(schema: Mapping[str, Any], found: _Declared) -> None:

@@ -10,6 +10,7 @@ NAMED: Final = ("$defs", "definitions", "properties", "patternProperties", "depe
 """The keywords whose keys are names, not words of JSON Schema, and whose values are schemas."""
 DATA: Final = ("const", "enum", "default", "examples")
 """The keywords whose values are no schemas."""
+_MAX_REFERENCE: Final = 512
 _ANCHORS: Final = ("$anchor", "$dynamicAnchor")
 
 
@@ -28,6 +29,8 @@ class SchemaReferences:
 
     def target(self, reference: str, schema: dict[str, Any]) -> object:
         """The part that the reference, which stands in `schema`, names; None where there is none."""
+        if len(reference) > _MAX_REFERENCE:
+            return None
         base = self._bases.get(id(schema), "")
         address, fragment = urldefrag(reference)
         document = _joined(base, address) if address else base
@@ -41,7 +44,7 @@ class SchemaReferences:
     def _note(self, schema: dict[str, Any], base: str) -> str:
         """Remembers the names of the schema. Returns the address that its references are relative to."""
         identity = schema.get("$id")
-        if isinstance(identity, str):
+        if isinstance(identity, str) and len(identity) <= _MAX_REFERENCE:
             address, fragment = urldefrag(identity)
             if address:
                 base = _joined(base, address)
