@@ -208,7 +208,7 @@ def _stops(fields: BodyFields) -> tuple[str, ...]:
 
 
 def read_limit(fields: BodyFields, key: str, default: int | None, low: int) -> int | None:
-    """How many tokens the answer may have: at least `low`, or -1, which is as many as there is room for. Raises
+    """Reads how many tokens the answer may have: at least `low`, or -1, which is as many as there is room for. Raises
     ApiError."""
     return MAX_TOKENS if fields.raw(key) == _ROOM else fields.integer(key, default, low, MAX_TOKENS)
 

@@ -56,7 +56,7 @@ def read_embeddings(values: dict[str, object], service: Service, name: str) -> A
 
 
 def read_pooling(fields: BodyFields, service: Service) -> Pooling:
-    """What the request says, or else the model. Raises ApiError."""
+    """Reads the pooling that the request names, or else the model. Raises ApiError."""
     wanted = fields.text("pooling")
     pooling = wanted or service.model().pooling
     if pooling in _POOLINGS:

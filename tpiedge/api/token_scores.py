@@ -10,8 +10,8 @@ __all__ = ["TokenScores", "own_score"]
 
 
 class TokenScores:
-    """Of one answer. `top`: how many of the likeliest tokens are told of each; `without_bytes`: what is told as the
-    bytes of one that has none."""
+    """Writes the scores of one answer. `top`: how many of the likeliest tokens are told of each; `without_bytes`: what
+    is told as the bytes of one that has none."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, top: int, *, without_bytes: list[int] | None = None

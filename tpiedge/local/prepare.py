@@ -133,7 +133,7 @@ class PreparedModel:
 
     @cached_property
     def usual_pooling(self) -> str:
-        """How embeddings are pooled where a request does not say it. Raises UserError."""
+        """Pooling of embeddings where a request does not say it. Raises UserError."""
         return usual_pooling(self._folder)
 
     @cached_property

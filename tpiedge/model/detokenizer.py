@@ -132,7 +132,7 @@ class Detokenizer:
 
 
 def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """How many of the last ids have parts of a character that does not end with them."""
+    """Counts the last ids, which have parts of a character that does not end with them."""
     data = b""
     for count, token_id in enumerate(reversed(ids[-_CHARACTER:]), start=1):
         data = (tokenizer.token_bytes(token_id) or b"") + data

@@ -1,4 +1,4 @@
-"""How the states of a text become its embedding, as the model's files say: in the form of sentence-transformers."""
+"""Pooling of a text's states to its embedding, as the model's files say it: in the form of sentence-transformers."""
 
 import os
 from collections.abc import Mapping

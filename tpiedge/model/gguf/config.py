@@ -102,7 +102,7 @@ def generation_config(header: GgufHeader) -> dict[str, object]:
 
 
 def pooling(header: GgufHeader) -> str | None:
-    """How the file says that embeddings are pooled; None where it does not say. Raises UserError."""
+    """Pooling of embeddings as the file names it; None where it does not. Raises UserError."""
     key = f"{_architecture(header)}.pooling_type"
     kind = ConfigFields(str(header.path), header.values).integer(key, 0, _MAX, 0)
     return _POOLINGS[kind] if kind < len(_POOLINGS) else f"pooling_type {kind}"

@@ -64,7 +64,7 @@ class GgufModel:
 
     @property
     def pooling(self) -> str | None:
-        """How embeddings are pooled, where the file says it."""
+        """Pooling of embeddings, where the file says it."""
         return pooling(self.header)
 
     @cached_property
