@@ -269,7 +269,7 @@ def test_a_client_that_waits_hears_lines_that_say_nothing(serve, service):
     assert json.loads(last)["done"] is True
 
 
-@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "application/octet-stream"])
 def test_what_curl_sends_is_answered_and_what_a_page_may_have_sent_is_not(serve, service, kind):
     """Their manual shows `curl -d`, which calls everything a form."""
     server, body = serve(), json.dumps({"model": "babbler", "messages": ASKED, "stream": False})

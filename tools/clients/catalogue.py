@@ -4,13 +4,13 @@ Not among them, and why:
 
 | client | why |
 | --- | --- |
-| marvin | 3.2.7 does not start beside any release of pydantic-ai that pip finds for it |
-| txtai | imports torch before anything else; what it asks servers, LiteLLM asks for it |
-| oterm, parllama | programs of a whole terminal; what they ask servers, ollama-python and pydantic-ai ask for them |
-| Cursor, Cline, Roo Code, Zed, JetBrains | editors' extensions, in no package of PyPI or npm |
-| AnythingLLM, LibreChat, LobeChat, Jan | servers or desktop programs, in no package of PyPI or npm |
-| Semantic Kernel for .NET and Java, LangChain4j, Spring AI | in no package of PyPI or npm |
-| fabric, aichat, mods | programs in Go and Rust, in no package of PyPI or npm |
+| marvin | 3.2.7 asks for nothing beside the releases of pydantic-ai that were tried: 1.9, 1.30, 1.107 and 2.62 |
+| txtai | needs torch; LiteLLM, which is recorded, asks servers for it |
+| oterm, parllama | use a whole terminal; ollama-python and pydantic-ai, which are recorded, ask servers for oterm |
+| Cline, Roo Code, Zed and other editors | not tried: their extensions run in the editor |
+| AnythingLLM, LibreChat, LobeChat, Jan | not tried: servers and desktop programs |
+| fabric, aichat, mods | not tried: programs in Go and Rust |
+| LangChain4j, Spring AI, Semantic Kernel for .NET | not tried: libraries of Java and .NET |
 """
 
 from dataclasses import dataclass

@@ -21,7 +21,8 @@ __all__ = ["Intake"]
 
 _THREADS = 4
 _JSON = "application/json"
-_CURL_S = ("", "application/x-www-form-urlencoded")
+#: What curl says where it is not told, and aiohttp, by which LiteLLM asks.
+_UNTOLD = ("", "application/x-www-form-urlencoded", "application/octet-stream")
 _OLLAMA = "/api/"
 _T = TypeVar("_T")
 
@@ -126,4 +127,4 @@ def _is_a_program_s(request: Request, kind: str) -> bool:
     """Whether a program may say so little of what it sends to Ollama's API, as curl does, where nothing shows a
     browser: these all say from where they ask."""
     told = any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
-    return not told and kind in _CURL_S and request.url.path.startswith(_OLLAMA)
+    return not told and kind in _UNTOLD and request.url.path.startswith(_OLLAMA)

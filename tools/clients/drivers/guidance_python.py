@@ -1,7 +1,7 @@
 import guidance
 from guidance import assistant, gen, select, system, user
 from guidance.models.experimental import VLLMModel
-from using import QUESTION, URL, use
+from using import QUESTION, SCHEMA, URL, use
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
         asked + gen("answer", max_tokens=8)
     use("schema")
     with assistant():
-        asked + guidance.json("answer", schema={"type": "object", "properties": {"a": {"type": "integer"}}})
+        asked + guidance.json("answer", schema=SCHEMA)
 
 
 main()
