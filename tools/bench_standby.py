@@ -64,7 +64,9 @@ def get_ready(standby: Standby) -> None:
 def promoting(standby: Standby) -> Callable[..., Child]:
     """What stands in for starting a process."""
 
-    def promote(_module: str, line: bytes, _environment: Mapping[str, str], *, prefix: Sequence[str]) -> Child:
+    def promote(
+        _module: str, line: bytes, _environment: Mapping[str, str], *, prefix: Sequence[str]
+    ) -> Child:
         if prefix:
             raise InternalError("the standby node runs in no other place")
         return standby.promote(NodeBootstrap.from_line(line))
