@@ -71,10 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    kv_tokens = options.streams * (options.tokens + 64)
-    cluster = Serving(
-        folder / "cluster", "--parallel", options.streams, "--kv-tokens", kv_tokens, model=options.model
-    )
+    context = options.tokens + 64
+    rooms = ("--context", context, "--kv-tokens", options.streams * context)
+    cluster = Serving(folder / "cluster", "--parallel", options.streams, *rooms, model=options.model)
     try:
         cluster.start_master()
         cluster.wait_ready(1, _LIMIT_S)

@@ -115,9 +115,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         first, *others = row["peak_bytes"]
         paper = row["paper"] or {"peak_gb": "", "s_per_token": ""}
+        speed = f"{row['s_per_token']:.1f}" if row["s_per_token"] is not None else "-"  # of a single token
         lines.append(
             f"| {row['shape']} | {format_bytes(row['memory_bytes'])} | {format_bytes(first)} | "
-            f"{format_bytes(max(others, default=0))} | {paper['peak_gb']} GB | {row['s_per_token']:.1f} | "
+            f"{format_bytes(max(others, default=0))} | {paper['peak_gb']} GB | {speed} | "
             f"{paper['s_per_token']} |"
         )
     return "\n".join(lines)

@@ -15,10 +15,12 @@ LIMIT_S = 300
 
 #: What each tool is run with; in it PACK is a pack of the demo model, and OUT a folder of the test's own.
 SHORTEST = {
-    "bench_grammars": "demo --schemas 2",
+    "bench_api": "demo --streams 1 --tokens 4 --requests 2 --connections 2 --looks 2 --repeats 1",
+    "bench_grammars": "demo --schemas 2 --cache OUT",
     "bench_journal": "--tokens 200 --repeats 1",
     "bench_metrics": "--tokens 500 --repeats 1",
     "bench_shapes": "--packs OUT --shapes tinyllama --precision q4 --nodes 1 --tokens 1",
+    "bench_shipping": "--layers 1 --folder OUT --repeats 1",
     "bench_speculation": "PACK --cases resident --tokens 4 --repeats 1 --threads 1",
     "bench_standby": "PACK --repeats 1 --threads 1",
     "demo_held_out": "OUT/text",
@@ -32,12 +34,10 @@ SHORTEST = {
 #: Why another one is only asked what it is; or, after "test: ", what runs it, or, after "part: ", whose part it is.
 OTHERS = {
     "abuse": "test: tests/process/test_abuse.py",
-    "bench_api": "minutes of a machine's processor: masters that are begun and asked again and again",
     "bench_decode_cost": "four clusters of three machines",
     "bench_pause": "a cluster of three machines with processes that stand by",
     "bench_peers": "llama.cpp, accelerate and AirLLM are built and installed",
-    "bench_shipping": "hundreds of megabytes are written and shipped",
-    "bench_view": "a master that answers for as long as it is looked at",
+    "bench_view": "a cluster that is looked at for many answers",
     "check_docs": "test: Makefile",
     "check_lm_eval": "lm-eval is installed, and a master runs",
     "converse": "test: tests/process/serving/test_conversations.py",
@@ -52,7 +52,7 @@ OTHERS = {
     "nemesis": "test: tests/process/serving/test_nemesis_tool.py",
     "photograph_page": "a browser, and a master that runs",
     "plot_network": "test: tests/unit/tools/test_plot_network.py",
-    "record_acceptance": "a model that answers for minutes",
+    "record_acceptance": "a network: the model is the one that fetch_smollm2 fetches",
     "record_clients": "a network: the clients are installed",
     "streaming": "part: converse",
     "train_demo_model": "transformers, and minutes",
