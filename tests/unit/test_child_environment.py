@@ -70,8 +70,8 @@ def start_grammar(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     request = GenerationRequest("r", (1,), 9, stop_ids=(2,), grammar=Grammar("regex", "a"))
     grammars = Grammars(folder, 100)
-    with closing(grammars), closing(grammars.begin(request, again=False)):
-        pass
+    with closing(grammars), closing(grammars.begin(request, again=False)) as constraint:
+        assert not constraint.ready()
 
 
 @pytest.mark.parametrize("start", [start_node, start_packing, start_template, start_grammar])

@@ -1,7 +1,7 @@
 """Grammars that are compiled, each in a process of its own, from which the processes of its answers fork.
 
 Laws:
-1. Only so many compile at a time (`Places`), in the order in which they came.
+1. Only so many compile at a time (`CompilePlaces`), in the order in which they came.
 2. A process that is killed from outside is begun again once. One that dies of what it does is not.
 """
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tpiedge.engine.grammar_link import Ended, GrammarLink
+from tpiedge.engine.grammar_link import GrammarLink, LinkEnded
 from tpiedge.errors import ChildLost, GrammarRefused, TpiedgeError
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Grammar
@@ -20,7 +20,7 @@ __all__ = [
     "COMPILE_S",
     "READY_S",
     "Compilation",
-    "Places",
+    "CompilePlaces",
     "killed",
     "not_ready",
     "refused",
@@ -39,7 +39,7 @@ AGAIN_S: Final = 30.0
 _MAX_WHY: Final = 400
 
 
-class Places:
+class CompilePlaces:
     """Which of the grammars that are to be compiled have their turn: the first `total`."""
 
     def __init__(self, total: int) -> None:
@@ -67,7 +67,7 @@ class Compilation:
         self,
         grammar: Grammar,
         fork: Callable[[], GrammarLink],
-        places: Places,
+        places: CompilePlaces,
         now: Callable[[], float] = time.monotonic,
         *,
         again: bool,
@@ -144,7 +144,7 @@ class Compilation:
                 while frames := self._link.take():
                     for letter, body in frames:
                         self._understand(letter, body)
-            except Ended as ended:
+            except LinkEnded as ended:
                 self._begin_again(ended)
         if not self._compiled and self._now() > self._deadline:
             raise starved() if self._is_ready else not_ready()
@@ -159,7 +159,7 @@ class Compilation:
         asked = {"kind": self._grammar.kind, "text": self._grammar.text, "again": self._again}
         self._link.send(b"g", json.dumps(asked).encode("ascii"))
 
-    def _begin_again(self, ended: Ended) -> None:
+    def _begin_again(self, ended: LinkEnded) -> None:
         self._end()
         if not ended.foreign:
             raise too_much()

@@ -13,7 +13,7 @@ from typing import Final
 
 from tpiedge.lifeline import killed_from_outside
 
-__all__ = ["FATE", "Ended", "GrammarLink", "frame"]
+__all__ = ["FATE", "GrammarLink", "LinkEnded", "frame"]
 
 FATE: Final = struct.Struct("<iQ")
 """How a child ended: its exit status, negative of a signal, and its microseconds of a processor."""
@@ -21,7 +21,7 @@ _HEAD: Final = 5
 _RECEIVED: Final = 1 << 18
 
 
-class Ended(Exception):
+class LinkEnded(Exception):
     """The process is gone. `foreign`: it was killed from outside."""
 
     def __init__(self, *, foreign: bool) -> None:
@@ -93,7 +93,7 @@ class GrammarLink:
         return GrammarLink.through(self._session)
 
     def take(self) -> Sequence[tuple[bytes, bytes]]:
-        """The frames that have come. Raises Ended once there are no more."""
+        """The frames that have come. Raises LinkEnded once there are no more."""
         if not self._silent:
             self._receive()
         found = []
@@ -141,10 +141,10 @@ class GrammarLink:
         except OSError:
             said = b""
         if len(said) != FATE.size:  # whoever was to tell has ended, too
-            raise Ended(foreign=True)
+            raise LinkEnded(foreign=True)
         status, spent = FATE.unpack(said)
         self._fate_s = spent / 1e6
-        raise Ended(foreign=killed_from_outside(status))
+        raise LinkEnded(foreign=killed_from_outside(status))
 
 
 def _processor_s(pid: int) -> float:

@@ -9,7 +9,7 @@ from tpiedge.errors import ChildLost, GrammarRefused, UserError
 from tpiedge.wire.control import Compiled, Failed, Finished
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Preparations", "begin_constraint"]
+__all__ = ["GrammarPreparations", "begin_constraint"]
 
 _Begin = Callable[[GenerationRequest, str], AnswerConstraint | None]
 
@@ -29,18 +29,18 @@ def begin_constraint(
 
 
 @dataclass(eq=False)
-class _Prepared:
+class _PreparedGrammar:
     constraint: AnswerConstraint | None
     told: bool = False
 
 
-class Preparations:
+class GrammarPreparations:
     """The constraints of one epoch. `begin` makes a constraint, as `begin_constraint`."""
 
     def __init__(self, epoch: int, begin: _Begin) -> None:
         self._epoch = epoch
         self._begin = begin
-        self._prepared: dict[str, _Prepared] = {}
+        self._prepared: dict[str, _PreparedGrammar] = {}
 
     @property
     def unready(self) -> Sequence[AnswerConstraint]:
@@ -51,7 +51,7 @@ class Preparations:
     def add(self, request: GenerationRequest, group: str) -> None:
         """Has the grammar compiled of a request that will come. Raises UserError."""
         self.drop([request.id])
-        self._prepared[request.id] = _Prepared(self._begin(request, group))
+        self._prepared[request.id] = _PreparedGrammar(self._begin(request, group))
 
     def take(self, request: GenerationRequest) -> AnswerConstraint | None:
         """The constraint of a request that has come, whether it is ready or not. Raises UserError."""

@@ -35,14 +35,14 @@ from tpiedge.engine.grammar_compiling import (
     COMPILE_S,
     READY_S,
     Compilation,
-    Places,
+    CompilePlaces,
     killed,
     not_ready,
     refused,
     starved,
     too_much,
 )
-from tpiedge.engine.grammar_link import Ended, GrammarLink
+from tpiedge.engine.grammar_link import GrammarLink, LinkEnded
 from tpiedge.engine.sampler import TokenMask
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.errors import GrammarRefused
@@ -113,7 +113,7 @@ class Grammars:
     def __init__(self, folder: Path, rows: int, at_once: int = 1) -> None:
         self._folder = folder
         self._rows = rows
-        self._places = Places(at_once)
+        self._places = CompilePlaces(at_once)
         self._shared: dict[str, Compilation] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
@@ -331,7 +331,7 @@ class Constraint:
             while frames := self._link.take():
                 for letter, body in frames:
                     self._understand(letter, body)
-        except Ended as ended:
+        except LinkEnded as ended:
             self._begin_again(ended)
         if (self._mask is None or self._following is None) and self._now() > self._deadline:
             raise starved()
@@ -355,7 +355,7 @@ class Constraint:
             self._ask_following()
         return True
 
-    def _begin_again(self, ended: Ended) -> None:
+    def _begin_again(self, ended: LinkEnded) -> None:
         """Goes on in another process, once, unless what the grammar did has ended this one."""
         self._leave()
         if not ended.foreign:

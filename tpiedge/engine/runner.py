@@ -19,7 +19,7 @@ from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.carrying import Taken
 from tpiedge.engine.drawing import Drawing, Draws, LiveRequest, refusing
 from tpiedge.engine.forward import ForwardPass
-from tpiedge.engine.grammar_preparation import Preparations, begin_constraint
+from tpiedge.engine.grammar_preparation import GrammarPreparations, begin_constraint
 from tpiedge.engine.grammars import AnswerConstraint, Grammars, await_any
 from tpiedge.engine.head import Head
 from tpiedge.engine.mask_waits import MaskWaits
@@ -102,7 +102,7 @@ class Leader:
         self._route = route
         self._serving = serving
         self._sampler_of = sampler_of or self._sampler
-        self._preparations = Preparations(
+        self._preparations = GrammarPreparations(
             epoch, lambda request, group: begin_constraint(grammars, request, group)
         )
         self._recorder = recorder

@@ -23,7 +23,7 @@ _KEY = secrets.token_bytes(16)
 
 
 @dataclass
-class _Entry:
+class _CompilingEntry:
     """`asked`: rank 0 is to say whether it is compiled. `joins`: its group's grammar was compiled before."""
 
     client: str
@@ -38,7 +38,7 @@ class Compiling:
     def __init__(self, places: int, ahead: int) -> None:
         self._places = places
         self._total = places + ahead
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _CompilingEntry] = {}
 
     def may_begin(self, one: PendingAnswer) -> bool:
         """Whether rank 0 may be asked for the answer. What began in another epoch goes on at once: its grammar was
@@ -61,7 +61,7 @@ class Compiling:
     def ask(self, one: PendingAnswer) -> str:
         """Notes that rank 0 is asked to compile its grammar. Returns the group's name."""
         group = _group(one)
-        self._entries[one.request.id] = _Entry(one.client, group, joins=self._lives(group))
+        self._entries[one.request.id] = _CompilingEntry(one.client, group, joins=self._lives(group))
         return group
 
     def client(self, request: str) -> str | None:
@@ -117,7 +117,7 @@ class Compiling:
         own = sum(entry.client == one.client for entry in compiling)
         return may_have(own, len(compiling), self._places)
 
-    def _held(self) -> list[_Entry]:
+    def _held(self) -> list[_CompilingEntry]:
         return [entry for entry in self._entries.values() if entry.state != "begun"]
 
     def _lives(self, group: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.unit.model.vocabularies import KINDS
-from tpiedge.engine.grammar_compiling import Compilation, Places
+from tpiedge.engine.grammar_compiling import Compilation, CompilePlaces
 from tpiedge.engine.grammar_link import FATE, GrammarLink
 from tpiedge.engine.grammars import Constraint, Grammars
 from tpiedge.errors import ChildLost, GrammarRefused, UserError
@@ -216,7 +216,7 @@ class Compiling(Process):
         self.clock = ManualClock()
         self.others: list[Process] = []
         self.compilation = Compilation(
-            Grammar("regex", "a*"), self._fork, Places(1), self.clock.now, again=again
+            Grammar("regex", "a*"), self._fork, CompilePlaces(1), self.clock.now, again=again
         )
         self.compilation.users += 1
         assert not self.compilation.ready()
@@ -241,7 +241,7 @@ class Compiled(Compilation):
     """A grammar that is compiled, whose answers' processes are played by hand."""
 
     def __init__(self, clock: ManualClock) -> None:
-        super().__init__(Grammar("regex", "a*"), Process, Places(1), clock.now, again=False)  # type: ignore[arg-type]
+        super().__init__(Grammar("regex", "a*"), Process, CompilePlaces(1), clock.now, again=False)  # type: ignore[arg-type]
         self.processes: list[Process] = []
 
     def ready(self) -> bool:
@@ -407,7 +407,7 @@ def test_only_so_many_grammars_are_compiled_at_once() -> None:
         played.append(Process())
         return played[-1].link
 
-    clock, places = ManualClock(), Places(2)
+    clock, places = ManualClock(), CompilePlaces(2)
     every = [Compilation(Grammar("regex", "a*"), fork, places, clock.now, again=False) for _ in range(5)]
     for one in every:
         one.users += 1
