@@ -167,7 +167,7 @@ async def _absurd(target: Target, bout: Bout) -> None:
 
 _VALUES: tuple[Mapping[str, object], ...] = (
     {"prompt": "a", "n": 10**6},
-    {"prompt": "a", "max_tokens": -1},
+    {"prompt": "a", "max_tokens": -2},
     {"prompt": "a", "temperature": 1e300},
     {"prompt": "a", "stop": ["x"] * 1000},
     {"prompt": "a", "logit_bias": {str(token): 1 for token in range(5000)}},

@@ -54,7 +54,9 @@ def check_folder(folder: Path, within: Sequence[str], flag: str) -> None:
         try:
             found = one.stat()
         except OSError:
-            continue  # who uses it says why it cannot be used
+            continue  # who uses it says why it cannot be used, as of what is no folder
+        if not stat.S_ISDIR(found.st_mode):
+            continue
         if found.st_uid not in (0, os.geteuid()):
             raise UserError(
                 f"{one} belongs to the user with number {found.st_uid}, who may change what is in it: give another "

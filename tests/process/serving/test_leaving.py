@@ -44,7 +44,7 @@ def body(**fields: object) -> bytes:
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-STREAM, WHOLE, REFUSED = body(stream=True), body(), body(max_tokens=-1)
+STREAM, WHOLE, REFUSED = body(stream=True), body(), body(max_tokens=-2)
 
 
 def read_until(client: socket.socket, words: bytes) -> None:

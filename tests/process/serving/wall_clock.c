@@ -1,4 +1,4 @@
-/* Preloaded, it shifts what a process takes for the time of day by the seconds in the file WALL_CLOCK_SHIFT, which may
+/* Preloaded, it shifts what a process takes for the time of day by the seconds in the file TPIEDGE_NODE_CLOCK_SHIFT, which may
    change at any time. The monotonic clock stays as it is. */
 
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 static const volatile int *shift_s;
 
 __attribute__((constructor)) static void begin(void) {
-    int file = open(getenv("WALL_CLOCK_SHIFT"), O_RDONLY | O_CLOEXEC);
+    int file = open(getenv("TPIEDGE_NODE_CLOCK_SHIFT"), O_RDONLY | O_CLOEXEC);
     shift_s = mmap(NULL, sizeof *shift_s, PROT_READ, MAP_SHARED, file, 0);
     if (file < 0 || shift_s == MAP_FAILED) abort();
 }

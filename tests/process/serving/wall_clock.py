@@ -37,7 +37,7 @@ class WallClock:
         self._path = path
         #: `tpiedge`, going by this clock.
         self.program: tuple[object, ...] = (
-            "env", f"LD_PRELOAD={shim}", f"WALL_CLOCK_SHIFT={path}", COMMAND,
+            "env", f"LD_PRELOAD={shim}", f"TPIEDGE_NODE_CLOCK_SHIFT={path}", COMMAND,
         )  # fmt: skip
         self.shift(0)
 
