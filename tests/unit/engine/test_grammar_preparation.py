@@ -11,7 +11,11 @@ ASKED = GenerationRequest("r-1", (1,), 9, grammar=Grammar("regex", "a*"), scope=
 def group_of(request: GenerationRequest, *, compiled_as: str = "") -> str:
     """The group with which its grammar is begun once it has come; `compiled_as`: that of its Compile, if one came."""
     groups: list[str] = []
-    preparations = Preparations(1, lambda _, group: groups.append(group))
+
+    def begin(_request: GenerationRequest, group: str) -> None:
+        groups.append(group)
+
+    preparations = Preparations(1, begin)
     if compiled_as:
         preparations.add(request, compiled_as)
     assert preparations.take(request) is None
