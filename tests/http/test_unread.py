@@ -35,7 +35,7 @@ from tpiedge.api.record_folder import RecordFolder
 from tpiedge.errors import PeerLost
 from tpiedge.testing.clock import ManualClock
 from tpiedge.testing.service import FakeService, token
-from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 ASKED = [{"role": "user", "content": "hi"}]
 TEXT = "Once upon a time there was a fox, one two three four five six seven eight nine ten"
@@ -405,6 +405,56 @@ def test_what_an_answer_takes_is_not_more_than_is_counted(tokenizer):
         tracemalloc.stop()
         counted = sum(event_bytes(event) for _, event in events)
         assert taken <= counted < 2 * taken
+
+
+def large(number):
+    """All that a client may write."""
+    return replace(
+        CHAT,
+        stops=tuple(f"{number}-{index}-" + 200 * "\U0001f43e" for index in range(64)),
+        tools=tuple(f"{number}-tool-{index}" for index in range(128)),
+        texts=tuple(tuple(f"{number}-{index}-{name}" for name in range(128)) for index in range(128)),
+        echo=f"{number}" + 60_000 * "\U0001f43e",
+    )
+
+
+@pytest.mark.parametrize(
+    ("choices", "reply"),
+    [(128, lambda _: CHAT), (128, lambda _: replace(CHAT, stops=("no", "nil"))), (1, large)],
+)
+def test_what_a_request_holds_is_counted(kept, many, choices, reply):
+    """Its grammar, tools, stop strings, and what is kept of each choice; another answer is as large."""
+
+    def leave(number):
+        bias = tuple((token, number + 0.5 * token) for token in range(1000))
+        grammar = Grammar("regex", f"{number}" + 50_000 * "\U0001f43e")
+        asked = [
+            Choice(
+                GenerationRequest(
+                    f"chatcmpl-{number}{name}", (1,), 9, sampling=Sampling(logit_bias=bias), grammar=grammar
+                )
+            )
+            for name in ("", *(f".{choice}" for choice in range(1, choices)))
+        ]
+        reader = kept.accept(Asked(tuple(asked), reply(number), ()), asked[0].request.id, 0, "m", b"", "ann")
+        for _ in range(choices):
+            generation = many.generations.get(timeout=LIMIT_S)
+            generation.say(5)
+            generation.finish()
+        answer = kept.find(asked[0].request.id, "chat", b"")
+        wait_until(lambda: answer.over)
+        reader.leave(Parting.SENT)
+        answer.join(LIMIT_S)
+        return answer.held_bytes
+
+    leave(1)
+    gc.collect()
+    tracemalloc.start()
+    held = leave(2)
+    gc.collect()
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken <= held < 4 * taken
 
 
 def pairs(index, count):

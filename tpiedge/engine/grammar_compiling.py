@@ -1,8 +1,7 @@
 """Grammars that are compiled, each in a process of its own, from which the processes of its answers fork.
 
-Laws:
-1. Only so many compile at a time (`CompilePlaces`), in the order in which they came.
-2. A process that is killed from outside is begun again once. One that dies of what it does is not.
+Laws: 1. Only so many compile at a time (`CompilePlaces`), in the order in which they came. The time of one begins with
+its turn. 2. A process that is killed from outside is begun again once. One that dies of what it does is not.
 """
 
 import json
@@ -84,7 +83,7 @@ class Compilation:
         self._error: TpiedgeError | None = None
         self._kills = 0
         self._spent_s = 0.0
-        self._deadline = now() + READY_S
+        self._deadline = 0.0  # from its turn on
         places.join(self)
 
     @property
@@ -146,7 +145,7 @@ class Compilation:
                         self._understand(letter, body)
             except LinkEnded as ended:
                 self._begin_again(ended)
-        if not self._compiled and self._now() > self._deadline:
+        if self._link is not None and not self._compiled and self._now() > self._deadline:
             raise starved() if self._is_ready else not_ready()
 
     def _begin(self) -> None:
@@ -156,6 +155,7 @@ class Compilation:
             raise ChildLost(
                 f"this machine has no room for the process of a grammar ({error.strerror}): try again later"
             ) from None
+        self._deadline = self._now() + READY_S
         asked = {"kind": self._grammar.kind, "text": self._grammar.text, "again": self._again}
         self._link.send(b"g", json.dumps(asked).encode("ascii"))
 
@@ -167,7 +167,6 @@ class Compilation:
         if self._kills > 1:
             raise killed()
         self._is_ready = self._compiled = False
-        self._deadline = self._now() + READY_S
         self._places.join(self)
 
     def _end(self) -> None:

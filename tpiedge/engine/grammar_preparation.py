@@ -1,5 +1,6 @@
 """Constraints of requests that are to come: a grammar is compiled before its request takes a place."""
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -54,9 +55,10 @@ class GrammarPreparations:
         self._prepared[request.id] = _PreparedGrammar(self._begin(request, group))
 
     def take(self, request: GenerationRequest) -> AnswerConstraint | None:
-        """The constraint of a request that has come, whether it is ready or not. Raises UserError."""
+        """The constraint of a request that has come, whether it is ready or not. Those of which no Compile told, as an
+        earlier epoch began them, share what is equal within their scope. Raises UserError."""
         prepared = self._prepared.pop(request.id, None)
-        return self._begin(request, "") if prepared is None else prepared.constraint
+        return self._begin(request, _own_group(request)) if prepared is None else prepared.constraint
 
     def news(self) -> list[Compiled | Failed]:
         """Whose grammars have been compiled since this was asked last, and whose have failed."""
@@ -89,3 +91,9 @@ class GrammarPreparations:
             return 0.0
         constraint.close()
         return constraint.take_spent()
+
+
+def _own_group(request: GenerationRequest) -> str:
+    """As of Compile, of a request whose grammar is begun here."""
+    said = repr((request.scope, request.grammar, bool(request.answer_ids))).encode()
+    return hashlib.blake2b(said, digest_size=16).hexdigest()

@@ -55,7 +55,8 @@ class Compiling:
         able = [one for one in able if one.attended] or able
         if not able:
             return None
-        turn = turns.next([one.client for one in able], [one.client for one in self._held()])
+        attended = [one.client for one in waiting if one.attended]
+        turn = turns.next([one.client for one in able], [one.client for one in self._held()], attended)
         return next(one for one in able if one.client == turn)
 
     def ask(self, one: PendingAnswer) -> str:

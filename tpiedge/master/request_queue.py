@@ -410,14 +410,15 @@ class RequestQueue:
             able = [one for one in able if one.journal.begun]
         return [one for one in able if one.attended] or able
 
-    def _first(self, waiting: Sequence[PendingAnswer]) -> PendingAnswer | None:
+    def _first(self, able: Sequence[PendingAnswer]) -> PendingAnswer | None:
         """Who of them starts. Those that ran are in front and go on in their order; clients take turns with the
         others."""
-        if not waiting or waiting[0].journal.begun:
-            return waiting[0] if waiting else None
+        if not able or able[0].journal.begun:
+            return able[0] if able else None
         running = [one.client for one in self._running.values()]
-        turn = self._turns.next([one.client for one in waiting], running)
-        return next(one for one in waiting if one.client == turn)
+        attended = [one.client for one in self._waiting if one.attended]
+        turn = self._turns.next([one.client for one in able], running, attended)
+        return next(one for one in able if one.client == turn)
 
     def _has_room(self, client: str, *, displaces: bool) -> bool:
         """Whether one more of the client may wait, which may end one for which nobody waits if it `displaces` such."""

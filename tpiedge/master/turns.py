@@ -24,11 +24,11 @@ class Turns:
         self._given: Remembered[int] = Remembered()
         self._least = 0  # of those that waited at the latest turn
 
-    def next(self, waiting: Iterable[str], running: Iterable[str]) -> str:
-        """Whose turn it is: one of the clients, at least one, of the requests that wait, in their order; `running`: the
-        clients of those that run."""
-        clients, places = dict.fromkeys(waiting), Counter(running)
-        self._least = min(map(self.given, clients))
+    def next(self, able: Iterable[str], running: Iterable[str], waiting: Iterable[str] = ()) -> str:
+        """Whose turn it is: one of the clients, at least one, of the requests that are able to begin, in their order;
+        `running`: the clients of those that run; `waiting`: of all that wait, if others do."""
+        clients, places = dict.fromkeys(able), Counter(running)
+        self._least = min(map(self.given, (*clients, *waiting)))
         return min(clients, key=lambda client: (places[client], self.given(client)))
 
     def give(self, client: str, tokens: int) -> None:

@@ -84,7 +84,8 @@ class ChatTemplate:
         """The prompt for `messages` (JSON values); `variables` are the model's switches ("enable_thinking").
 
         Raises UserError, in one line, if the template refuses the messages, is broken or exceeds its limits:
-        TemplateRefusal where other messages may do. Raises ChildLost if its process was killed from outside twice.
+        TemplateRefusal where other messages may do. Raises ChildLost if its process was killed from outside twice,
+        or got no processor.
         """
         extra = dict(variables or {})
         if taken := sorted(_RESERVED & set(extra)):
@@ -210,9 +211,8 @@ def _rendered(job: bytes, wall_s: float) -> "subprocess.CompletedProcess[bytes]"
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise UserError(
-            f"the model's chat template took more than {wall_s:g} s: this machine is too busy; try again, or use "
-            "another template"
+        raise ChildLost(
+            f"the model's chat template took more than {wall_s:g} s: this machine is too busy for it; try again later"
         ) from None
 
 

@@ -432,6 +432,26 @@ def test_only_so_many_grammars_are_compiled_at_once() -> None:
         process.close()
 
 
+def test_a_grammar_that_waits_for_its_place_loses_none_of_its_time() -> None:
+    """As where an epoch ends, and all its answers go on at once: they are compiled one after the other."""
+    played: list[Process] = []
+
+    def fork() -> GrammarLink:
+        played.append(Process())
+        return played[-1].link
+
+    clock, places = ManualClock(), CompilePlaces(1)
+    every = [Compilation(Grammar("regex", "a*"), fork, places, clock.now, again=True) for _ in range(4)]
+    for number, one in enumerate(every):
+        assert not any(other.ready() for other in every[number:])
+        clock.advance(20.0)
+        played[number].say(b"r", bytes(4))
+        played[number].say(b"y", bytes(4))
+        assert one.ready()
+    for process in played:
+        process.close()
+
+
 def steps(child: Child, cost_s: float, step_s: float, *, shared: bool, most: int = 1000) -> int:
     """How many masks of that cost there are until the grammar is refused; at most so many."""
     if not child.constraint.ready():

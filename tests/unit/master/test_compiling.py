@@ -195,6 +195,22 @@ def test_what_the_processes_of_grammars_take_counts_in_turns(how: str) -> None:
     assert "ab" in order_after(how, 0.0)[:4]
 
 
+def test_what_was_spent_still_counts_after_more_was_compiled() -> None:
+    """The turns of those whose grammars wait say nothing of others that wait for a place meanwhile."""
+    book = Compiler(parallel=1, compiles=4)
+    book.ask("running", "c", None)
+    assert book.begin() == ["running"]
+    book.ask("spent")
+    assert book.prepare() == ["spent"]
+    book.compiled("spent", 2.0)
+    book.ask("b", "b", None)
+    book.ask("more")
+    assert book.prepare() == ["more"]
+    book.requests.tell(token("running"))
+    book.requests.tell(finished("running", 1))
+    assert book.begin() == ["b"]
+
+
 def test_another_epoch_compiles_anew_and_what_ran_goes_on_at_once() -> None:
     book = Compiler(parallel=1)
     book.ask("ran")

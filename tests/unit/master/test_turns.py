@@ -172,3 +172,16 @@ def test_ever_new_clients_take_no_more_memory() -> None:
     for number in range(3 * REMEMBERED):
         turns.give(f"client {number}", 1)
     assert len(turns._given) == REMEMBERED
+
+
+def test_who_waits_but_cannot_begin_yet_is_not_away() -> None:
+    """As for a grammar: what it was given less than others still counts when it can."""
+    turns = Turns()
+    turns.give("busy", 9)
+    assert turns.next(["busy"], [], ["busy", "waits"]) == "busy"
+    turns.next(["busy"], [], ["busy"])
+    assert turns.given("waits") == 9
+    turns.give("more", 20)
+    assert turns.next(["more"], [], ["more", "waits"]) == "more"
+    assert turns.next(["more", "waits"], []) == "waits"
+    assert turns.given("waits") == 9
