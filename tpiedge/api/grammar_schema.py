@@ -178,7 +178,12 @@ class _Rewriting:
             return False
         found: dict[str, Any] = {}
         self._type(schema, place, found)
-        found |= {key: schema[key] for key in PLAIN if key in schema}
+        # Clients in Go write null for no list; as a constant it is a value.
+        found |= {
+            key: schema[key]
+            for key in PLAIN
+            if schema.get(key) is not None or (key == "const" and key in schema)
+        }
         self._text(schema, place, found)
         self._array(schema, place, found)
         self._properties(schema, place, found)

@@ -191,6 +191,8 @@ CLOSED: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
     ("never", {"anyOf": [{"not": {}}, NUMBER]}, [1], ["x"]),
     ("capitals", of(a=NUMBER) | {"type": "OBJECT"}, [{"a": 1}], [{"z": 1}, {"a": 1, "z": 1}]),
     ("a type of null", of(a=NUMBER) | {"type": None}, [{"a": 1}], [{"z": 1}]),
+    ("words of null", of(a=NUMBER) | {"required": None, "enum": None}, [{}, {"a": 1}], [{"z": 1}]),
+    ("a constant of null", of(a={"const": None}), [{"a": None}], [{"a": 1}]),
     (
         "listed names of parts",
         {"type": "object", "propertyNames": {"enum": ["x", "y"]}, "additionalProperties": of(b=NUMBER)},
