@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
 from tpiedge.api.schema_patterns import is_held
-from tpiedge.api.schema_references import SchemaReferences
+from tpiedge.api.schema_references import NAMED, SchemaReferences
 
 NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
 CALLED = {"a": {"type": "integer"}}
@@ -533,5 +533,7 @@ def _references(schema: object) -> list[str]:
         if isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#/$defs/")
         else []
     )
-    inner = {key: value for key, value in schema.items() if key not in ("const", "enum", "required")}
-    return own + [one for part in inner.values() for one in _references(part)]
+    inner = [value for key, value in schema.items() if key not in ("const", "enum", "required", *NAMED)]
+    named = [schema[key] for key in NAMED if isinstance(schema.get(key), dict)]
+    parts = [*inner, *(part for several in named for part in several.values())]
+    return own + [one for part in parts for one in _references(part)]
