@@ -291,7 +291,7 @@ class _Rewriting:
                 self._choose(schema, word, place, None if is_open else own, found)
         for word in ("allOf", *CHOICES):
             if schema.get(word) is not None and not isinstance(schema[word], list):
-                found[word] = schema[word]
+                found[word] = {}  # no list either, so refused, and without references
         shut = schema.get("unevaluatedProperties") is False
         given = shut or (own.given and may_be_object(schema))
         if given and not is_open and "additionalProperties" not in found:
