@@ -8,6 +8,8 @@ from typing import Any, Final, Protocol
 __all__ = ["SchemaFacts", "are_disjoint"]
 
 _MAX_SCHEMAS: Final = 100
+_MAX_VALUES: Final = 100
+_MAX_CHARACTERS: Final = 256
 _TYPES: Final = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _TYPE_OF: Final = {str: "string", bool: "boolean", dict: "object", list: "array", type(None): "null"}
 
@@ -85,11 +87,14 @@ def _required(schema: _Object) -> frozenset[str]:
 
 
 def _values(schema: _Object) -> frozenset[str] | None:
-    """All that it allows, where it lists it."""
+    """All that it allows, where it lists it. None for more, or longer values, than it is worth to compare: all pairs
+    may refer to one list."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
-    return (
-        frozenset(json.dumps(value, sort_keys=True) for value in listed) if isinstance(listed, list) else None
-    )
+    if not isinstance(listed, list) or len(listed) > _MAX_VALUES:
+        return None
+    if any(isinstance(value, list | dict) or len(str(value)) > _MAX_CHARACTERS for value in listed):
+        return None
+    return frozenset(json.dumps(value) for value in listed)
 
 
 def _types(schema: _Object) -> frozenset[str]:

@@ -37,6 +37,9 @@ from tpiedge.api.schema_words import (
 __all__ = ["GrammarSchema", "SchemaTooLarge", "grammar_schema"]
 
 _MAX_PARTS: Final = 20_000
+#: Longer ones of the characters of places and patterns would be work that the number of parts does not show.
+_MAX_PLACE: Final = 256
+_CHARACTERS_OF_PART: Final = 100
 
 
 class SchemaTooLarge(ValueError):
@@ -88,8 +91,9 @@ class _PartPlace:
     around: _Declared | None = field(default_factory=_Declared)
 
     def inner(self, *keys: str) -> "_PartPlace":
-        """Of another value."""
-        return _PartPlace(".".join((self.path, *keys) if self.path else keys))
+        """Of another value. Of a long path, the end."""
+        path = ".".join((self.path, *keys) if self.path else keys)
+        return _PartPlace(path[-_MAX_PLACE:])
 
 
 class _Rewriting:
@@ -102,6 +106,7 @@ class _Rewriting:
         self._left_out: dict[str, None] = {}
         self._names: dict[tuple[int, bool], str] = {}
         self._taken: set[str] = set()
+        self._definitions: dict[str, Any] = {}
         self._waiting: list[tuple[str, object, _PartPlace]] = []
         self._parts = 0
 
@@ -109,11 +114,10 @@ class _Rewriting:
         root, path = self.followed(self._root)
         made = self._schema(root, _PartPlace(path))
         found = made if isinstance(made, dict) else {} if made is True else {"allOf": [False]}
-        definitions: dict[str, Any] = {}
         while self._waiting:
             name, part, place = self._waiting.pop()
-            definitions[name] = self._schema(part, place)
-        more = {"$defs": definitions} if definitions else {}
+            self._definitions[name] = self._schema(part, place)
+        more = {"$defs": self._definitions} if self._definitions else {}
         return GrammarSchema(found | more, tuple(self._left_out))
 
     def followed(self, schema: object) -> tuple[object, str]:
@@ -157,6 +161,10 @@ class _Rewriting:
         if self._parts > _MAX_PARTS:
             raise SchemaTooLarge
 
+    def _count_pattern(self, schema: Mapping[str, Any]) -> None:
+        pattern = schema.get("pattern")
+        self._count(len(pattern) // _CHARACTERS_OF_PART if isinstance(pattern, str) else 0)
+
     def _leave_out(self, place: _PartPlace, word: str) -> None:
         self._left_out[f"{place.path}.{word}" if place.path else word] = None
 
@@ -170,7 +178,12 @@ class _Rewriting:
             return False
         found: dict[str, Any] = {}
         self._type(schema, place, found)
-        found |= {key: schema[key] for key in PLAIN if key in schema}
+        # Clients in Go write null for no list; as a constant it is a value.
+        found |= {
+            key: schema[key]
+            for key in PLAIN
+            if schema.get(key) is not None or (key == "const" and key in schema)
+        }
         self._text(schema, place, found)
         self._array(schema, place, found)
         self._properties(schema, place, found)
@@ -193,6 +206,7 @@ class _Rewriting:
         if schema.get("format") in FORMATS:
             found["format"] = schema["format"]
         pattern = schema.get("pattern")
+        self._count_pattern(schema)
         if isinstance(pattern, str) and not is_held(pattern):
             self._leave_out(place, "pattern")
         elif pattern is not None:
@@ -243,8 +257,14 @@ class _Rewriting:
         value = found.get("additionalProperties", True)
         alone = isinstance(names, dict) and not found.get("properties") and not found.get("patternProperties")
         listed = listed_names(names) if isinstance(names, dict) and alone else None
+        if isinstance(names, dict):
+            self._count_pattern(names)
         if listed is not None:
             self._count(len(listed))
+            if isinstance(value, dict):  # once, however many names there are
+                name = self._named("value")
+                self._definitions[name] = value
+                value = {"$ref": f"#/$defs/{name}"}
             found["properties"] = dict.fromkeys(listed, value)
             found["additionalProperties"] = False
         elif isinstance(names, dict) and alone and is_only_pattern(names):
@@ -271,7 +291,7 @@ class _Rewriting:
                 self._choose(schema, word, place, None if is_open else own, found)
         for word in ("allOf", *CHOICES):
             if schema.get(word) is not None and not isinstance(schema[word], list):
-                found[word] = schema[word]
+                found[word] = {}  # no list either, so refused, and without references
         shut = schema.get("unevaluatedProperties") is False
         given = shut or (own.given and may_be_object(schema))
         if given and not is_open and "additionalProperties" not in found:
@@ -336,7 +356,7 @@ class _Rewriting:
         self._count(len(made) ** 2 // 2)
         tag = self._tag(schema)
         if tag is not None:
-            found["required"] = [*found.get("required", ()), tag]
+            found["required"] = [tag]
         if word == "oneOf" and not are_disjoint(schema[word], _Facts(self, around), tag):
             self._leave_out(place, word)
         if word == "oneOf" and "anyOf" in found:

@@ -10,7 +10,7 @@ __all__ = ["is_held"]
 
 #: One element of a pattern: an escape, what opens a group, a quantifier, or any other character.
 _ELEMENT: Final = re.compile(
-    r"\\[pPux]\{[^}]*\}|\\.|\(\?(?:P?<[A-Za-z_]|[imsUuxR-]*[:)]|.?)|\{[0-9]+(?:,[0-9]*)?\}|.", re.DOTALL
+    r"\\[pPux]\{[^}]{0,64}\}|\\.|\(\?(?:P?<[A-Za-z_]|[imsUuxR-]*[:)]|.?)|\{[0-9]+(?:,[0-9]*)?\}|.", re.DOTALL
 )
 _GROUP: Final = re.compile(r"\(\?(?:P?<[A-Za-z_]|[isUuxR-]*[:)])")
 _ESCAPED_LETTERS: Final = "aftnrvxuUdDsSwWAzpP"

@@ -11,6 +11,8 @@ NAMED: Final = ("$defs", "definitions", "properties", "patternProperties", "depe
 DATA: Final = ("const", "enum", "default", "examples")
 """The keywords whose values are no schemas."""
 _MAX_REFERENCE: Final = 512
+#: Each address within others is longer than they are.
+_MAX_ADDRESS: Final = 2048
 _ANCHORS: Final = ("$anchor", "$dynamicAnchor")
 
 
@@ -60,9 +62,10 @@ class SchemaReferences:
 
 def _joined(base: str, address: str) -> str:
     try:
-        return urljoin(base, address)
+        joined = urljoin(base, address)
     except ValueError:
         return address
+    return joined if len(joined) <= _MAX_ADDRESS else address
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -84,8 +84,10 @@ def place_of(reference: str) -> str:
 
 
 def may_be_object(schema: Mapping[str, Any]) -> bool:
-    kind = schema.get("type", "object")
-    return "object" in (kind if isinstance(kind, list) else [kind])
+    """Also where no type is known, or one is written in capitals, as clients of Gemini's do."""
+    given = schema.get("type")
+    kinds = [one.lower() for one in (given if isinstance(given, list) else [given]) if isinstance(one, str)]
+    return "object" in kinds or not all(kind in TYPES for kind in kinds) or not kinds
 
 
 def restricts_names(names: Mapping[str, Any]) -> bool:

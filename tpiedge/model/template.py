@@ -221,15 +221,22 @@ def _answer(output: bytes, status: int) -> str:
         answer = json.loads(output)
     except (ValueError, RecursionError):
         answer = None
-    if not isinstance(answer, dict) or not isinstance(answer.get("text", answer.get("error")), str):
+    known = (
+        [answer[key] for key in ("text", "error", "limit") if key in answer]
+        if isinstance(answer, dict)
+        else []
+    )
+    if len(known) != 1 or not isinstance(known[0], str):
         # Killed by a limit (a negative status), or out of memory before it could say so.
         reason = f"signal {-status}" if status < 0 else f"exit status {status}"
         raise UserError(
             f"the model's chat template took too much time or memory ({reason}); use another template"
         )
-    if "text" not in answer:
-        raise TemplateRefusal(f"the model's chat template failed: {sanitised_line(answer['error'], 320)}")
-    return str(answer["text"])
+    if "text" in answer:
+        return str(known[0])
+    why = f"the model's chat template failed: {sanitised_line(known[0], 320)}"
+    # What met a limit would meet it with the same messages in another form, too.
+    raise TemplateRefusal(why) if "error" in answer else UserError(why)
 
 
 def _jinja_folders() -> list[str]:

@@ -1,7 +1,8 @@
 """Renders one chat template in a process of its own, which may be killed at any time.
 
 Started by `template.py` as a script (`python -I -S template_child.py FOLDER...`, the folders that hold jinja2
-and markupsafe), with a JSON job on stdin; writes {"text": ...} or {"error": ...} to stdout. The template is
+and markupsafe), with a JSON job on stdin; writes {"text": ...}, {"error": ...} or, where it met a limit, {"limit": ...}
+to stdout. The template is
 hostile until proven otherwise: Jinja's immutable sandbox keeps it from Python's objects, the limits set here
 keep it from CPU, memory and files. Imports nothing of tpiedge, to start fast. The process ends with the thread that
 waits for it.
@@ -26,13 +27,19 @@ def main() -> None:
     try:
         answer = {"text": _render(job)}
     except MemoryError:
-        answer = {"error": "it needs too much memory"}
+        answer = {"limit": "it needs too much memory"}
     except RecursionError:
-        answer = {"error": "it is nested too deeply"}
+        answer = {"limit": "it is nested too deeply"}
+    except _TooLong as error:
+        answer = {"limit": str(error)}
     except Exception as error:
         answer = {"error": _describe(error)}
     sys.stdout.write(json.dumps(answer))
     sys.stdout.flush()
+
+
+class _TooLong(Exception):
+    """The template writes more than it may."""
 
 
 def _limit(limits: dict[str, int]) -> None:
@@ -64,7 +71,7 @@ def _render(job: dict[str, Any]) -> str:
     for piece in template.generate(**job["variables"]):
         length += len(piece)
         if length > job["limits"]["characters"]:
-            raise ValueError(f"it writes more than {job['limits']['characters']} characters")
+            raise _TooLong(f"it writes more than {job['limits']['characters']} characters")
         pieces.append(piece)
     return "".join(pieces)
 

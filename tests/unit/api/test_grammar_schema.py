@@ -1,6 +1,7 @@
 """What grammars hold of JSON schemas: objects are closed, references resolved, and nothing is left out silently."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
 from tpiedge.api.schema_patterns import is_held
+from tpiedge.api.schema_references import NAMED, SchemaReferences
 
 NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
 CALLED = {"a": {"type": "integer"}}
@@ -187,6 +189,16 @@ CLOSED: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
         [[1, "x", 3]],
     ),
     ("never", {"anyOf": [{"not": {}}, NUMBER]}, [1], ["x"]),
+    ("capitals", of(a=NUMBER) | {"type": "OBJECT"}, [{"a": 1}], [{"z": 1}, {"a": 1, "z": 1}]),
+    ("a type of null", of(a=NUMBER) | {"type": None}, [{"a": 1}], [{"z": 1}]),
+    ("words of null", of(a=NUMBER) | {"required": None, "enum": None}, [{}, {"a": 1}], [{"z": 1}]),
+    ("a constant of null", of(a={"const": None}), [{"a": None}], [{"a": 1}]),
+    (
+        "listed names of parts",
+        {"type": "object", "propertyNames": {"enum": ["x", "y"]}, "additionalProperties": of(b=NUMBER)},
+        [{"x": {"b": 1}, "y": {}}],
+        [{"z": {}}, {"x": {"c": 1}}],
+    ),
 ]
 
 
@@ -272,6 +284,54 @@ def test_what_cannot_be_held_is_left_out_and_named(schema: dict[str, Any], left_
     held = grammar_schema(schema)
     assert list(held.left_out) == left_out
     fits(held.schema, 1)
+
+
+@pytest.mark.parametrize("required", [None, []])
+def test_a_tag_stands_where_nothing_else_is_required(required: object) -> None:
+    several = [of(t={"const": "a"}), of(t={"const": "b"})]
+    schema = {"required": required, "oneOf": several, "discriminator": {"propertyName": "t"}}
+    assert grammar_schema(schema).schema["required"] == ["t"]
+
+
+def test_values_of_listed_names_stand_once() -> None:
+    names = {"enum": [f"n{at}" for at in range(500)]}
+    value = {"enum": [f"value {at}" for at in range(500)]}
+    held = grammar_schema({"type": "object", "propertyNames": names, "additionalProperties": value}).schema
+    assert json.dumps(held).count("value 499") == 1
+
+
+def test_places_within_long_names_are_short() -> None:
+    parts = [{"type": "array", "uniqueItems": True}] * 3
+    left_out = grammar_schema(of(**{"n" * 10_000: {"prefixItems": parts}})).left_out
+    assert [place.rpartition(".prefix")[2] for place in left_out] == [
+        f"Items[{at}].uniqueItems" for at in range(3)
+    ]
+    assert max(map(len, left_out)) < 400
+
+
+def test_long_lists_are_not_compared_for_each_pair() -> None:
+    """All of many alternatives may refer to one long list."""
+    tags = [{"enum": [f"{at}-{number}" for number in range(1000)]} for at in range(2)]
+    several = [of("t", t={"$ref": f"#/$defs/{at}"}) for at in range(2)]
+    assert grammar_schema({"oneOf": several, "$defs": {"0": tags[0], "1": tags[1]}}).left_out == ("oneOf",)
+
+
+def test_addresses_do_not_grow_with_each_that_is_within_another() -> None:
+    schema: dict[str, Any] = {"allOf": [{"$id": f"leaf{at}"} for at in range(300)]}
+    for _ in range(60):
+        schema = {"$id": "a" * 500 + "/", "items": schema}
+    tracemalloc.start()
+    SchemaReferences(schema)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2_000_000
+
+
+def test_long_patterns_count_as_many_parts() -> None:
+    pattern = {"pattern": "a" * 10_000}
+    schema = of(**{f"p{at}": {"propertyNames": {"$ref": "#/$defs/P"}} for at in range(500)})
+    with pytest.raises(SchemaTooLarge):
+        grammar_schema(schema | {"$defs": {"P": pattern}})
 
 
 def test_a_tag_is_written_though_it_has_a_default() -> None:
@@ -386,6 +446,7 @@ def test_ordinary_types_are_held(schema: dict[str, Any], value: Any) -> None:
                 r"\ud83d\ude00",
                 "[[]",
                 r"\<",
+                r"\p{" + "L" * 70 + "}",  # as no name of a property is; to look for its end takes long
             )
         ),
     ],
@@ -472,5 +533,7 @@ def _references(schema: object) -> list[str]:
         if isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#/$defs/")
         else []
     )
-    inner = {key: value for key, value in schema.items() if key not in ("const", "enum", "required")}
-    return own + [one for part in inner.values() for one in _references(part)]
+    inner = [value for key, value in schema.items() if key not in ("const", "enum", "required", *NAMED)]
+    named = [schema[key] for key in NAMED if isinstance(schema.get(key), dict)]
+    parts = [*inner, *(part for several in named for part in several.values())]
+    return own + [one for part in parts for one in _references(part)]

@@ -14,7 +14,7 @@ import pytest
 
 from tpiedge.api.errors import of_exception
 from tpiedge.errors import ChildLost, UserError
-from tpiedge.model.template import ChatTemplate, RenderLimits
+from tpiedge.model.template import ChatTemplate, RenderLimits, TemplateRefusal
 from tpiedge.units import MIB
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -284,6 +284,20 @@ def test_wall_clock_ends_what_the_cpu_limit_does_not() -> None:
 @pytest.mark.fault("F3", "killed at their limit of memory; an error")
 def test_bombs_end_in_an_error(text: str, named: str) -> None:
     refuse(text, f"{named}|too much time or memory")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ [0] * 10**9 }}",
+        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_other_messages_are_no_help_against_a_limit(text: str) -> None:
+    with pytest.raises(UserError, match="failed: it") as caught:
+        template(text).render(CHAT)
+    assert not isinstance(caught.value, TemplateRefusal)
 
 
 def test_memory_limit_leaves_room_for_a_long_chat() -> None:
