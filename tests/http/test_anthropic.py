@@ -7,8 +7,10 @@ import httpx
 import pytest
 
 from tests.http.conftest import answers
+from tpiedge.api.encoding import count_tokens
 from tpiedge.api.limits import Limits
 from tpiedge.errors import PeerLost
+from tpiedge.model.template import ChatTemplate
 
 ASKED = [{"role": "user", "content": "hi"}]
 CALLED = {
@@ -148,6 +150,39 @@ def test_tokens_are_counted(claude, service):
     found = claude.messages.count_tokens(model="babbler", messages=ASKED, system="Be brief.")
     text = "<system>Be brief.<user>hi"
     assert found.input_tokens == len(service.tokenizer.encode(text, add_special=False))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "once upon a time " * 200,  # more than the context has
+        "once upon a time " * 10_000,  # more characters than could fit, in several pieces
+        "\n".join(["hi"] * 30_000),
+        "x" * 70_000,  # no place to cut
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_counted(claude, service, said):
+    """Claude Code shortens a conversation by this count."""
+    found = claude.messages.count_tokens(model="babbler", messages=[{"role": "user", "content": said}])
+    right = len(service.tokenizer.encode(f"<user>{said}", add_special=False))
+    assert right > service.max_sequence
+    assert abs(found.input_tokens - right) <= 8
+
+
+def test_tools_count_where_a_prompt_does_not_fit(claude, service):
+    messages = [{"role": "user", "content": "x" * 40_000}]
+    tool = {"name": "look", "description": "sees " * 2000, "input_schema": {"type": "object"}}
+    bare = claude.messages.count_tokens(model="babbler", messages=messages).input_tokens
+    service.template = ChatTemplate({"default": "{{ tools }}<tool_call>"}, {})
+    more = claude.messages.count_tokens(model="babbler", messages=messages, tools=[tool]).input_tokens
+    assert more - bare >= len(service.tokenizer.encode("sees " * 2000, add_special=False))
+
+
+def test_a_long_text_is_counted_by_its_beginning(service):
+    said = "once upon a time " * 200_000
+    assert count_tokens(said, service) == pytest.approx(
+        200_000 * len(service.tokenizer.encode(" once upon a time", add_special=False)), rel=0.02
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from tests.process.command import COMMAND
+from tpiedge.local.prepare import prepare
 from tpiedge.model.source import resolve_model
 
 SPEED = ("seconds", "source_bytes", "source_bytes_per_s")
@@ -350,3 +352,15 @@ def test_a_chat_refuses_what_does_not_fit_and_goes_on(tpiedge, text_model):
     assert ended.status == 0, ended.err
     assert "the conversation has 9 tokens, the context 8" in ended.err
     assert len(ended.out.splitlines()) == 1
+
+
+def test_a_pack_whose_command_ended_before_its_texts_gets_them_at_its_next_use(tmp_path):
+    """Without them it would have no tokenizer beside its weights, and no grammars."""
+    pack = prepare("demo", None, None, tmp_path).pack.path
+    texts = {path.name for path in (pack / "text").iterdir()}
+    shutil.rmtree(pack / "text")
+    (pack / "label.json").unlink()
+    blobs = {path: path.stat().st_mtime_ns for path in (pack / "blobs").iterdir()}
+    assert prepare("demo", None, None, tmp_path).pack.path == pack
+    assert {path.name for path in (pack / "text").iterdir()} == texts
+    assert {path: path.stat().st_mtime_ns for path in (pack / "blobs").iterdir()} == blobs

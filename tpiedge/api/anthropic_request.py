@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
+from tpiedge.api import encoding
 from tpiedge.api.asked import MAX_TOKENS, Asked, check_model
 from tpiedge.api.documents import document_text, search_result_text
-from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.errors import ApiError, PromptTooLong, refused
 from tpiedge.api.fields import BodyFields, needed
 from tpiedge.api.service import Service
 from tpiedge.api.tools import is_left_out
@@ -57,8 +58,11 @@ def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
     check_model(fields, service)
     _refuse_thread(fields)
     fields.ignore(("max_tokens",))
-    asked = _read(fields, service, "count", 1)
-    return {"input_tokens": len(asked.choices[0].request.prompt_ids)}
+    try:
+        found = len(_read(fields, service, "count", 1).choices[0].request.prompt_ids)
+    except PromptTooLong as error:  # clients ask this to find out whether to shorten the conversation
+        found = max(error.tokens, encoding.count_tokens(error.text, service))
+    return {"input_tokens": found}
 
 
 def _refuse_thread(fields: BodyFields) -> None:

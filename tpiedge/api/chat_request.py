@@ -1,5 +1,6 @@
 """Requests of /v1/chat/completions: every field is checked before any work is done for it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from tpiedge.api.call_grammars import (
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.messages import message_characters, read_messages
+from tpiedge.api.messages import message_texts, read_messages
 from tpiedge.api.old_functions import has_functions, read_functions
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
@@ -142,7 +143,8 @@ def _prompt(
 ) -> tuple[tuple[int, ...], Thinking]:
     """The prompt's token ids, and how the answer to it may begin with thoughts: not at all where it must have a form,
     which it has from its beginning on. `goes_on`: the answer goes on with the last message. Raises ApiError."""
-    check_characters("messages", message_characters(messages), service)
+    told = (*message_texts(messages), *(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    check_characters("messages", told, service)
     if service.template is None:
         raise refused(
             "the model has no chat template, so it continues texts and answers no messages: send a text to "
@@ -155,7 +157,7 @@ def _prompt(
         )
     except UserError as error:
         raise refused(str(error), "messages") from None
-    check_characters("messages", len(text), service)
+    check_characters("messages", [text], service)
     begun = messages[-1]["content"] if goes_on else ""
     thinking = thinking_after(text, service.template.source(tools=bool(tools)), begun)
     if formed:

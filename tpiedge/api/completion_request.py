@@ -80,7 +80,7 @@ def _prompts(value: object, fields: BodyFields) -> list[str | list[object]]:
 
 def _prompt_ids(prompt: str | list[object], service: Service) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        check_characters("prompt", len(prompt), service)
+        check_characters("prompt", [prompt], service)
         return encode(prompt, service, "prompt", add_special=True)
     return read_token_ids(prompt, "prompt", service)
 

@@ -118,5 +118,5 @@ def _ids(one: object, service: Service) -> tuple[int, ...]:
     if isinstance(one, list):
         return read_token_ids(one, "input", service)
     text = str(one)
-    check_characters("input", len(text), service)
+    check_characters("input", [text], service)
     return encode(text, service, "input", add_special=True)

@@ -67,14 +67,16 @@ class ApiError(Exception):
 class PromptTooLong(ApiError):
     """A prompt of more than `maximum` tokens. Clients that read "maximum context length is" shorten the conversation.
 
-    `size`: what is said of the prompt, the value of `param`; `tokens`: how many it has, or at least has.
+    `size`: what is said of the prompt, the value of `param`; `tokens`: how many it has, or at least has; `text`: what
+    they are counted in where that is not yet known.
     """
 
-    def __init__(self, size: str, tokens: int, maximum: int, param: str) -> None:
+    def __init__(self, size: str, tokens: int, maximum: int, param: str, text: str = "") -> None:
         message = f"{size}: this model's maximum context length is {maximum} tokens"
         super().__init__(400, message, "context_length_exceeded", param=param)
         self.tokens = tokens
         self.maximum = maximum
+        self.text = text
 
 
 def refused(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

@@ -1,6 +1,6 @@
 """The messages of a chat: text, calls of tools, and what these gave."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tpiedge.api.documents import file_text
@@ -9,7 +9,7 @@ from tpiedge.api.fields import BodyFields, needed
 from tpiedge.model.call_forms import short_call_id
 from tpiedge.model.chat_prompt import GivenArguments
 
-__all__ = ["message_characters", "read_messages"]
+__all__ = ["message_texts", "read_messages"]
 
 _MAX_MESSAGES = 4096
 _MAX_NAME = 64
@@ -38,19 +38,15 @@ def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str
     return found
 
 
-def message_characters(messages: Sequence[dict[str, Any]]) -> int:
-    """Counts those of all texts in them."""
-    return sum(
-        len(message["content"] or "")
-        + len(message.get("reasoning_content", ""))
-        + sum(_call_characters(call["function"]) for call in message.get("tool_calls", ()))
-        for message in messages
-    )
-
-
-def _call_characters(function: Mapping[str, Any]) -> int:
-    arguments: GivenArguments = function["arguments"]
-    return len(function["name"]) + len(arguments.text)
+def message_texts(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yields all texts in them."""
+    for message in messages:
+        yield message["content"] or ""
+        yield message.get("reasoning_content", "")
+        for call in message.get("tool_calls", ()):
+            function: Mapping[str, Any] = call["function"]
+            arguments: GivenArguments = function["arguments"]
+            yield from (function["name"], arguments.text)
 
 
 def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _ids(fields: BodyFields, service: Service) -> tuple[int, ...]:
         raise refused("you must provide a 'prompt' or 'messages'", "prompt", "missing_required_parameter")
     special = fields.flag("add_special" if param == "content" else "add_special_tokens", param == "prompt")
     parse = fields.flag("parse_special", True)
-    check_characters(param, len(text), service)
+    check_characters(param, [text], service)
     return encode(text, service, param, add_special=special, parse_special=parse)
 
 

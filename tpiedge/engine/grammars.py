@@ -24,6 +24,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -169,7 +170,8 @@ class Grammars:
         ours, theirs = socket.socketpair()
         fd = theirs.fileno()
         arguments = [str(fd), str(self._folder), str(self._rows), str(self._end)]
-        with theirs:
+        with ExitStack() as unless_started, theirs:
+            unless_started.callback(ours.close)
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-m", _CHILD, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -178,6 +180,7 @@ class Grammars:
                 env=child_environment(),
                 pass_fds=(fd,),
             )
+            unless_started.pop_all()
         return ours
 
 

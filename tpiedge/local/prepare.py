@@ -162,7 +162,7 @@ def prepare(
     checkpoint = Checkpoint.open(found.path)
     choice = choose_arithmetics(source_precision(checkpoint), precision, compute)
     out = cached_pack(checkpoint, choice.precision, cache)
-    if not (out / MANIFEST_NAME).is_file():
+    if not _is_complete(out):
         pack_checkpoint(checkpoint, choice.precision, out)
     names = [_named(checkpoint, choice.precision, out)]
     hub_name = parse_hub_name(name)
@@ -189,8 +189,8 @@ def _prepare_gguf(
 
 
 def _is_complete(pack: Path) -> bool:
-    """Whether a GGUF file's pack has all that an import writes, the label last; in a cache that cannot be written, what
-    is there has to do."""
+    """Whether a pack in the cache has all its files, the label last; in a cache that cannot be written, what is there
+    has to do."""
     return (pack / MANIFEST_NAME).is_file() and (has_label(pack) or not os.access(pack, os.W_OK))
 
 

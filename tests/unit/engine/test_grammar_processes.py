@@ -1,5 +1,6 @@
 """The processes of grammars: they end with what they are for, and others go on in their place where they are killed."""
 
+import errno
 import os
 import select
 import subprocess
@@ -217,3 +218,22 @@ def test_a_group_compiles_its_grammar_once(walker: Walker) -> None:
             left.close()
     with closing(walker._grammars.begin(request, again=False, group="g")) as one:
         assert walker.allowed(one)
+
+
+def test_a_process_that_cannot_be_started_leaves_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    KINDS["byte-level"]().save(str(tmp_path / "tokenizer.json"))
+    before = psutil.Process().num_fds()
+    asked = GenerationRequest("r", (1,), 9, stop_ids=(END,), grammar=LETTERS)
+    kept = []  # so that nothing is closed by chance
+    with closing(Grammars(tmp_path, 400)) as grammars:
+        for _ in range(3):
+            with pytest.raises(ChildLost, match="no room for the process") as raised:
+                next(grammars.begin(asked, again=False).masks(shared=False))
+            kept.append(raised)
+        assert psutil.Process().num_fds() == before
