@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tpiedge.engine.grammar_preparation import Preparations
+from tpiedge.engine.grammar_preparation import GrammarPreparations
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 ASKED = GenerationRequest("r-1", (1,), 9, grammar=Grammar("regex", "a*"), scope="ann")
@@ -15,7 +15,7 @@ def group_of(request: GenerationRequest, *, compiled_as: str = "") -> str:
     def begin(_request: GenerationRequest, group: str) -> None:
         groups.append(group)
 
-    preparations = Preparations(1, begin)
+    preparations = GrammarPreparations(1, begin)
     if compiled_as:
         preparations.add(request, compiled_as)
     assert preparations.take(request) is None
