@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from tools.streaming import BrokenAnswer, events
+from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
 __all__ = ["FORMS", "Form", "Json", "Prompt", "differences", "folded", "whole_answer"]
 
@@ -51,8 +52,7 @@ _PASSING = frozenset(
     )
 )  # fmt: skip
 _PLACES = ("index", "output_index", "content_index")
-#: A master that was killed is there again within so long.
-_AWAY_S, _AGAIN_S = 60.0, 0.2
+_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ FORMS = (
 def whole_answer(client: httpx.Client, path: str, body: Mapping[str, Any]) -> Json:
     """One answer in one piece, over as many connections as it takes where the master records answers. Raises
     BrokenAnswer, httpx.HTTPError, ValueError."""
-    request, ends = "", time.monotonic() + _AWAY_S
+    request = ""
     try:
         with client.stream("POST", path, json=body) as answer:
             if "x-resumable" in answer.headers:
@@ -166,10 +166,12 @@ def whole_answer(client: httpx.Client, path: str, body: Mapping[str, Any]) -> Js
     except httpx.TransportError:
         if not request:
             raise
+    ends = time.monotonic() + RECOVERY_GRACE_S
     while True:
         try:
             with client.stream("GET", f"{path}/{request}") as answer:
                 if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > ends:
+                    ends = time.monotonic() + RECOVERY_GRACE_S  # it may break again
                     return _value(answer)
         except httpx.TransportError:
             if time.monotonic() > ends:

@@ -1,10 +1,14 @@
 """What a run of nemesis comes to, and its faults, without a cluster."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
-from tools.nemesis import figures, nemesis, stage
-from tools.nemesis.forms import FORMS, differences, folded
+import httpx
+import pytest
+
+from tools.nemesis import figures, forms, nemesis, stage
+from tools.nemesis.forms import FORMS, differences, folded, whole_answer
 from tools.nemesis.readers import Found, Pause
 from tpiedge.master.pauses import PLANNED
 
@@ -80,3 +84,31 @@ def test_lists_go_on_and_calls_have_places_of_their_own() -> None:
 
 def test_forms_have_names_of_their_own() -> None:
     assert len({form.name for form in FORMS}) == len(FORMS) == 20
+
+
+def cut(_request: httpx.Request) -> httpx.Response:
+    def data() -> Iterator[bytes]:
+        yield b"\n"
+        raise httpx.ReadError("cut")
+
+    return httpx.Response(200, headers={"x-resumable": "yes", "x-request-id": "cmpl-1"}, content=data())
+
+
+def away(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+def test_a_whole_answer_is_asked_for_until_there_is_a_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "_AGAIN_S", 0.0)
+    asked: list[str] = []
+    replies = iter(
+        (cut, away, lambda _: httpx.Response(503), cut, away, lambda _: httpx.Response(200, json={"a": 1}))
+    )
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        asked.append(f"{request.method} {request.url.path}")
+        return next(replies)(request)
+
+    with httpx.Client(base_url="http://master", transport=httpx.MockTransport(reply)) as client:
+        assert whole_answer(client, "/v1/completions", {}) == {"a": 1}
+    assert asked == ["POST /v1/completions"] + ["GET /v1/completions/cmpl-1"] * 5
