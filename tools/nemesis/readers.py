@@ -1,6 +1,7 @@
 """Clients that ask one thing after the other, and compare every answer with the undisturbed one."""
 
 import itertools
+import math
 import random
 import threading
 import time
@@ -175,7 +176,7 @@ class Readers:
     ) -> Iterator[dict[str, Any]]:
         """The events. Asks again while there is no master: a killed one had not begun an answer whose head did not
         come."""
-        deadline = time.monotonic() + _NO_MASTER_S
+        deadline = math.inf  # until a connection breaks: an answer may have paused for longer before
         while True:
             begun = False
             try:
@@ -183,6 +184,7 @@ class Readers:
                     begun = True
                     yield said
             except httpx.TransportError:
+                deadline = min(deadline, time.monotonic() + _NO_MASTER_S)
                 if begun or time.monotonic() > deadline:
                     raise
             else:
