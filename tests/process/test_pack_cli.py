@@ -340,9 +340,11 @@ def test_a_chat_through_a_pipe(tpiedge, generate, text_model):
     assert [line for line in ended.err.splitlines() if not _is_progress(line)] == []
     first, second, cleared = ended.out.splitlines()
     once = generate("--model", text_model, "--raw", "--prompt", "ba be ", "--max-tokens", 5)
-    assert first == once["text"]
+    assert f" {first}" == once["text"], (
+        "a text that goes on begins with its space, an answer of a chat does not"
+    )
     twice = generate("--model", text_model, "--raw", "--prompt", f"ba be {first} bi bo ", "--max-tokens", 5)
-    assert second == twice["text"]
+    assert f" {second}" == twice["text"]
     assert cleared == first
 
 

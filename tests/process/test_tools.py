@@ -47,6 +47,7 @@ OTHERS = {
     "demo_words": "part: demo_corpus",
     "fetch_smollm2": "a network",
     "figures": "part: bench_api",
+    "grammar_flood": "part: bench_grammars",
     "make_checkpoint": "test: tests/unit/tools/test_make_checkpoint.py",
     "make_faults": "test: tests/unit/tools/test_make_faults.py",
     "nemesis": "test: tests/process/serving/test_nemesis_tool.py",

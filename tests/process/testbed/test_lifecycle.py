@@ -207,7 +207,8 @@ def test_who_is_not_root_is_told_so(bed: str) -> None:
         status, err = as_nobody("testbed", *arguments)
         assert status == (0 if arguments == ("ls",) else 2), err
         assert err == ("" if arguments == ("ls",) else f"tpiedge: {NEEDS_ROOT}\n")
-    status, err = as_nobody("run", "--model", "demo", "--raw", "--prompt", "x", "--testbed", bed)
+    cache = ("--cache", f"/tmp/{bed}")  # the tests' own is closed to others
+    status, err = as_nobody("run", "--model", "demo", *cache, "--raw", "--prompt", "x", "--testbed", bed)
     assert (status, err) == (2, f"tpiedge: {NEEDS_ROOT}\n")
 
 

@@ -215,7 +215,9 @@ def test_tools_that_are_too_many_for_a_grammar_are_told(service, monkeypatch):
     """Where one token opens a call, so that it would be kept to them."""
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     monkeypatch.setattr(Tokenizer, "token_id", lambda self, mark: 5 if mark == "<tool_call>" else None)
-    made = FakeService(service.tokenizer, TellingTemplate(TEMPLATES["hermes"]), vocab_size=VOCABULARY)
+    made = FakeService(
+        service.tokenizer, TellingTemplate(TEMPLATES["hermes"]), vocab_size=VOCABULARY, max_sequence=4096
+    )
     wide = {"type": "object", "properties": {f"{number:0>30}": {"type": "string"} for number in range(600)}}
     assert chat(made, tools=[tool("f", wide)])[0].grammar.begins == 5
     assert vain(made, tools=[tool("f", wide)]) == ()

@@ -305,7 +305,7 @@ class TestCheck:
         "change",
         [
             {},
-            {"temperature": 100.0, "top_k": 2**32 - 1, "top_p": 1e-9, "min_p": 0.99},
+            {"temperature": 2.0, "top_k": 2**32 - 1, "top_p": 1e-9, "min_p": 0.99},
             {"repetition_penalty": 0.1, "presence_penalty": -2.0, "frequency_penalty": 2.0},
             {"seed": 2**64 - 1, "logprobs": 20, "logit_bias": ((0, -100.0), (99, 100.0))},
         ],
@@ -317,7 +317,7 @@ class TestCheck:
         ("change", "flag"),
         [
             ({"temperature": -0.1}, "--temperature"),
-            ({"temperature": 100.1}, "--temperature"),
+            ({"temperature": 2.1}, "--temperature"),
             ({"temperature": math.nan}, "--temperature"),
             ({"top_k": -1}, "--top-k"),
             ({"top_p": 0.0}, "--top-p"),

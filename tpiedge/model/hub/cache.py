@@ -127,7 +127,9 @@ def _pulled_of(entry: Path) -> Iterator[Pulled]:
 
 
 def _bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    files = list(folder.iterdir())  # raises where it is no folder
+    files += [inner for one in files if one.is_dir() for inner in one.iterdir()]
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _read_ref(path: Path) -> str:
