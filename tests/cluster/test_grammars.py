@@ -356,7 +356,7 @@ def test_masks_that_come_late_change_no_bit(
     monkeypatch: pytest.MonkeyPatch,
     calls: int,
 ) -> None:
-    """With guesses, and where pages are short, so that an answer that waits gives up its own."""
+    """Masks are late beside guesses, and where pages are short, so that an answer that waits gives up its own."""
     page = KVFormat("bf16", Checkpoint.open(DEMO_FOLDER).config.head_dim).page_positions
     asked = [ask("free", None, 40, Sampling(logprobs=5))]
     for name in ("one", "two"):
@@ -379,7 +379,7 @@ def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
     monkeypatch: pytest.MonkeyPatch,
     flood: int,
 ) -> None:
-    """As many steps, and of as many rows, as without those; a step waits for nothing."""
+    """Others have as many steps, of as many rows, as without those masks; no step waits."""
     Late(monkeypatch, None)
     told: list[Token] = []
     with demo(sequences=16) as cluster:
@@ -411,7 +411,7 @@ def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
 def test_a_grammar_is_compiled_before_its_request_comes(
     demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
 ) -> None:
-    """It takes nothing of what those that run have; and one that does not come leaves nothing."""
+    """A compilation takes nothing of what running requests have; one whose request never comes leaves nothing."""
     heard: list[object] = []
     told: list[Token] = []
     with demo(sequences=1) as cluster:

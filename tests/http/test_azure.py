@@ -1,4 +1,4 @@
-"""What clients of Azure's OpenAI get: the same by the paths and the header for keys that they know."""
+"""Clients of Azure's OpenAI get the same answers by the paths and the header for keys that they know."""
 
 import httpx
 import openai

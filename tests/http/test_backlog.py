@@ -29,7 +29,7 @@ FORMS = {
 
 
 class Work:
-    """What is done for an answer in one turn of the event loop."""
+    """Counts the work for an answer in one turn of the event loop."""
 
     def __init__(self, monkeypatch):
         self.fed = self.most = self.turns = self.before_head = 0
@@ -114,7 +114,7 @@ def test_what_is_passed_over_holds_up_nobody_and_has_a_head_at_once(begun, monke
 
 @pytest.mark.parametrize("last", [0, 1, TOKENS])
 def test_so_does_what_is_sent(begun, monkeypatch, last):
-    """Of the whole stream, of nearly all of it, and of its end; and of the answer as a whole."""
+    """The whole stream, nearly all of it and its end are asked for, and the answer as a whole."""
     api, path = begun(FORMS["chat"])
     work = Work(monkeypatch)
     asyncio.run(work.get(api, path, last))

@@ -77,7 +77,7 @@ def read_tools(fields: BodyFields) -> AskedTools:
     if choice is None:
         return AskedTools()
     allowed, required = choice
-    for index, item in enumerate(value or ()):
+    for index, item in enumerate(value):
         if names[index] in allowed:
             _check_parameters(item["function"], shown[index]["function"]["parameters"], index, fields)
     return AskedTools(tuple(tool for tool in shown if tool["function"]["name"] in allowed), required, several)

@@ -11,7 +11,7 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields, needed
 from tpiedge.api.service import Service
 
-__all__ = ["MAX_PARTS", "Chat", "Dialect", "copied", "needed", "objects", "renamed", "text_parts"]
+__all__ = ["MAX_PARTS", "Chat", "Dialect", "copied", "objects", "renamed", "text_parts"]
 
 Chat = dict[str, object]
 """The JSON of a chat request."""
