@@ -12,7 +12,7 @@ A seat is one of the parts that --shares gives to workers. Laws:
 5. No name is in the table twice: the owner of a seat that stands in for another one is not noted there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -64,10 +64,7 @@ class Seats:
         """A plan was made in which `names[number]` has that seat."""
         owners = {seat.owner for seat in self.seats}
         return Seats(
-            tuple(
-                seat if name in owners - {seat.owner} else _taken(seat, name, names)
-                for seat, name in zip(self.seats, names, strict=True)
-            )
+            tuple(_taken(seat, name, names, owners) for seat, name in zip(self.seats, names, strict=True))
         )
 
     def without(self, name: str) -> "Seats":
@@ -100,11 +97,13 @@ def seated(
     for claim, name in claimed:
         if claim.seat < count and claim.seat not in found and fits(name, claim.seat):
             found[claim.seat] = name
-    owned = {claim.seat for claim, name in claimed if not claim.stands_in and found.get(claim.seat) == name}
+    owners = [name for claim, name in claimed if not claim.stands_in]
+    owned = {seat for seat, name in found.items() if name in owners}
+    asked = [*(name for name in claims if name not in owners), *owners]  # the table notes the stand-ins of the former
     for fixed in (owned, set[int]()):  # who is here and owns a seat changes it last
         for seat in range(count):
             if seat not in found:
-                _fill(seat, found, list(claims), fits, {seat, *fixed})
+                _fill(seat, found, asked, fits, {seat, *fixed})
     return tuple(found.get(seat, "") for seat in range(count))
 
 
@@ -129,10 +128,11 @@ def _fill(
     return False
 
 
-def _taken(seat: Seat, name: str, names: Sequence[str]) -> Seat:
-    if seat.owner and name != seat.owner:
+def _taken(seat: Seat, name: str, names: Sequence[str], owners: Set[str]) -> Seat:
+    if seat.owner and name not in owners:
         return Seat(seat.owner, name)
-    return Seat(name, "" if seat.stand_in in names else seat.stand_in)
+    owner = seat.owner if name in owners else name
+    return Seat(owner, "" if seat.stand_in in names else seat.stand_in)
 
 
 def _without(seat: Seat, name: str) -> Seat:
