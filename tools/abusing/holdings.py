@@ -82,14 +82,14 @@ def memory_growth(before: Mapping[str, ProcessHoldings], now: Mapping[str, Proce
 
 
 def settle(
-    before: Mapping[str, ProcessHoldings], roles: Callable[[], Roles], limit_s: float
+    more: Callable[[Mapping[str, ProcessHoldings]], list[str]], roles: Callable[[], Roles], limit_s: float
 ) -> tuple[float, list[str], dict[str, ProcessHoldings]]:
-    """Wait until all but the memory is as before: seconds that took, what is still there at the limit, and what is
-    held then."""
+    """Wait until there is no more than before: seconds that took, what is still there at the limit, in the words of
+    `more`, and what is held then."""
     started = time.monotonic()
     while True:
         now = look(roles)
-        left = growth(before, now)
+        left = more(now)
         spent_s = time.monotonic() - started
         if not left or spent_s > limit_s:
             return spent_s, left, now

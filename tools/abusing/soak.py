@@ -22,7 +22,8 @@ from tpiedge.units import KIB, MIB
 __all__ = ["PHASES", "Phase", "PhaseRecord", "Soak", "SoakFailure"]
 
 NODES = 3
-#: After an attack: until all is as before. A body that does not come is waited for a minute.
+#: After an attack: until all is as before. A body that does not come is waited for a minute, and so is a client that
+#: has not read its answer.
 SETTLE_S = 90.0
 #: Until the cluster serves again that a member with a part has broken.
 HEALED_S = 120.0
@@ -101,7 +102,8 @@ class Soak:
         self._tell = tell
         references = {name: self._reference(name) for name in REQUESTS}
         self._references: Mapping[str, bytes] = references
-        self.baseline = self.memory = self._at_rest()
+        self.baseline = self._at_rest()
+        self.memory: Mapping[str, ProcessHoldings] = {}  #: compared with from the end of the warm-up
         self._client = StreamingClient(target, references)
 
     def warm_up(self, phases: Iterable[Phase], seconds: float) -> None:
@@ -133,8 +135,10 @@ class Soak:
         if unborne:
             record.faults += [f"{count} times {words}" for words, count in record.stream.words.most_common()]
         self._recover(phase, record, epoch)
-        record.settle_s, left, record.holdings = settle(self.baseline, self._roles, SETTLE_S)
-        record.faults += [*left, *memory_growth(self.memory, record.holdings)]
+        record.settle_s, left, record.holdings = settle(
+            lambda now: [*growth(self.baseline, now), *memory_growth(self.memory, now)], self._roles, SETTLE_S
+        )
+        record.faults += left
         record.faults += self._log_growth(logs, seconds)
         return record
 

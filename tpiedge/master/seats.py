@@ -99,7 +99,10 @@ def seated(
             found[claim.seat] = name
     owners = [name for claim, name in claimed if not claim.stands_in]
     owned = {seat for seat, name in found.items() if name in owners}
-    asked = [*(name for name in claims if name not in owners), *owners]  # the table notes the stand-ins of the former
+    asked = [
+        *(name for name in claims if name not in owners),
+        *owners,
+    ]  # the table notes the stand-ins of the former
     for fixed in (owned, set[int]()):  # who is here and owns a seat changes it last
         for seat in range(count):
             if seat not in found:

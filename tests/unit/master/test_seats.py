@@ -201,7 +201,9 @@ class Comings(RuleBasedStateMachine):
         self.roster = Roster(1.5, (), Seats((Seat(),) * COUNT))
         self.had: dict[str, int] = {}
         self.amounts: dict[str, int] = {}
-        self.had_less: set[str] = set()  #: who offered too little for the last seat when those plans were made
+        self.had_less: set[str] = (
+            set()
+        )  #: who offered too little for the last seat when those plans were made
 
     def _let_in(self, name: str) -> None:
         if name not in self.members:
@@ -286,7 +288,9 @@ class Comings(RuleBasedStateMachine):
                 assert now[owner] == number, "each that is here has its own"
         for name, number in self.had.items():
             if name in able and now.get(name) != number:
-                assert less | self.had_less or owners[number] in able, "only to its owner a seat is given back"
+                assert less | self.had_less or owners[number] in able, (
+                    "only to its owner a seat is given back"
+                )
             elif name in able:
                 assert amounts[name] == self.amounts[name]
         self.roster.take_seats(found.seats)
