@@ -1,0 +1,284 @@
+"""How much there is of everything that makes a program hard to know. The rows go down: who makes something smaller
+lowers its row, and who must raise one says here what for."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import grimp
+import pytest
+
+import tpiedge
+
+PACKAGE: Final = Path(tpiedge.__file__).parent
+ROOT: Final = PACKAGE.parent
+#: The modules that processes of `tpiedge master` and `tpiedge worker` begin with.
+ENTRIES: Final = (
+    "tpiedge.cli.entry",
+    "tpiedge.cli.master",
+    "tpiedge.cli.worker",
+    "tpiedge.engine.grammar_child",
+    "tpiedge.model.template_child",
+    "tpiedge.node.process",
+    "tpiedge.pack.writing.child",
+)
+PARAMETERS, ATTRIBUTES = 5, 8
+"""More of a function, and of a class, count."""
+#: Documented, in spite of their first letter.
+PUBLIC: Final = frozenset({"_asdict", "_exit", "_fields", "_make", "_replace"})
+#: A row that is higher than what there is by more than this part of it, and this many beside, is to be lowered.
+SLACK_PART, SLACK = 0.02, 10
+
+#: Lines, rounded up to tens, and files of Python.
+SIZES: Final[Mapping[str, tuple[int, int]]] = {
+    "loaded by master, worker and node": (68680, 529),
+    "tests": (100250, 673),
+    "tools": (14570, 140),
+    "tpiedge": (83140, 640),
+    "tpiedge, modules of its own": (890, 14),
+    "tpiedge.api": (13130, 83),
+    "tpiedge.bench": (2940, 22),
+    "tpiedge.cli": (9180, 70),
+    "tpiedge.collectives": (1990, 21),
+    "tpiedge.doctor": (600, 7),
+    "tpiedge.engine": (5210, 29),
+    "tpiedge.evaluation": (570, 7),
+    "tpiedge.host": (1430, 14),
+    "tpiedge.joining": (2120, 17),
+    "tpiedge.kernels": (3080, 29),
+    "tpiedge.kv": (390, 4),
+    "tpiedge.launch": (850, 10),
+    "tpiedge.local": (1800, 15),
+    "tpiedge.master": (7350, 54),
+    "tpiedge.memory": (1790, 12),
+    "tpiedge.model": (6540, 44),
+    "tpiedge.node": (1480, 11),
+    "tpiedge.pack": (5250, 47),
+    "tpiedge.planner": (2550, 17),
+    "tpiedge.plots": (420, 4),
+    "tpiedge.settings": (390, 5),
+    "tpiedge.shipping": (880, 5),
+    "tpiedge.testbed": (4490, 34),
+    "tpiedge.testing": (590, 4),
+    "tpiedge.tracing": (710, 7),
+    "tpiedge.transport": (3450, 27),
+    "tpiedge.wire": (2260, 19),
+    "tpiedge.worker": (950, 8),
+}
+
+#: Anything else.
+COUNTS: Final[Mapping[str, int]] = {
+    "numbered laws": 275,
+    "numbers that modules name": 1067,
+    "functions with more than 5 parameters": 108,
+    "classes with more than 8 attributes": 117,
+    "private names of libraries": 6,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    module: str
+    lines: int
+    tree: ast.Module
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    return tuple(_source(path) for path in sorted(PACKAGE.rglob("*.py")))
+
+
+def _source(path: Path) -> Source:
+    text = path.read_text(encoding="utf-8")
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return Source(module, text.count("\n"), ast.parse(text))
+
+
+def sizes() -> dict[str, tuple[int, int]]:
+    """By package of tpiedge and folder beside it."""
+    found: dict[str, list[int]] = {}
+    for source in sources():
+        package = ".".join(source.module.split(".")[:2])
+        held = (PACKAGE / package.partition(".")[2]).is_dir()
+        for row in ("tpiedge", package if held and package != "tpiedge" else "tpiedge, modules of its own"):
+            found.setdefault(row, []).append(source.lines)
+    for folder in ("tests", "tools"):
+        found[folder] = [
+            path.read_text(encoding="utf-8").count("\n") for path in (ROOT / folder).rglob("*.py")
+        ]
+    loaded = loaded_modules()
+    found["loaded by master, worker and node"] = [one.lines for one in sources() if one.module in loaded]
+    return {row: (sum(lines), len(lines)) for row, lines in found.items()}
+
+
+def loaded_modules() -> set[str]:
+    """With what is imported inside functions, for sooner or later it is."""
+    graph = grimp.build_graph("tpiedge", exclude_type_checking_imports=True)
+    found = set(chain(ENTRIES, *(graph.find_upstream_modules(entry) for entry in ENTRIES)))
+    for module in tuple(found):
+        parts = module.split(".")
+        found.update(".".join(parts[:count]) for count in range(1, len(parts)))
+    return found
+
+
+def counts() -> dict[str, int]:
+    nodes = [node for source in sources() for node in ast.walk(source.tree)]
+    return {
+        "numbered laws": sum(len(_laws(source.tree)) for source in sources()),
+        "numbers that modules name": sum(len(_constants(source.tree)) for source in sources()),
+        f"functions with more than {PARAMETERS} parameters": sum(
+            _parameters(node) > PARAMETERS
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ),
+        f"classes with more than {ATTRIBUTES} attributes": sum(
+            len(set(_attributes(node))) > ATTRIBUTES for node in nodes if isinstance(node, ast.ClassDef)
+        ),
+        "private names of libraries": len(private_names(nodes)),
+    }
+
+
+def private_names(nodes: Iterable[ast.AST]) -> set[str]:
+    """Those that are read of something, and that nothing of tpiedge has; private modules that are imported."""
+    own = set[str]()
+    read = set[str]()
+    for node in nodes:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                own.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()) | ast.Name(id=name, ctx=ast.Store()):
+                own.add(name)
+            case ast.Attribute(attr=name):
+                read.add(name)
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                read.add(name)
+            case ast.ImportFrom(module=str(module), level=0) if not module.startswith("tpiedge."):
+                read.update(module.split("."), (one.name for one in node.names))
+            case ast.Import():
+                read.update(chain.from_iterable(one.name.split(".") for one in node.names))
+    return {name for name in read - own - PUBLIC if re.match("_[a-z]", name)}
+
+
+def _laws(tree: ast.Module) -> list[str]:
+    return re.findall(r"^\d+\. ", ast.get_docstring(tree) or "", re.MULTILINE)
+
+
+def _constants(tree: ast.Module) -> list[str]:
+    """The names in capitals that a module gives a number, or what is computed of some."""
+    found: list[str] = []
+    for node in tree.body:
+        match node:
+            case (
+                ast.Assign(targets=[target], value=value)
+                | ast.AnnAssign(target=target, value=ast.expr() as value)
+            ):
+                match target, value:
+                    case ast.Tuple(elts=names), ast.Tuple(elts=values):
+                        pairs = list(zip(names, values, strict=True))
+                    case _:
+                        pairs = [(target, value)]
+                found += [
+                    name.id
+                    for name, value in pairs
+                    if isinstance(name, ast.Name)
+                    and re.fullmatch("_?[A-Z][A-Z0-9_]*", name.id)
+                    and _is_number(value)
+                ]
+    return found
+
+
+def _is_number(value: ast.expr) -> bool:
+    match value:
+        case ast.Constant(value=int() | float()) | ast.BinOp() | ast.UnaryOp() | ast.Name():
+            return True
+    return False
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """`self` and `cls` are none, nor is a verb's option: those are a table that click reads."""
+    if any("click." in ast.unparse(one) for one in node.decorator_list):
+        return 0
+    given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return len([name for name in given if name not in ("self", "cls")])
+
+
+def _attributes(node: ast.ClassDef) -> Iterator[str]:
+    """Fields of the class itself, and what its methods set."""
+    for one in node.body:
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            yield one.target.id
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def told(row: str, had: int, has: int) -> str | None:
+    """What is to be done about a row, if anything."""
+    if has > had:
+        return f"{row}: {has} instead of {had}: make something smaller, or raise the row and say what for"
+    if had > has * (1 + SLACK_PART) + SLACK:
+        return f"{row}: only {has} instead of {had}: lower the row"
+    return None
+
+
+def test_nothing_grows() -> None:
+    found = sizes()
+    assert found.keys() == SIZES.keys(), "a row for each"
+    words = [
+        told(f"{what} of {row}", had, has)
+        for row, rows in SIZES.items()
+        for what, had, has in zip(("lines", "files"), rows, found[row], strict=True)
+    ]
+    now = counts()
+    assert now.keys() == COUNTS.keys()
+    words += [told(row, had, now[row]) for row, had in COUNTS.items()]
+    assert not list(filter(None, words))
+
+
+@pytest.mark.parametrize(("had", "has", "begins"), [
+    (10, 11, "row: 11 instead of 10"), (10, 10, None), (20, 10, None), (100, 88, "row: only 88 instead of 100"),
+])  # fmt: skip
+def test_a_row_that_is_too_low_or_too_high_is_told(had: int, has: int, begins: str | None) -> None:
+    words = told("row", had, has)
+    assert words is None if begins is None else (words or "").startswith(begins)
+
+
+WRITTEN = '''"""What it does.
+
+1. A law.
+2. Another.
+"""
+from library._inner import Name
+from tpiedge._native import sums
+A, _B = 1, 2
+C: int = 3 * MIB
+d = 4
+E = "text"
+
+def some(a, b, c, *, d, e, f): ...
+
+class Some:
+    x: int
+
+    def __init__(self):
+        self.y = library._own + self._z
+        self._z = getattr(self.y, "_old")
+'''
+
+
+def test_what_is_counted() -> None:
+    tree = ast.parse(WRITTEN)
+    nodes = list(ast.walk(tree))
+    assert len(_laws(tree)) == 2
+    assert _constants(tree) == ["A", "_B", "C"]
+    assert [_parameters(node) for node in nodes if isinstance(node, ast.FunctionDef)] == [6, 0]
+    [some] = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    assert Counter(_attributes(some)) == {"x": 1, "y": 1, "_z": 1}
+    assert private_names(nodes) == {"_inner", "_old", "_own"}
