@@ -1,5 +1,5 @@
-"""How much there is of everything that makes a program hard to know. The rows go down: who makes something smaller
-lowers its row, and who must raise one says here what for."""
+"""The budget bounds how much there is of what makes a program hard to know. Its rows go down: who makes something
+smaller lowers its row, and who must raise one says here what for."""
 
 import ast
 import re
@@ -101,7 +101,7 @@ def _source(path: Path) -> Source:
 
 
 def sizes() -> dict[str, tuple[int, int]]:
-    """By package of tpiedge and folder beside it."""
+    """Returns lines and files by package of tpiedge, and by folder beside it."""
     found: dict[str, list[int]] = {}
     for source in sources():
         package = ".".join(source.module.split(".")[:2])
@@ -118,7 +118,7 @@ def sizes() -> dict[str, tuple[int, int]]:
 
 
 def loaded_modules() -> set[str]:
-    """With what is imported inside functions, for sooner or later it is."""
+    """Returns what the entries import, inside functions too, for sooner or later that is loaded."""
     graph = grimp.build_graph("tpiedge", exclude_type_checking_imports=True)
     found = set(chain(ENTRIES, *(graph.find_upstream_modules(entry) for entry in ENTRIES)))
     for module in tuple(found):
@@ -145,7 +145,7 @@ def counts() -> dict[str, int]:
 
 
 def private_names(nodes: Iterable[ast.AST]) -> set[str]:
-    """Those that are read of something, and that nothing of tpiedge has; private modules that are imported."""
+    """Returns the names that are read of something and that nothing of tpiedge has, and those of imported modules."""
     own = set[str]()
     read = set[str]()
     for node in nodes:
@@ -220,7 +220,7 @@ def _attributes(node: ast.ClassDef) -> Iterator[str]:
 
 
 def told(row: str, had: int, has: int) -> str | None:
-    """What is to be done about a row, if anything."""
+    """Returns what is to be done about a row, if anything."""
     if has > had:
         return f"{row}: {has} instead of {had}: make something smaller, or raise the row and say what for"
     if had > has * (1 + SLACK_PART) + SLACK:

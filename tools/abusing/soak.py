@@ -138,8 +138,7 @@ class Soak:
         record.settle_s, left, record.holdings = settle(
             lambda now: [*growth(self.baseline, now), *memory_growth(self.memory, now)], self._roles, SETTLE_S
         )
-        record.faults += left
-        record.faults += self._log_growth(logs, seconds)
+        record.faults += [*left, *self._log_growth(logs, seconds)]
         return record
 
     def close(self) -> None:

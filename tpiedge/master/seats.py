@@ -99,10 +99,8 @@ def seated(
             found[claim.seat] = name
     owners = [name for claim, name in claimed if not claim.stands_in]
     owned = {seat for seat, name in found.items() if name in owners}
-    asked = [
-        *(name for name in claims if name not in owners),
-        *owners,
-    ]  # the table notes the stand-ins of the former
+    # The table notes for whom the others stand in: the next plan asks in the same order.
+    asked = [*(name for name in claims if name not in owners), *owners]
     for fixed in (owned, set[int]()):  # who is here and owns a seat changes it last
         for seat in range(count):
             if seat not in found:

@@ -201,9 +201,8 @@ class Comings(RuleBasedStateMachine):
         self.roster = Roster(1.5, (), Seats((Seat(),) * COUNT))
         self.had: dict[str, int] = {}
         self.amounts: dict[str, int] = {}
-        self.had_less: set[str] = (
-            set()
-        )  #: who offered too little for the last seat when those plans were made
+        #: Who offered too little for the last seat when that plan was made.
+        self.had_less: set[str] = set()
 
     def _let_in(self, name: str) -> None:
         if name not in self.members:
