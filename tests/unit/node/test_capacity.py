@@ -1,15 +1,19 @@
 """A node's measurement of itself: within its time, with numbers that can be."""
 
-import time
+from dataclasses import dataclass
 
 import pytest
 import torch
 
+from tpiedge.host.device import usable_cores
 from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.node import capacity
 from tpiedge.node.capacity import measure
 from tpiedge.units import MIB
+
+BUFFER = 8 * MIB
 
 
 @pytest.fixture
@@ -19,16 +23,58 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.alone
+@dataclass
+class Clock:
+    """Goes on by as much as each product takes, and by nothing else."""
+
+    product_s: float
+    now_s: float = 100.0
+    products: int = 0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clocked(one_thread, monkeypatch):
+    """Measures with a library where each product takes so long: what was found, and the clock."""
+
+    def begin(library, product_s):
+        clock = Clock(product_s)
+
+        class Clocked(Linear):
+            def project(self, *given, **more):
+                clock.products += 1
+                clock.now_s += clock.product_s
+                return super().project(*given, **more)
+
+        monkeypatch.setattr(
+            Linear, "create", lambda arithmetic, threads: Clocked(arithmetic, threads, library())
+        )
+        monkeypatch.setattr(capacity, "time", clock)
+        monkeypatch.setattr(capacity, "_buffer_bytes", lambda: BUFFER)
+        return measure(1), clock
+
+    return begin
+
+
 @pytest.mark.parametrize("library", [kernel_library, lambda: None], ids=["usual", "torch"])
-def test_measure_takes_a_fraction_of_a_second(patience, one_thread, monkeypatch, library):
-    monkeypatch.setattr(Linear, "create", lambda arithmetic, threads: Linear(arithmetic, threads, library()))
-    started = time.perf_counter()
-    found = measure(1)
-    assert time.perf_counter() - started < 3.0 * patience  # 0.5 s on a machine that does nothing else
+def test_what_is_measured_is_bytes_by_the_time_of_a_product(clocked, library):
+    found, clock = clocked(library, 0.01)
+    part = min(1.0, usable_cores())
+    panel = PanelShape(4, PANEL, capacity._COLUMNS).nbytes
+    panels = (BUFFER if library() is not None else capacity._TORCH_PANEL_BYTES) // panel
     assert found.threads == 1
-    assert 1e7 < found.weight_bytes_per_s < 1e12
-    assert 1e7 < found.panel_bytes_per_s < 1e12
+    assert found.weight_bytes_per_s == pytest.approx(part * BUFFER / 0.01)
+    assert found.panel_bytes_per_s == pytest.approx(part * panels * panel / 0.01)
+    assert clock.now_s - 100.0 < 0.32  # the promised 0.3 s, and the two products that warm up
+
+
+@pytest.mark.parametrize("library", [kernel_library, lambda: None], ids=["usual", "torch"])
+def test_a_machine_that_is_slow_is_measured_by_one_product_each(clocked, library):
+    found, clock = clocked(library, 5.0)
+    assert clock.products == 2
+    assert found.weight_bytes_per_s == pytest.approx(min(1.0, usable_cores()) * BUFFER / 5.0)
 
 
 def test_the_buffer_exceeds_the_cache_but_not_the_memory(monkeypatch):
