@@ -48,5 +48,5 @@ class BuildWithConfigs(build_py):
 
 setup(
     cmdclass={"build_py": BuildWithConfigs},
-    ext_modules=[native("tpiedge.kernels"), native("tpiedge.transport"), native("tpiedge.testbed")],
+    ext_modules=[native("tpiedge.kernels"), native("tpiedge.transport"), native("tpiedge.lab.testbed")],
 )

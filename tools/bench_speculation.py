@@ -27,22 +27,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tpiedge.bench.figures import milliseconds, spread
+from tests.fakes.cluster import InProcessCluster
 from tpiedge.cli.table import print_table
 from tpiedge.collectives.route import Route
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.sampler import Sampled, Sampler
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.device import default_threads
+from tpiedge.lab.bench.figures import milliseconds, spread
+from tpiedge.lab.link_model import LinkModel, LinkSettings
+from tpiedge.lab.shaped_links import ShapedNetwork
 from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.partition import LayerShape, ShareWeight, partition
-from tpiedge.testing.cluster import InProcessCluster
-from tpiedge.transport.link_model import LinkModel, LinkSettings
-from tpiedge.transport.shaped import ShapedNetwork
 from tpiedge.wire.control import AnswerPart, Token
 from tpiedge.wire.requests import GenerationRequest
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.spec import model_spec
@@ -36,7 +37,6 @@ from tpiedge.pack.sources.safetensors_file import (
     split_shards,
 )
 from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.target import check_free_space, explain_write_errors, lock_target, partial_folder
 from tpiedge.units import format_bytes, format_seconds, parse_bytes
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.cluster.alone import Alone
 from tests.cluster.packs import split
 from tests.cluster.test_streaming import PLACEMENTS
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import CASES, Reference
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.model.int4_files import Int4Checkpoint
@@ -22,6 +23,7 @@ from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.source import DEMO, resolve_model
@@ -31,10 +33,8 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.sources.imported import open_tensors
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 from tpiedge.planner.partition import LayerShape, parse_shares, partition
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.fields import KVPrecision
 
 NAMES = [case.name for case in CASES]

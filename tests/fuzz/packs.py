@@ -62,7 +62,7 @@ def _settings(folder: Path) -> Read:
 
 
 def _testbed(folder: Path) -> Read:
-    from tpiedge.testbed.reading import parse_description
+    from tpiedge.lab.testbed.reading import parse_description
 
     return lambda data: parse_description(data.decode("utf-8", "replace"), "bed.toml")
 

@@ -21,7 +21,7 @@ def verbs(folder: Path) -> set[str]:
 def test_every_module_is_in_its_floor_plan(folder: Path) -> None:
     plan = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    if folder.name == "cli":
+    if folder.name in ("cli", "verbs"):
         modules -= verbs(folder)
     named = set(re.findall(r"`([a-z]\w*)`", plan))
     assert modules <= named

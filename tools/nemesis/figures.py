@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.nemesis.readers import Found
-from tpiedge.bench.serve_figures import percentile
+from tpiedge.lab.bench.serve_figures import percentile
 from tpiedge.master.pauses import PLANNED
 
 __all__ = ["pauses", "say"]

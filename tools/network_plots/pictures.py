@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, NullLocator
 
-from tpiedge.plots.timeline import save
+from tpiedge.lab.plots.timeline import save
 from tpiedge.units import format_bytes
 
 from .records import AllReduce, Decode, Spread

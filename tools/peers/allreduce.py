@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tpiedge.bench.figures import spread
-from tpiedge.bench.reduce_root import ReduceCluster
 from tpiedge.errors import UserError
+from tpiedge.lab.bench.figures import spread
+from tpiedge.lab.bench.reduce_root import ReduceCluster
+from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
 from tpiedge.launch.child import Place
 from tpiedge.planner.network import choose
-from tpiedge.testbed.running import RunningTestbed, open_testbed
 from tpiedge.wire.fields import CollectiveChoice, CollectiveName
 
 from .allreduce_gloo import GlooGroup

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from tpiedge.bench.figures import ask, spread
 from tpiedge.errors import PeerError
 from tpiedge.host.device import default_threads
+from tpiedge.lab.bench.figures import ask, spread
+from tpiedge.lab.devices import Emulated, emulated
 from tpiedge.local.cluster import LocalCluster
-from tpiedge.local.devices import Emulated, emulated, places_on
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import WirePrecision
@@ -98,7 +98,7 @@ def compare_decode(arguments: argparse.Namespace) -> None:
 def _compare_all(arguments: argparse.Namespace, keep: Keep) -> None:
     signal.signal(signal.SIGTERM, _end)
     folder = arguments.work / "models" / f"decode-{os.getpid()}"
-    testbed = emulated(arguments.testbed, 2)
+    testbed = None if arguments.testbed is None else emulated(arguments.testbed, 2)
     program = build_llama(arguments.work)
     if testbed is not None:
         build_llama(arguments.work, _SERVER)
@@ -179,7 +179,7 @@ def _cluster(
     capacity = max(work.prompt_tokens + 1, _DECODE_PROMPT + work.tokens + 1)
     plan = plan_cluster(model, layout, capacity)
     with ExitStack() as stack:
-        places = stack.enter_context(places_on(work.testbed))
+        places = () if work.testbed is None else stack.enter_context(work.testbed.places())
         cluster = stack.enter_context(launch(model, layout, plan, capacity, places=places))
         machines = _Machines()
         if places:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tpiedge.bench.serve_client import MeasuredServer, ServerAddress
-from tpiedge.bench.serve_cluster import await_ready, free_ports, running_process
+from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress
+from tpiedge.lab.bench.serve_cluster import await_ready, free_ports, running_process
 
 __all__ = ["llama_server", "llama_server_command"]
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 
-from tpiedge.bench.figures import spread
 from tpiedge.errors import UserError
 from tpiedge.host.memory_group import MemoryUse, memory_group
+from tpiedge.lab.bench.figures import spread
 from tpiedge.units import format_bytes
 
 from .confined import Ended, run_confined

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tpiedge.bench.figures import spread
+from tpiedge.lab.bench.figures import spread
 from tpiedge.local.answer import Answer, collect
 from tpiedge.local.cluster import LocalCluster
 from tpiedge.local.launch import Layout, launch, plan_cluster

@@ -18,14 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tpiedge.bench.figures import spread
-from tpiedge.bench.serve_client import Streams
-from tpiedge.bench.serve_cluster import ClusterWish, own_cluster
-from tpiedge.bench.serve_figures import RoundFigures, spread_of
-from tpiedge.bench.serve_load import ask_alone, by_clients
-from tpiedge.bench.serve_prompts import RandomPrompts
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
+from tpiedge.lab.bench.figures import spread
+from tpiedge.lab.bench.serve_client import Streams
+from tpiedge.lab.bench.serve_cluster import ClusterWish, own_cluster
+from tpiedge.lab.bench.serve_figures import RoundFigures, spread_of
+from tpiedge.lab.bench.serve_load import ask_alone, by_clients
+from tpiedge.lab.bench.serve_prompts import RandomPrompts
 
 from .install import VERSIONS, build_llama, checked
 from .llama_server import llama_server

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tpiedge.bench import figures as benching
+from tpiedge.lab.bench import figures as benching
 
 __all__ = ["prompt_ids", "ratios"]
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import click
 
+from tpiedge.cli.laboratory import emulated
 from tpiedge.cli.network_options import testbed_option
 from tpiedge.cli.once import positions
 from tpiedge.cli.options import arithmetic_options
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
 from tpiedge.local.answer import collect
-from tpiedge.local.devices import emulated
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import prepare
 from tpiedge.model.source import DEMO
@@ -44,7 +44,7 @@ def demo(
 ) -> None:
     """Watch three nodes of unequal shares answer together with the bundled model."""
     testbed = emulated(testbed_name, None)
-    nodes = _NODES if testbed is None else min(_NODES, len(testbed.devices))
+    nodes = _NODES if testbed is None else min(_NODES, len(testbed))
     model = prepare(DEMO, precision, compute, cache)
     layout = Layout(nodes, ",".join(_SHARES[:nodes]), 1, None, testbed=testbed)
     prompt_ids = tuple(model.tokenizer.encode(prompt))

@@ -63,8 +63,8 @@ VERBS = (
         "tpiedge.cli.import_gguf:import_gguf",
         "Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.",
     ),
-    ("bench", "tpiedge.cli.bench:bench", "Measure this computer."),
-    ("eval", "tpiedge.cli.eval:evaluate", "Measure a model's quality with a text."),
+    ("bench", "tpiedge.lab.verbs.bench:bench", "Measure this computer."),
+    ("eval", "tpiedge.lab.verbs.eval:evaluate", "Measure a model's quality with a text."),
     (
         "doctor",
         "tpiedge.cli.doctor:doctor",
@@ -109,12 +109,12 @@ VERBS = (
     ),
     (
         "trace",
-        "tpiedge.cli.trace:trace",
+        "tpiedge.lab.verbs.trace:trace",
         "Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.",
     ),
     (
         "testbed",
-        "tpiedge.cli.testbed:testbed",
+        "tpiedge.lab.verbs.testbed:testbed",
         "Emulate several devices on this computer: their networks, processors and memory.",
     ),
 )

@@ -4,7 +4,7 @@ from typing import get_args
 
 import click
 
-from tpiedge.cli.testbed_names import TESTBED
+from tpiedge.cli.laboratory import TESTBED
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 
 __all__ = ["collective_option", "testbed_option", "wire_option"]

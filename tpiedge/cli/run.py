@@ -8,6 +8,7 @@ import click
 
 from tpiedge.cli.chat import chat
 from tpiedge.cli.conversation import ANSWER_TOKENS, messages_of
+from tpiedge.cli.laboratory import emulated
 from tpiedge.cli.model_names import model_option
 from tpiedge.cli.network_options import collective_option, testbed_option, wire_option
 from tpiedge.cli.once import Prompt, once
@@ -30,7 +31,6 @@ from tpiedge.cli.serving_options import speculate_option
 from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
-from tpiedge.local.devices import emulated
 from tpiedge.local.launch import Layout, say_crowding
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.local.usual_context import roomy_context
@@ -124,7 +124,7 @@ def run(
     asked = _Asked(prompt, raw, system, token_ids(prompt_ids) if prompt_ids is not None else None)
     _check_json(asked, as_json, prompt_logprobs, sampling_flags["logprobs"])
     testbed = emulated(testbed_name, None if is_default("nodes") else nodes)
-    nodes = len(testbed.devices) if testbed else nodes
+    nodes = nodes if testbed is None else len(testbed)
     keeping = keeping_of(window, pin, io)
     layout = Layout(nodes, shares, threads, memory, keeping, testbed, collective, wire, speculate)
     layout.check()

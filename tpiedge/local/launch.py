@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
@@ -13,7 +14,6 @@ from tpiedge.host.usage import rss_bytes
 from tpiedge.launch.child import Place
 from tpiedge.launch.timing import Timing
 from tpiedge.local.cluster import ClusterSpec, LocalCluster
-from tpiedge.local.devices import Emulated, places_on
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, bytes_beside_weights
@@ -26,6 +26,7 @@ from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.weights import Keeping
 
 __all__ = [
+    "Devices",
     "Layout",
     "check_context",
     "crowding",
@@ -41,6 +42,31 @@ _CROWD = 2  # so many nodes per core still take turns well
 _DISK_SPEED = 0.1  # relative to the speed of computing; all nodes have the same disk
 
 
+class Devices(Protocol):
+    """Where the nodes run in place of this computer, one on each device, in rank order: a testbed's devices."""
+
+    @property
+    def most_threads(self) -> int:
+        """The processors of the smallest device: all nodes get the same number of threads."""
+
+    @property
+    def speeds(self) -> Sequence[float]:
+        """The devices' processors."""
+
+    @property
+    def timing(self) -> Timing:
+        """What suits the worst way between two of them."""
+
+    def memory_bytes(self, rank: int, wanted: int | None) -> int | None:
+        """The smaller of the device's limit and `wanted`; None if there is neither."""
+
+    def places(self) -> AbstractContextManager[tuple[Place, ...]]:
+        """The nodes' places. Within the block this thread's network is the first device's."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The user's choices: how many nodes, of which size, on which testbed, how they add up their parts, and how many
@@ -51,7 +77,7 @@ class Layout:
     threads: int | None
     memory_bytes: int | None
     keeping: Keeping = field(default_factory=Keeping)
-    testbed: Emulated | None = None
+    testbed: Devices | None = None
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     speculate: int = 0
@@ -202,7 +228,8 @@ def launch(
 
     `traces` is as in ClusterSpec; `places` is given on a testbed that is open already.
     """
-    with nullcontext(places) if places else places_on(layout.testbed) as places:
+    there = layout.testbed
+    with nullcontext(places) if places or there is None else there.places() as places:
         spec = ClusterSpec(
             pack=model.pack.path.absolute(),
             shares=plan.shares,
@@ -216,7 +243,7 @@ def launch(
             wire=layout.wire,
             kv=model.kv,
             speculate=layout.speculate,
-            timing=layout.testbed.timing if layout.testbed else Timing(),
+            timing=Timing() if there is None else there.timing,
         )
         yield from _run(spec, [need.weight_bytes for need in plan.needs])
 

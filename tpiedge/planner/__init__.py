@@ -4,6 +4,6 @@
 weights, `fractions` and `streaming` by speed, memory and disk; `solve` plans for a computer, `capacity` for a cluster,
 by the times of `prediction`; `arrangement` orders its ranks by what disks lack, and `borders` moves the borders between
 them; `reasons` says why in words.
-`network` predicts all-reduces, `linking` says who connects to whom, `steady` analyses streaming, `carriage` says which
+`network` predicts all-reduces, `linking` says who connects to whom, `carriage` says which
 keys and values travel when plans change.
 """

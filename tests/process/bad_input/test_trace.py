@@ -104,7 +104,7 @@ def test_the_trace_is_not_drawn_over(fails, good, name):
 
 
 def test_a_trace_that_memory_is_too_small_for(fails, good, monkeypatch):
-    monkeypatch.setattr("tpiedge.cli.trace.available_memory_bytes", lambda: 1000)
+    monkeypatch.setattr("tpiedge.lab.verbs.trace.available_memory_bytes", lambda: 1000)
     assert "GB of memory, 0.0 GB are free" in fails("trace", good, status=RESOURCE)
 
 
@@ -132,7 +132,7 @@ def test_a_picture_that_cannot_be_finished(fails, good, monkeypatch):
 
 def test_a_picture_needs_matplotlib(fails, good, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "tpiedge.plots.timeline", raising=False)
+    monkeypatch.delitem(sys.modules, "tpiedge.lab.plots.timeline", raising=False)
     for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
         monkeypatch.delitem(sys.modules, name)
     assert "--png needs matplotlib: pip install 'tpiedge[plot]'" in fails(

@@ -11,6 +11,7 @@ from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.tokens import parse_token
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
@@ -20,7 +21,6 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 from tpiedge.transport.keys import CurveKeys
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 from tpiedge.shipping.server import ShipServer
 from tpiedge.transport.endpoint import Buffer, Envelope

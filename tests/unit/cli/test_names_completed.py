@@ -6,10 +6,10 @@ import pytest
 from click.shell_completion import BashComplete
 
 from tpiedge.cli.main import cli
+from tpiedge.lab.testbed import state
+from tpiedge.lab.testbed.scenarios import shipped_scenarios
 from tpiedge.model.aliases import aliases
 from tpiedge.pack.manifest import MANIFEST_NAME
-from tpiedge.testbed import state
-from tpiedge.testbed.scenarios import shipped_scenarios
 
 COMMIT = "c" * 40
 HERE = ["acme/tiny", "acme-tiny-bf16"]

@@ -13,6 +13,7 @@ from tpiedge.errors import IntegrityError, UserError
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.kernels.quantise import dequantise_output, dequantise_unit, quantise_unit
+from tpiedge.lab.random_weights import random_rows
 from tpiedge.memory import sweep
 from tpiedge.memory.pinning import Placement
 from tpiedge.memory.residency import smallest_ring
@@ -22,7 +23,6 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.storage import Storage
-from tpiedge.pack.writing.random_weights import random_rows
 
 MakePack = Callable[..., Pack]
 EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))

@@ -10,6 +10,7 @@ import torch
 
 import tpiedge
 from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
+from tpiedge.lab.random_weights import random_rows, random_vector
 from tpiedge.memory.arena import DTYPES
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import NodeWeights
@@ -17,7 +18,6 @@ from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.writing.random_weights import random_rows, random_vector
 
 MakePack = Callable[..., Pack]
 EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
@@ -215,7 +215,7 @@ from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import *
 from tpiedge.pack.specs import *
-from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 
@@ -232,8 +232,8 @@ weights.close()
 
 
 def test_no_second_copy_of_the_weights(tmp_path: Path) -> None:
+    from tpiedge.lab.random_weights import RandomSource
     from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
-    from tpiedge.pack.writing.random_weights import RandomSource
     from tpiedge.pack.writing.writer import write_pack
 
     shapes = {"q": (2048, 128), "k": (512, 128), "o": (2048, 128), "gate": (4096, 128), "down": (4096, 128)}

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tpiedge.errors import UserError
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import TILE_ROWS, config_of_pack, model_spec
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 
 CASES: list[dict[str, Any]] = [

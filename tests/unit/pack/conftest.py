@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision, RowLayout
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 
 HEAD_DIM, HIDDEN, FFN, VOCABULARY, HEADS, KV_HEADS = 20, 60, 200, 1003, 6, 3

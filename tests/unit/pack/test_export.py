@@ -8,6 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from tpiedge.errors import IntegrityError, InternalError, UserError
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
@@ -15,7 +16,6 @@ from tpiedge.pack.sources.safetensors_file import TensorEntry, header
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.pack.writing import export
 from tpiedge.pack.writing.export import export_safetensors
-from tpiedge.pack.writing.random_weights import RandomSource
 
 MakePack = Callable[..., Pack]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tpiedge.errors import DiskFull, ReadFault, ResourceError, TpiedgeError, UserError
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.files import open_regular, read_exactly
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.identity import manifest_bytes, pack_id
@@ -21,7 +22,6 @@ from tpiedge.pack.sources.source import CheckpointSource
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.pack.store.copy import ShardCopy
 from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 
 MakePack = Callable[..., Pack]

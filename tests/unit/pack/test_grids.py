@@ -8,10 +8,10 @@ import pytest
 
 from tests.unit.pack.conftest import build_spec
 from tpiedge.errors import ProtocolError, UserError
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.grids import check_exponents, grid_exponents
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 
 QUANTISED = [Precision.Q8, Precision.Q4]

@@ -9,12 +9,12 @@ import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.quantise import QuantisationError
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.dtypes import Array
 from tpiedge.pack.layout import BlobLayout, PanelLayout, Precision
 from tpiedge.pack.specs import BlobSpec, MatrixSpec
 from tpiedge.pack.writing import panel_writer
 from tpiedge.pack.writing.panel_writer import Quantiser
-from tpiedge.pack.writing.random_weights import RandomSource
 
 LIMIT_S = 30.0
 ROWS, COLS = 64, 96

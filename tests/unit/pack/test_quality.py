@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.layout import PanelLayout, Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.pack.writing import export
 from tpiedge.pack.writing.quality import QUALITY_NAME, load_quality
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 
 Q4 = Precision.Q4

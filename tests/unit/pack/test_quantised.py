@@ -16,6 +16,7 @@ from tests.unit.pack.stored import as_f32, check_matrix
 from tpiedge.errors import UserError
 from tpiedge.kernels import quantise
 from tpiedge.kernels.panels import PANEL
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.layout import ALIGN, BlobLayout, PanelLayout, Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack, verify_pack
@@ -25,7 +26,6 @@ from tpiedge.pack.storage import Storage
 from tpiedge.pack.writing import panel_writer
 from tpiedge.pack.writing.panel_writer import pieces
 from tpiedge.pack.writing.quality import QUALITY_NAME, load_quality
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 
 F32, BF16, Q8, Q4 = Precision

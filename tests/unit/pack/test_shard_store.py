@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tpiedge.errors import DiskFull, ProtocolError, UserError
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.layout import Precision
@@ -20,7 +21,6 @@ from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store.copy import LayerRanges, ShardCopy
 from tpiedge.pack.store.space import read_limit, write_limit
 from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 
 SHARE = NodeShare(Share(2, 4), Share(0, 1))

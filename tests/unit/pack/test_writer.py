@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tpiedge.errors import DiskFull, ReadFault, ResourceError, UserError
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.dtypes import STORED, convert
 from tpiedge.pack.layout import BlobLayout, Precision, RowLayout
 from tpiedge.pack.reader import Pack, verify_pack
@@ -19,7 +20,6 @@ from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.writing import blob_writer
 from tpiedge.pack.writing.blob_sink import BlobSink
 from tpiedge.pack.writing.blob_writer import tiles, transpose
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.target import lock_target
 from tpiedge.pack.writing.writer import pack_bytes, write_pack
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.engine.steps import ACTIVATION_BYTES
+from tpiedge.lab.random_weights import RandomSource
 from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep
@@ -17,7 +18,6 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.storage import Storage
-from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.fractions import fraction_limit, fractions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.testbed.beds import bed_name, left_of, removed, why_no_testbed, written
+from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed, written
 from tools.peers.allreduce import report, required_ratio
 from tools.peers.allreduce_gloo import GlooGroup
 from tpiedge.errors import PeerError

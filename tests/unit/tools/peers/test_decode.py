@@ -167,10 +167,9 @@ def test_two_machines_are_the_same_for_both(monkeypatch: pytest.MonkeyPatch, tmp
     model = SimpleNamespace(config=SimpleNamespace(num_layers=22))
     for name, found in (("prepare", model), ("plan_cluster", None)):
         monkeypatch.setattr(decode, name, lambda *_, found=found: found)
-    monkeypatch.setattr(decode, "places_on", lambda _testbed: contextlib.nullcontext(places))
     monkeypatch.setattr(decode, "launch", launch)
     monkeypatch.setattr(decode, "rpc_server", rpc_server)
-    testbed: Any = "two devices"
+    testbed: Any = SimpleNamespace(places=lambda: contextlib.nullcontext(places))
     work = decode._Work(Path("bin/llama-bench"), tmp_path, 8, 4, 1, testbed, "int8")
     with decode._cluster(tmp_path / "pack", 1, work) as (cluster, _, machines):
         assert cluster == "cluster"

@@ -13,8 +13,8 @@ import pytest
 from tools.peers import serve
 from tools.peers.llama_server import llama_server_command
 from tools.peers.serve import ServeRound, compare_serve, report_of_streams
-from tpiedge.bench.serve_figures import RoundFigures, TimedAnswer
 from tpiedge.errors import PeerError, UserError
+from tpiedge.lab.bench.serve_figures import RoundFigures, TimedAnswer
 
 
 def figures(streams: int, step_s: float) -> RoundFigures:

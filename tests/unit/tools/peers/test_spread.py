@@ -1,7 +1,7 @@
 """Medians and ratios."""
 
 from tools.peers.spread import prompt_ids, ratios
-from tpiedge.bench.figures import spread
+from tpiedge.lab.bench.figures import spread
 
 
 def test_spread():

@@ -1,0 +1,82 @@
+"""Testbeds of tests: names that no other run uses, and what may be left of one."""
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tpiedge.errors import TpiedgeError
+from tpiedge.lab.testbed.forwarding import switches
+from tpiedge.lab.testbed.groups import Controllers
+from tpiedge.lab.testbed.namespaces import NAMESPACES, members_of, scratch_namespace
+from tpiedge.lab.testbed.state import ROOT, folder_of, prefix_of
+from tpiedge.lab.testbed.switch.library import switch_library
+from tpiedge.lab.testbed.testbed import down
+
+__all__ = ["bed_name", "left_of", "removed", "why_no_testbed", "written"]
+
+_numbers = itertools.count()
+
+
+def why_no_testbed() -> str | None:
+    """Why there can be none here, in words."""
+    if os.geteuid():
+        return "root: a testbed needs it"
+    if not Path("/dev/net/tun").exists():
+        return "system: there is no /dev/net/tun, which the switch needs"
+    if shutil.which("ip") is None:
+        return "namespaces: iproute2 is not installed"
+    try:
+        switch_library()
+        with scratch_namespace():
+            pass
+    except TpiedgeError as error:
+        return f"native: {error}"
+    except OSError as error:
+        return f"namespaces: no network namespaces here: {error}"
+    return _why_no_groups()
+
+
+def _why_no_groups() -> str | None:
+    controllers, name = Controllers.here(), f"tpiedge-try-{os.getpid()}"
+    try:
+        controllers.make(name)
+    except OSError as error:
+        return f"groups: none can be made here: {error}"
+    finally:
+        controllers.remove(name)
+    return None
+
+
+def bed_name() -> str:
+    return f"t{os.getpid()}-{next(_numbers)}"
+
+
+@contextmanager
+def removed(name: str) -> Iterator[str]:
+    """Whatever the test leaves is gone afterwards."""
+    try:
+        yield name
+    finally:
+        down(name)
+
+
+def left_of(name: str) -> list[str]:
+    """Everything of a testbed that is still there, in words."""
+    prefix = prefix_of(name)
+    namespaces = sorted(NAMESPACES.glob(f"{prefix}*")) if NAMESPACES.is_dir() else []
+    left = [f"namespace {path.name}" for path in namespaces]
+    left += [f"process {pid} in a namespace" for pid in members_of(namespaces)]
+    left += [f"control group {group}" for group in Controllers.here().found(prefix)]
+    left += [f"switch {pid}" for pid in switches(name)]
+    files = (folder_of(name), ROOT / f"{name}.lock")
+    return left + [str(path) for path in files if path.exists()]
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    """A description as a file; its path."""
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return str(path)

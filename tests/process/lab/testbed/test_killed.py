@@ -1,0 +1,158 @@
+"""kill -9 at any point of `up`: whoever comes next finds and removes what is left, and can begin anew."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.process.command import run_command, wait_for
+from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed
+from tpiedge.lab.testbed.forwarding import switches
+from tpiedge.lab.testbed.namespaces import NAMESPACES
+from tpiedge.lab.testbed.running import open_testbed
+from tpiedge.lab.testbed.state import folder_of, prefix_of, read_state
+from tpiedge.lab.testbed.testbed import down, known_names
+
+REASON = why_no_testbed()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+#: Dies at the given call of a function of a module.
+DIES = """
+import importlib, os, signal, sys
+from tpiedge.lab.testbed.scenarios import load_scenario
+name, module, function, calls = sys.argv[1:5]
+owner = importlib.import_module(module)
+for part in function.split(".")[:-1]:
+    owner = getattr(owner, part)
+last = function.split(".")[-1]
+original, left = getattr(owner, last), int(calls)
+def deadly(*arguments, **options):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments, **options)
+setattr(owner, last, deadly)
+from tpiedge.lab.testbed.testbed import down, up
+if owner.__name__ == "tpiedge.lab.testbed.testbed" and last in ("remove_namespace", "end_all"):
+    down(name)
+else:
+    up(load_scenario("pair", name), "switch", print)
+"""
+
+POINTS = [
+    ("tpiedge.lab.testbed.state", "TestbedState.write", 1),
+    ("tpiedge.lab.testbed.testbed", "add_namespace", 1),
+    ("tpiedge.lab.testbed.testbed", "add_namespace", 2),
+    ("tpiedge.lab.testbed.groups", "Controllers.make", 1),
+    ("tpiedge.lab.testbed.groups", "Controllers.make", 2),
+    ("tpiedge.lab.testbed.forwarding", "start", 1),
+    ("tpiedge.lab.testbed.forwarding", "_first_line", 1),
+    ("tpiedge.lab.testbed.state", "TestbedState.write", 2),
+]
+
+
+def die(name: str, module: str, function: str, calls: int) -> bool:
+    """Whether it was killed there; else it came through."""
+    ended = subprocess.run(
+        [sys.executable, "-c", DIES, name, module, function, str(calls)], capture_output=True, check=False
+    )
+    assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+    return ended.returncode != 0
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point[1]}-{point[2]}")
+def test_down_removes_what_a_killed_up_has_left(bed: str, point: tuple[str, str, int]) -> None:
+    assert die(bed, *point)
+    found = read_state(bed)
+    assert found is None or found.abandoned
+    down(bed)
+    assert left_of(bed) == []
+
+
+@pytest.mark.parametrize(
+    "point", [POINTS[0], POINTS[2], POINTS[6], POINTS[7]], ids=lambda point: f"{point[1]}-{point[2]}"
+)
+def test_up_removes_it_too_and_goes_on(bed: str, point: tuple[str, str, int]) -> None:
+    assert die(bed, *point)
+    with open_testbed("pair", name=bed, network="switch") as testbed:
+        assert len(switches(bed)) == 1
+        assert testbed.name == bed
+    assert left_of(bed) == []
+
+
+@pytest.mark.parametrize(("function", "calls"), [("end_all", 1), ("end_all", 2), ("remove_namespace", 2)])
+def test_a_killed_down_is_finished_by_whoever_comes_next(bed: str, function: str, calls: int) -> None:
+    for again in (lambda: run_command("testbed", "up", "pair", "--name", bed), lambda: None):
+        assert run_command("testbed", "up", "pair", "--name", bed).status == 0
+        assert die(bed, "tpiedge.lab.testbed.testbed", function, calls)
+        assert f"something is left of {bed}" in run_command("testbed", "status").err
+        ended = again()
+        assert ended is None or ended.status == 0
+        down(bed)
+        assert left_of(bed) == []
+
+
+def test_names_of_namespaces_that_a_restart_has_emptied(bed: str) -> None:
+    """Where /run outlives it, a plain file is left."""
+    NAMESPACES.mkdir(exist_ok=True)
+    (NAMESPACES / f"{prefix_of(bed)}device1").touch()
+    assert bed in known_names()
+    with open_testbed("pair", name=bed):
+        pass
+    assert left_of(bed) == []
+
+
+def test_what_is_left_is_listed(bed: str) -> None:
+    assert die(bed, "tpiedge.lab.testbed.testbed", "add_namespace", 2)
+    assert bed in known_names()
+    assert run_command("testbed", "status", bed).out.startswith(f"{bed}: abandoned")
+
+
+def test_a_folder_without_a_state_is_no_obstacle(bed: str) -> None:
+    """As where the computer went down before the file reached the disk."""
+    folder_of(bed).mkdir(parents=True)
+    (folder_of(bed) / "state.json").write_text("")
+    with open_testbed("pair", name=bed):
+        pass
+    assert left_of(bed) == []
+
+
+def test_one_of_before_a_restart_is_removed(bed: str) -> None:
+    ended = run_command("testbed", "up", "pair", "--name", bed, "--network", "switch")
+    assert ended.status == 0, ended.err
+    path = folder_of(bed) / "state.json"
+    path.write_text(path.read_text().replace(read_state(bed).boot, "before"))
+    again = run_command("testbed", "up", "pair", "--name", bed, "--network", "switch")
+    assert f"removed what an earlier command left of {bed}" in again.err
+    assert len(switches(bed)) == 1
+
+
+@pytest.mark.fault("P20", "the next command removes a killed one's testbed")
+def test_a_killed_program_leaves_it_to_the_next(bed: str) -> None:
+    hold = "import sys, time\nfrom tpiedge.lab.testbed.running import open_testbed\n"
+    hold += "with open_testbed('pair', name=sys.argv[1], network='switch'):\n"
+    hold += "    print('up', flush=True)\n    time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hold, bed], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"up\n"
+        (switch,) = switches(bed)
+        holder.kill()
+    found = read_state(bed)
+    assert found is None or found.abandoned  # tests beside this one remove it, too
+    with open_testbed("pair", name=bed, network="switch"):
+        assert switch not in switches(bed)
+    assert left_of(bed) == []
+
+
+def test_an_interrupted_up_leaves_nothing() -> None:
+    with removed(bed_name()) as name:
+        interrupt = DIES.replace("os.kill(os.getpid(), signal.SIGKILL)", "raise KeyboardInterrupt")
+        for module, function, calls in POINTS[1:]:
+            ended = subprocess.run(
+                [sys.executable, "-c", interrupt, name, module, function, str(calls)],
+                capture_output=True,
+                check=False,
+            )
+            assert b"KeyboardInterrupt" in ended.stderr, (function, calls)
+            wait_for(lambda: left_of(name) == [], 5)

@@ -1,0 +1,305 @@
+"""`tpiedge testbed` from up to down: what it shows, what runs in it, what it refuses, what it leaves."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.process.command import COMMAND, gone, run_command, wait_for
+from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed
+from tpiedge.errors import ResourceError, UserError
+from tpiedge.lab.testbed.forwarding import switches
+from tpiedge.lab.testbed.groups import Controllers
+from tpiedge.lab.testbed.measuring import rtts_s
+from tpiedge.lab.testbed.namespaces import NAMESPACES, inside
+from tpiedge.lab.testbed.running import attach, enter_command, open_testbed
+from tpiedge.lab.testbed.state import folder_of, read_state, socket_of
+from tpiedge.lab.testbed.testbed import down, known_names, members, namespaces_of
+
+REASON = why_no_testbed()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+
+def run(*arguments: object, status: int = 0, **options):
+    ended = run_command("testbed", *arguments, **options)
+    assert ended.status == status, ended.err
+    return ended
+
+
+def status_of(name: str) -> dict:
+    record = json.loads(run("status", name, "--json").out)
+    assert isinstance(record, dict)
+    return record
+
+
+@pytest.mark.thin
+def test_from_up_to_down(bed: str) -> None:
+    ended = run("up", "pair", "--name", bed, "--network", "switch")
+    assert ended.out == ""
+    assert f"{bed} is up" in ended.err
+    record = status_of(bed)
+    assert (record["state"], len(record["switch_pids"])) == ("up", 1)
+    assert [(device["name"], device["address"], device["there"]) for device in record["devices"]] == [
+        ("device1", "10.77.0.1", True),
+        ("device2", "10.77.0.2", True),
+    ]
+    assert all(pair["latency_s"] == 0.001 for pair in record["pairs"])
+    assert folder_of(bed).stat().st_mode & 0o777 == 0o700
+    assert bed in known_names()
+    listed = json.loads(run("ls", "--json").out)
+    assert "paper-8" in [item["name"] for item in listed["shipped"]]
+    assert bed in [item["name"] for item in listed["up"]]
+    assert bed in run("status").out
+    assert "is up already" in run("up", "pair", "--name", bed, status=2).err
+    assert status_of(bed)["state"] == "up"
+    assert f"{bed} is down" in run("down", bed).err
+    assert left_of(bed) == []
+    assert f"there is no testbed {bed}" in run("down", bed).err
+    assert "is not up" in run("status", bed, status=2).err
+
+
+def test_a_command_on_a_device_is_that_command(bed: str) -> None:
+    """Input, output, status and place are its own."""
+    run("up", "pair", "--name", bed)
+    show = "cat; readlink /proc/self/ns/net; cat /proc/self/cgroup; echo bad >&2; exit 7"
+    ended = run("exec", bed, "device2", "--", "sh", "-c", show, stdin="hello\n", status=7)
+    lines = ended.out.splitlines()
+    assert lines[0] == "hello"
+    assert lines[1] != os.readlink("/proc/self/ns/net")
+    assert f"tpiedge.{bed}.device2" in ended.out
+    assert ended.err == "bad\n"
+    assert "no such command: nope" in run("exec", bed, "device1", "--", "nope", status=127).err
+    assert "cannot run /" in run("exec", bed, "device1", "--", "/", status=126).err
+    assert "it has device1, device2" in run("exec", bed, "phone", "--", "true", status=2).err
+
+
+def test_an_interrupt_is_the_commands_own(bed: str, start) -> None:
+    run("up", "pair", "--name", bed)
+    wait = "import signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(42))\n"
+    wait += "print('ready', flush=True)\ntime.sleep(60)"
+    started = start("testbed", "exec", bed, "device1", "--", sys.executable, "-c", wait)
+    started.wait_for_output()
+    assert members(bed, "device1") == {started.process.pid}
+    assert status_of(bed)["devices"][0]["processes"] == [started.process.pid]
+    started.process.send_signal(signal.SIGINT)
+    assert started.finish().status == 42
+
+
+def test_devices_reach_each_other_and_nothing_else(bed: str) -> None:
+    run("up", "pair", "--name", bed)
+    serve = "import socket; s = socket.create_server(('', 5000)); c, a = s.accept(); c.sendall(a[0].encode())"
+    fetch = "import socket; print(socket.create_connection(('10.77.0.2', 5000), 10).recv(99).decode())"
+    with subprocess.Popen([*enter_command(bed, "device2"), sys.executable, "-c", serve]) as server:
+        wait_for(lambda: listening(namespaces_of(state(bed))["device2"], 5000), 10)
+        assert run("exec", bed, "device1", "--", sys.executable, "-c", fetch).out == "10.77.0.1\n"
+        assert server.wait(10) == 0
+    leave = "import socket; socket.create_connection(('192.0.2.1', 9), 5)"
+    assert "unreachable" in run("exec", bed, "device1", "--", sys.executable, "-c", leave, status=1).err
+    links = {(link["member"], link["way"]): link["counters"] for link in status_of(bed)["links"]}
+    assert all(links[pair]["packets"] > 2 for pair in links)
+
+
+def state(bed: str):
+    found = read_state(bed)
+    assert found is not None
+    return found
+
+
+def listening(namespace: Path, port: int) -> bool:
+    with inside(namespace):
+        return f":{port:04X} 00000000:0000 0A" in Path("/proc/thread-self/net/tcp").read_text()
+
+
+def test_two_at_once_do_not_meet(bed: str) -> None:
+    """The same addresses and names, other namespaces; what is done to one is not done to the other."""
+    with removed(bed_name()) as other:
+        with open_testbed("pair", name=bed) as first, open_testbed("pair", name=other) as second:
+            assert first.devices[0].address == second.devices[0].address
+            with first.inside("device1"):
+                one = socket.create_server((first.devices[0].address, 7000))
+            with one, second.inside("device1"):
+                socket.create_server((second.devices[0].address, 7000)).close()
+            first.set_links("device1", latency_s=0.1)
+            assert first.expected("device1", "device2").latency_s == pytest.approx(0.1005)
+            assert second.expected("device1", "device2").latency_s == pytest.approx(0.001)
+            run("down", bed)
+            assert left_of(bed) == []
+            assert status_of(other)["state"] == "up"
+        assert left_of(other) == []
+
+
+def test_down_ends_what_still_runs(bed: str) -> None:
+    """Politely first; what does not listen, is stopped or has left its control group goes as well."""
+    run("up", "pair", "--name", bed)
+    polite = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    wait = "print('ready', flush=True)\ntime.sleep(60)"
+    prefix = enter_command(bed, "device1")
+    processes = [
+        subprocess.Popen([*words, sys.executable, "-c", how + wait], stdout=subprocess.PIPE)
+        for words in (prefix, (*prefix[:5], "--"))
+        for how in (polite, deaf)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+    processes[2].send_signal(signal.SIGSTOP)
+    run("down", bed)
+    assert [process.wait(5) for process in processes] == [3, -9, 3, -9]
+    for process in processes:
+        process.stdout.close()
+
+
+def test_a_link_changes_while_it_runs(bed: str) -> None:
+    run("up", "pair", "--name", bed)
+    run("link", bed, "device1", "--latency", "3ms", "--loss", "1%")
+    run("link", bed, "device2", "--rate", "10 Mbit/s", "--down")
+    links = {(link["member"], link["way"]): link for link in status_of(bed)["links"]}
+    assert [links["device1", way]["latency_s"] for way in ("up", "down")] == [0.003, 0.003]
+    assert [links["device1", way]["loss"] for way in ("up", "down")] == [0.01, 0.01]
+    assert links["device2", "up"]["bytes_per_s"] == 37_500_000
+    assert links["device2", "down"]["bytes_per_s"] == 1_250_000
+    assert attach(bed).expected("device1", "device2").bytes_per_s == 1_250_000
+    run("link", bed, "device2", "--rate", "none")
+    links = {(link["member"], link["way"]): link for link in status_of(bed)["links"]}
+    assert [links["device2", way]["bytes_per_s"] for way in ("up", "down")] == [None, None]
+    assert "has no link in the testbed" in run("link", bed, "router", "--loss", "1%", status=2).err
+
+
+def test_a_switch_that_was_killed_is_told_of_and_taken_down(bed: str) -> None:
+    run("up", "pair", "--name", bed, "--network", "switch")
+    (pid,) = switches(bed)
+    victim = psutil.Process(pid)
+    victim.kill()
+    wait_for(lambda: gone(victim), 5)
+    assert status_of(bed)["state"] == "broken"
+    assert "does not answer" in run("link", bed, "device1", "--latency", "1ms", status=4).err
+    with pytest.raises(UserError, match=r"the switch of the testbed .* has ended"), open_testbed(bed):
+        pytest.fail("it does not work any more")
+    run("down", bed)
+    assert left_of(bed) == []
+
+
+def test_of_a_testbed_that_is_up_a_program_leaves_everything(bed: str) -> None:
+    run("up", "pair", "--name", bed)
+    with open_testbed(bed) as testbed, open_testbed("pair", name=bed) as again:
+        assert testbed.name == again.name == bed
+    assert status_of(bed)["state"] == "up"
+
+
+def test_one_that_belongs_to_a_running_program_is_not_shared(bed: str) -> None:
+    with open_testbed("pair", name=bed):
+        assert f"process {os.getpid()}" in run("up", "pair", "--name", bed, status=2).err
+        assert status_of(bed)["owner_pid"] == os.getpid()
+    assert left_of(bed) == []
+
+
+def test_who_is_not_root_is_told_so(bed: str) -> None:
+    """One clear line each; what comes along may be listed by everybody."""
+    run("up", "pair", "--name", bed)
+    for arguments in (("up", "pair"), ("down", bed), ("status", bed), ("status",), ("check", bed), ("ls",)):
+        status, err = as_nobody("testbed", *arguments)
+        assert status == (0 if arguments == ("ls",) else 2), err
+        assert err == ("" if arguments == ("ls",) else f"tpiedge: {NEEDS_ROOT}\n")
+    cache = ("--cache", f"/tmp/{bed}")  # the tests' own is closed to others
+    status, err = as_nobody("run", "--model", "demo", *cache, "--raw", "--prompt", "x", "--testbed", bed)
+    assert (status, err) == (2, f"tpiedge: {NEEDS_ROOT}\n")
+
+
+NEEDS_ROOT = "a testbed needs root, for namespaces and control groups: run it with sudo"
+
+
+def as_nobody(*arguments: str) -> tuple[int, str]:
+    """Status and errors. The id changes once all is imported: the sources may be closed to others."""
+    code = (
+        "import os, tpiedge.lab.testbed.running; from tpiedge.cli.main import cli, main; cli.load_all(); "
+        "os.setgid(65534); os.setuid(65534); main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    return ended.returncode, ended.stderr
+
+
+def test_up_is_quick(bed: str) -> None:
+    """In processor time, which other work on this computer takes less from than from the clock."""
+    before = os.times()
+    run("up", "paper-8", "--name", bed)
+    after = os.times()
+    assert sum(after[2:4]) - sum(before[2:4]) < 5
+    run("down", bed)
+
+
+def test_down_from_a_device_ends_the_others_and_comes_back(bed: str, start) -> None:
+    run("up", "pair", "--name", bed)
+    other = start("testbed", "exec", bed, "device1", "--", "sh", "-c", "echo ready; exec sleep 60")
+    other.wait_for_output()
+    ended = run("exec", bed, "device1", "--", COMMAND, "testbed", "down", bed)
+    assert f"{bed} is down" in ended.err
+    assert other.finish().status == -signal.SIGTERM
+    assert left_of(bed) == []
+
+
+def test_groups_that_a_device_has_made_below_its_own_go_with_it(bed: str) -> None:
+    """As a killed `tpiedge bench memory` there leaves one, in which something may still run."""
+    run("up", "pair", "--name", bed)
+    folders = Controllers.here().folders(f"tpiedge.{bed}.device1")
+    assert folders
+    wait = (sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(60)")
+    with subprocess.Popen([*enter_command(bed, "device1"), *wait], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        for folder in folders:
+            (folder / "below" / "deeper").mkdir(parents=True)
+            (folder / "below" / "deeper" / "cgroup.procs").write_text(str(process.pid))
+        assert members(bed, "device1") == {process.pid}
+        run("down", bed)
+        assert process.wait(5) == -signal.SIGTERM
+    assert left_of(bed) == []
+
+
+def test_what_only_looks_like_a_testbed_is_left_alone() -> None:
+    """Its name would say what is to be removed."""
+    name = f"tpiedge.t*{os.getpid()}.device1"
+    NAMESPACES.mkdir(exist_ok=True)
+    (NAMESPACES / name).touch()
+    try:
+        assert f"t*{os.getpid()}" not in known_names()
+        with pytest.raises(UserError, match="is no name for a testbed"):
+            down(f"t*{os.getpid()}")
+        assert (NAMESPACES / name).exists()
+    finally:
+        (NAMESPACES / name).unlink()
+
+
+def test_one_that_has_become_anothers_is_not_taken_down(bed: str) -> None:
+    with open_testbed("pair", name=bed):
+        run("down", bed)
+        run("up", "pair", "--name", bed)
+    assert status_of(bed)["state"] == "up"
+
+
+def test_a_command_with_the_words_of_the_switch_is_none(bed: str) -> None:
+    words = ["-m", "tpiedge.lab.testbed.switch.process", str(socket_of(bed))]
+    wait = "print('ready', flush=True); import time; time.sleep(60)"
+    for others in ([*words, "--follow"], words[1:]):
+        with subprocess.Popen([sys.executable, "-c", wait, *others], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            assert switches(bed) == set()
+            process.kill()
+
+
+def test_a_link_is_cut_while_it_runs(bed: str) -> None:
+    run("up", "pair", "--name", bed)
+    run("link", bed, "device1", "--loss", "100 %")
+    assert [link["loss"] for link in status_of(bed)["links"] if link["member"] == "device1"] == [1.0, 1.0]
+    testbed = attach(bed)
+    with pytest.raises(ResourceError, match="nothing arrives"):
+        rtts_s(testbed, *testbed.devices, 1)

@@ -1,0 +1,154 @@
+"""`tpiedge run --testbed`: the same tokens over emulated devices, in one command that leaves nothing behind."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import run_command, wait_for
+from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed, written
+from tpiedge.lab.testbed.forwarding import switches
+from tpiedge.lab.testbed.running import open_testbed
+from tpiedge.lab.testbed.state import read_state
+from tpiedge.lab.testbed.testbed import members
+
+REASON = why_no_testbed()
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(120)]
+
+ASK = ("--model", "demo", "--raw", "--prompt", "Once upon a time", "--temperature", 0, "--threads", 1)
+THREE = """
+[defaults]
+latency = "0.5 ms"
+jitter = "0.3 ms"
+rate = "200 Mbit/s"
+memory = "1 GB"
+[[router]]
+name = "router"
+[[device]]
+name = "fast"
+uplink = "router"
+cpus = 2
+[[device]]
+name = "slow"
+uplink = "router"
+cpus = 1
+[[device]]
+name = "lossy"
+uplink = "router"
+cpus = 1
+loss = "0.5 %"
+"""
+
+
+@pytest.fixture
+def three(bed: str, tmp_path: Path) -> str:
+    """The file of three unequal devices; the testbed's name is the fixture `bed`."""
+    return written(tmp_path, bed, THREE)
+
+
+def tokens(*arguments: object) -> dict:
+    ended = run_command("run", *ASK, "--max-tokens", 16, "--json", *arguments)
+    assert ended.status == 0, ended.err
+    assert len(ended.out.splitlines()) == 1
+    record = json.loads(ended.out)
+    assert isinstance(record, dict)
+    return record
+
+
+def test_the_same_tokens_and_nothing_left(bed: str, three: str) -> None:
+    found = tokens("--testbed", three)
+    assert left_of(bed) == []
+    assert found["token_ids"] == tokens()["token_ids"]
+    shares = [node["ffn_units"][1] - node["ffn_units"][0] for node in found["nodes"]]
+    assert len(shares) == 3
+    assert shares[0] > shares[1]
+    assert abs(shares[1] - shares[2]) <= 1
+
+
+def test_some_of_the_devices_and_shares_of_ones_own(bed: str, three: str) -> None:
+    found = tokens("--testbed", three, "--nodes", 2, "--shares", "1,3")
+    shares = [node["ffn_units"][1] - node["ffn_units"][0] for node in found["nodes"]]
+    assert len(shares) == 2
+    assert shares[1] > 2 * shares[0]
+
+
+def test_one_that_is_up_stays_up(bed: str, three: str) -> None:
+    assert run_command("testbed", "up", three).status == 0
+    before = switches(bed)
+    found = tokens("--testbed", bed)
+    assert len(found["nodes"]) == 3
+    assert switches(bed) == before
+    links = json.loads(run_command("testbed", "status", bed, "--json").out)["links"]
+    assert all(link["counters"]["bytes"] > 10_000 for link in links)
+
+
+def test_a_demonstration(bed: str, three: str) -> None:
+    ended = run_command("demo", "--max-tokens", 8, "--testbed", three)
+    assert ended.status == 0, ended.err
+    assert "Starting 3 processes" in ended.err
+    assert ended.out.startswith("Once upon a time")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_one_that_is_interrupted_takes_it_down(bed: str, three: str, start, number: signal.Signals) -> None:
+    started = start("run", *ASK, "--max-tokens", 400, "--ignore-eos", "--testbed", three)
+    started.wait_for_output()
+    assert all(members(bed, device) for device in ("fast", "slow", "lossy"))
+    started.process.send_signal(number)
+    ended = started.finish(20)
+    assert ended.status == 130, ended.err
+    assert left_of(bed) == []
+
+
+def test_one_that_is_killed_leaves_it_to_the_next(bed: str, three: str, start) -> None:
+    started = start("run", *ASK, "--max-tokens", 400, "--ignore-eos", "--testbed", three)
+    started.wait_for_output()
+    started.process.kill()
+    started.finish()
+    wait_for(lambda: not any(members(bed, device) for device in ("fast", "slow", "lossy")), 10)
+    found = read_state(bed)
+    assert found is None or found.abandoned  # tests beside this one remove it, too
+    assert len(tokens("--testbed", three)["token_ids"]) == 16
+    assert left_of(bed) == []
+
+
+def test_one_that_is_killed_is_removed_by_the_next_of_any_name(bed: str, three: str, start) -> None:
+    started = start("run", *ASK, "--max-tokens", 400, "--ignore-eos", "--testbed", three)
+    started.wait_for_output()
+    assert left_of(bed)
+    with removed(bed_name()) as living:
+        with open_testbed("pair", name=living):
+            assert left_of(bed), "its owner lives"
+        started.process.kill()
+        started.finish()
+        ended = run_command("testbed", "up", "pair", "--name", living)
+        assert ended.status == 0, ended.err
+        wait_for(lambda: left_of(bed) == [], 10)  # tests beside this one may have begun to remove it
+        assert read_state(living) is not None
+
+
+def test_a_device_whose_memory_is_too_small_is_refused_before_anything_starts(
+    bed: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, bed, THREE.replace("1 GB", "64 MB"))
+    ended = run_command("run", *ASK, "--testbed", path)
+    assert ended.status == 4, ended.err
+    assert "does not fit" in ended.err
+    assert left_of(bed) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--testbed", "nope"), "there is no testbed 'nope'"),
+        (("--testbed", "pair", "--nodes", 3), "--nodes 3 is more than the testbed pair has devices: 2"),
+        (("--testbed", "pair", "--shares", "1,2,3"), "--shares"),
+        (("--testbed", "pair", "--nodes", 0), "--nodes 0 is out of range"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant(arguments: tuple[object, ...], said: str) -> None:
+    ended = run_command("run", *ASK, *arguments)
+    assert ended.status == 2, ended.err
+    assert said in ended.err

@@ -1,0 +1,119 @@
+"""Every tool runs: in its shortest form, or, where that takes other software, a network or minutes, up to --help."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import run_command
+
+ROOT = Path(__file__).parents[3]
+TOOLS = ROOT / "tools"
+LIMIT_S = 300
+
+#: What each tool is run with; in it PACK is a pack of the demo model, and OUT a folder of the test's own.
+SHORTEST = {
+    "bench_api": "demo --streams 1 --tokens 4 --requests 2 --connections 2 --looks 2 --repeats 1",
+    "bench_grammars": "demo --schemas 2 --cache OUT",
+    "bench_journal": "--tokens 200 --repeats 1",
+    "bench_metrics": "--tokens 500 --repeats 1",
+    "bench_shapes": "--packs OUT --shapes tinyllama --precision q4 --nodes 1 --tokens 1",
+    "bench_shipping": "--layers 1 --folder OUT --repeats 1",
+    "bench_speculation": "PACK --cases resident --tokens 4 --repeats 1 --threads 1",
+    "bench_standby": "PACK --repeats 1 --threads 1",
+    "demo_held_out": "OUT/text",
+    "fuzz": "--inputs 2 --findings OUT",
+    "make_reference": "--check",
+    "record_terminal": "OUT/script.toml OUT/session.svg",
+    "simulate_losses": "--clusters 1 --workers 2",
+    "simulate_orders": "--clusters 1 --events 1 --workers 2",
+}
+
+#: Why another one is only asked what it is; or, after "test: ", what runs it, or, after "part: ", whose part it is.
+OTHERS = {
+    "abuse": "test: tests/process/test_abuse.py",
+    "bench_decode_cost": "four clusters of three machines",
+    "bench_pause": "a cluster of three machines with processes that stand by",
+    "bench_peers": "llama.cpp, accelerate and AirLLM are built and installed",
+    "bench_view": "a cluster that is looked at for many answers",
+    "check_docs": "test: Makefile",
+    "check_lm_eval": "lm-eval is installed, and a master runs",
+    "converse": "test: tests/process/serving/test_conversations.py",
+    "demo_corpus": "part: train_demo_model",
+    "demo_facts": "part: demo_corpus",
+    "demo_stories": "part: demo_corpus",
+    "demo_words": "part: demo_corpus",
+    "fetch_smollm2": "a network",
+    "figures": "part: bench_api",
+    "grammar_flood": "part: bench_grammars",
+    "make_checkpoint": "test: tests/unit/tools/test_make_checkpoint.py",
+    "make_faults": "test: tests/unit/tools/test_make_faults.py",
+    "nemesis": "test: tests/process/serving/test_nemesis_tool.py",
+    "photograph_page": "a browser, and a master that runs",
+    "plot_network": "test: tests/unit/tools/test_plot_network.py",
+    "record_acceptance": "a network: the model is the one that fetch_smollm2 fetches",
+    "record_clients": "a network: the clients are installed",
+    "streaming": "part: converse",
+    "train_demo_model": "transformers, and minutes",
+    "vendor_page": "a network",
+}
+
+ELSEWHERE = [name for name, why in OTHERS.items() if why.startswith(("test: ", "part: "))]
+
+SCRIPT = """
+[[steps]]
+type = "echo so"
+"""
+
+
+def tools() -> list[str]:
+    files = {path.stem for path in TOOLS.glob("*.py")}
+    return sorted(files | {path.parent.name for path in TOOLS.glob("*/__main__.py")})
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"tools.{name}", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+
+
+@pytest.mark.thin
+def test_every_tool_has_its_line() -> None:
+    """A new one needs one: here it is seen that it still runs."""
+    assert tools() == sorted([*SHORTEST, *OTHERS])
+
+
+@pytest.mark.thin
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_runs_a_tool_elsewhere_is_there(name: str) -> None:
+    kind, _, where = OTHERS[name].partition(": ")
+    path = ROOT / where if kind == "test" else TOOLS / f"{where}.py"
+    assert name in path.read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if name not in ELSEWHERE])
+def test_a_tool_that_cannot_run_here_says_what_it_is(name: str) -> None:
+    ended = run(name, "--help")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("usage: ")
+
+
+@pytest.mark.parametrize("name", SHORTEST)
+def test_the_shortest_run(name: str, tmp_path: Path) -> None:
+    pack = ""
+    if "PACK" in SHORTEST[name]:
+        assert run_command("pack", "demo", "--out", str(tmp_path / "pack")).status == 0
+        pack = str(tmp_path / "pack")
+    (tmp_path / "script.toml").write_text(SCRIPT)
+    words = SHORTEST[name].replace("PACK", pack).replace("OUT", str(tmp_path)).split()
+    ended = run(name, *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

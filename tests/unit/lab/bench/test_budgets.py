@@ -1,0 +1,21 @@
+"""The least budget is found by trying."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.lab.bench.budgets import least
+from tpiedge.units import MIB
+
+
+@given(st.integers(1, 1 << 40), st.integers(0, 1 << 40))
+def test_the_least_whole_mib_that_works(needed: int, more: int) -> None:
+    tried: list[int] = []
+
+    def works(nbytes: int) -> bool:
+        tried.append(nbytes)
+        return nbytes >= needed
+
+    found = least(works, needed + more)
+    assert found % MIB == 0
+    assert needed <= found < needed + MIB
+    assert len(tried) <= 22

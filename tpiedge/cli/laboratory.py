@@ -1,0 +1,35 @@
+"""What verbs that answer and serve have of the laboratory, which is not imported before somebody asks for it."""
+
+import pkgutil
+from collections.abc import Callable, Iterable
+
+import click
+
+from tpiedge.cli.types import CompletedName
+from tpiedge.local.launch import Devices
+
+__all__ = ["RUNNING_TESTBED", "TESTBED", "emulated"]
+
+
+def emulated(given: str | None, nodes: int | None) -> Devices | None:
+    """The first `nodes` devices of the testbed with that name or file, by default all; None without a testbed. Raises
+    UserError."""
+    found: Devices | None = None
+    if given is not None:
+        found = pkgutil.resolve_name("tpiedge.lab.devices:emulated")(given, nodes)
+    return found
+
+
+def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
+    """The names that the function at MODULE:FUNCTION returns, for a shell that completes them."""
+
+    def names(_context: click.Context) -> Iterable[str]:
+        found: Iterable[str] = pkgutil.resolve_name(path)()
+        return found
+
+    return names
+
+
+_RUNNING = _names("tpiedge.lab.testbed.state:names")
+TESTBED = CompletedName(_names("tpiedge.lab.testbed.scenarios:shipped_scenarios"), _RUNNING)
+RUNNING_TESTBED = CompletedName(_RUNNING)

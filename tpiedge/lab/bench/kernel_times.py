@@ -1,0 +1,162 @@
+"""Kernels timed beside torch's, the memory and the processor's peak, in alternation."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.probes import Probes
+from tpiedge.kernels.shared_library import KernelLibrary
+from tpiedge.lab.bench.figures import spread
+from tpiedge.lab.bench.kernel_cases import Case
+from tpiedge.lab.bench.repeats import Repeats
+from tpiedge.units import counted
+
+__all__ = ["Bench", "last_level_cache_bytes"]
+
+_SAMPLE_S = 0.01
+_SLOW_S = 0.25
+_QUICKEST_S = 1e-7
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_LARGE_CACHE_BYTES = 32 << 20
+_UNITS = {"K": 1 << 10, "M": 1 << 20}
+
+
+def last_level_cache_bytes() -> int:
+    """The largest cache that the system tells of; 32 MiB where it tells of none."""
+    sizes = []
+    for path in _CACHES.glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text.rstrip("KM")) * _UNITS.get(text[-1:], 1))
+    return max(sizes, default=_LARGE_CACHE_BYTES)
+
+
+@dataclass
+class _Samples:
+    """The times of one case, with one number of threads; the same place in every list is the same repeat."""
+
+    own_s: list[float] = field(default_factory=list)
+    torch_s: list[float] = field(default_factory=list)
+    read_bytes_per_s: list[float] = field(default_factory=list)
+    peak_per_s: list[float] = field(default_factory=list)
+
+
+class Bench:
+    """`library` None: torch alone, without a bound to compare with. `say` gets a line as each case begins."""
+
+    def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
+        self._library = library
+        self._probes = None if library is None else Probes.create(library, buffer_bytes)
+        self._say = say
+
+    def measure(
+        self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: Repeats
+    ) -> list[dict[str, Any]]:
+        """Cases with the same operands, each with every number of threads, as JSON tells of them."""
+        found = []
+        for case in make():
+            for count in threads:
+                self._say(f"{case}, {counted(count, 'thread')}")
+                found.append(self._measure(case, count, repeats))
+        return found
+
+    def _measure(self, case: Case, threads: int, repeats: Repeats) -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        samples = _Samples()
+        with ExitStack() as pools:
+            own, peer = (
+                pools.enter_context(Linear(case.arithmetic, threads, library))
+                for library in (self._library, None)
+            )
+            native = own.native and _is_native(case)
+            own_timer, peer_timer = _CallTimer(case, own), _CallTimer(case, peer)
+            for _ in repeats.of_next_case():
+                if self._probes is not None:
+                    # The peak first: torch's threads spin for some milliseconds after their work.
+                    peak = self._probes.operations_per_s(threads, int8=case.int8, seconds=_SAMPLE_S)
+                    samples.peak_per_s.append(peak)
+                    samples.read_bytes_per_s.append(self._probes.bytes_per_s(threads))
+                samples.own_s.append(own_timer.sample())
+                # Where torch takes long it is compared with, not studied.
+                slow = peer_timer.first_s > _SLOW_S
+                samples.torch_s.append(peer_timer.first_s if slow else peer_timer.sample())
+        return _report(case, threads, native, samples)
+
+
+def _is_native(case: Case) -> bool:
+    """Whether the kernels compute it, and not torch in their place."""
+    return case.int8 or case.kernel == "attention" or case.tokens <= NATIVE_TOKENS
+
+
+class _CallTimer:
+    """One way to compute a case, timed by as many calls at a time as take about _SAMPLE_S.
+
+    The calls use the copies of the operands in turn, and a sample begins where the one before it ended: to go through
+    all of them takes many times as long where a call is slow. `first_s` is what the first call took, with all that is
+    loaded and allocated in it.
+    """
+
+    def __init__(self, case: Case, linear: Linear, now: Callable[[], float] = time.perf_counter) -> None:
+        self._case = case
+        self._linear = linear
+        self._now = now
+        self._copies = itertools.cycle(range(case.copies))
+        self._calls = 1
+        self.first_s = self.sample()
+        if self.first_s <= _SLOW_S:  # one more call says better how many a sample needs
+            self._calls = 1
+            self.sample()
+
+    def sample(self) -> float:
+        """Seconds of a call."""
+        copies = list(itertools.islice(self._copies, self._calls))
+        started = self._now()
+        for copy in copies:
+            self._case.run(self._linear, copy)
+        seconds = (self._now() - started) / len(copies)
+        self._calls = max(1, round(_SAMPLE_S / max(seconds, _QUICKEST_S)))
+        return seconds
+
+
+def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[str, Any]:
+    """Parts of the bounds are those of each repeat: a noisy neighbour slows both."""
+    report: dict[str, Any] = {
+        "kernel": case.kernel,
+        "shape": case.shape,
+        "precision": case.precision,
+        "tokens": case.tokens,
+        "threads": threads,
+        "native": native,
+        "repeats": len(samples.own_s),
+        "bytes": case.nbytes,
+        "operations": case.operations,
+        "seconds": spread(samples.own_s),
+        "bytes_per_s": spread([case.nbytes / own_s for own_s in samples.own_s]),
+        "operations_per_s": spread([case.operations / own_s for own_s in samples.own_s]),
+        "torch_seconds": spread(samples.torch_s),
+        "times_torch": spread([t / own_s for t, own_s in zip(samples.torch_s, samples.own_s, strict=True)]),
+        "read_bytes_per_s": None,
+        "peak_operations_per_s": None,
+        "of_read_bandwidth": None,
+        "of_peak": None,
+        "of_roofline": None,
+    }
+    if not samples.peak_per_s:
+        return report
+    bounds = list(zip(samples.own_s, samples.read_bytes_per_s, samples.peak_per_s, strict=True))
+    report["peak_operations_per_s"] = spread(samples.peak_per_s)
+    report["of_peak"] = spread([case.operations / own_s / peak for own_s, _, peak in bounds])
+    if case.streams:
+        report["read_bytes_per_s"] = spread(samples.read_bytes_per_s)
+        report["of_read_bandwidth"] = spread([case.nbytes / own_s / read for own_s, read, _ in bounds])
+        report["of_roofline"] = spread(
+            [max(case.nbytes / read, case.operations / peak) / own_s for own_s, read, peak in bounds]
+        )
+    return report

@@ -1,0 +1,144 @@
+"""Rank 0 of `tpiedge bench allreduce`: real processes, real links, nothing but all-reduces."""
+
+import gc
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tpiedge.clock import MonotonicClock
+from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.group import Group
+from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.peer_channel import node_name
+from tpiedge.errors import PeerError
+from tpiedge.lab.bench.reduce_leaf import BEGUN, ENDED, EPOCH, WAIT_S, confirm
+from tpiedge.launch.child import Child, Place
+from tpiedge.node.link_survey import LinkSurvey
+from tpiedge.planner.network import NetworkFacts
+from tpiedge.transport.framing import TENSOR
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.wire.data import StepPlan
+from tpiedge.wire.fields import CollectiveName, WirePrecision
+
+__all__ = ["ReduceCluster"]
+
+_START_S = 60.0
+_WARM_UP = 20
+
+
+class ReduceCluster:
+    """`nodes` processes, this one included, each at its place (here without `places`). A context manager.
+
+    With places this thread is at the first of them already. Two nodes and more.
+    """
+
+    def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
+        self.size = nodes
+        self._places = tuple(places) or (Place(),) * nodes
+        self._keys = [CurveKeys.generate() for _ in range(nodes)]
+        self._resources = ExitStack()
+        self._step = 0
+
+    def __enter__(self) -> Self:
+        torch.set_num_threads(1)
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        # As the others do.
+        gc.freeze()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes. Idempotent."""
+        self._resources.close()
+
+    def measure(
+        self, collective: CollectiveName, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
+    ) -> list[float]:
+        """Seconds of each of `rounds` all-reduces of so many bytes (as f32, a multiple of 4), after a few to warm up.
+        Raises PeerLost."""
+        self._step += 1
+        elements = payload_bytes // 4
+        plan = StepPlan(
+            EPOCH,
+            self._step,
+            (),
+            _WARM_UP + rounds,
+            elements,
+            collective=collective,
+            bulk_collective=collective,
+            wire=wire,
+        )
+        self._group.announce(plan)
+        partial = torch.zeros(1, elements)
+        samples = []
+        for block in range(_WARM_UP + rounds):
+            started = time.perf_counter()
+            self._group.all_reduce(partial, Tag(self._step, block, 0))
+            samples.append(time.perf_counter() - started)
+        return samples[_WARM_UP:]
+
+    def survey(self) -> NetworkFacts:
+        """Measure the links, again. Raises PeerLost."""
+        self._step += 1
+        self._group.announce(StepPlan(EPOCH, self._step, (), 1, 0))
+        confirm(self._group, self._step, BEGUN)
+        facts = self._survey()
+        confirm(self._group, self._step, ENDED)
+        return facts
+
+    def _start(self) -> None:
+        allowed = {keys.public: node_name(rank) for rank, keys in enumerate(self._keys) if rank}
+        address = f"tcp://{self._places[0].host}:*"
+        hub = ZmqHub(address, self._keys[0], node_name(0), allowed, plane=TENSOR, io_threads=2)
+        self._resources.enter_context(hub)
+        children = {rank: self._child(rank) for rank in range(1, self.size)}
+        addresses = {0: hub.address}
+        deadline = time.monotonic() + _START_S
+        for rank, child in children.items():
+            report = child.read_report(deadline)
+            if report is None:
+                raise PeerError(f"rank {rank} of the benchmark did not start within {_START_S:.0f} s")
+            addresses[rank] = json.loads(report)["address"]
+        for rank, child in children.items():
+            lower = {str(peer): addresses[peer] for peer in range(rank)}
+            child.send_line(json.dumps({"addresses": lower}).encode())
+        self._hub = hub
+        liveness = DeadlineLiveness(MonotonicClock(), WAIT_S)
+        self._group = Group(hub, liveness, epoch=EPOCH, rank=0, size=self.size, linked=True)
+
+    def _survey(self) -> NetworkFacts:
+        clock = MonotonicClock()
+        survey = LinkSurvey(self._hub, DeadlineLiveness(clock, WAIT_S), clock, EPOCH, 0, self.size)
+        facts = survey.run(())
+        assert facts is not None  # as on any rank 0
+        return facts
+
+    def _child(self, rank: int) -> Child:
+        keys, place = self._keys[rank], self._places[rank]
+        job = {
+            "rank": rank,
+            "size": self.size,
+            "host": place.host,
+            "public_key": keys.public,
+            "secret_key": keys.secret,
+            "peer_keys": {str(peer): peer_keys.public for peer, peer_keys in enumerate(self._keys)},
+        }
+        environment = {"OMP_NUM_THREADS": "1"}
+        module, line = "tpiedge.lab.bench.reduce_leaf", json.dumps(job).encode()
+        child = Child(module, line, environment, reports=True, prefix=place.prefix)
+        self._resources.callback(lambda: child.stop(time.monotonic() + 1.0))
+        return child

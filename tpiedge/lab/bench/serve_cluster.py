@@ -1,0 +1,188 @@
+"""A master and workers of its own for a benchmark, as processes of this computer or on the devices of a testbed.
+
+They are `tpiedge master` and `tpiedge worker`, with folders for their state that are gone afterwards.
+"""
+
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tpiedge.errors import PeerError, ResourceError
+from tpiedge.host.ports import port_state
+from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress
+from tpiedge.launch.child import Place
+from tpiedge.progress import say
+from tpiedge.sanitise import sanitised_line
+
+__all__ = ["ClusterWish", "RunningProcess", "await_ready", "free_ports", "own_cluster", "running_process"]
+
+_LOOPBACK = "127.0.0.1"
+_ALONE_S = 180.0
+"""For a server to read its weights."""
+_WITH_WORKERS_S = 900.0
+"""They fetch their shares of the model before."""
+_END_S = 30.0
+_KILLED_S = 30.0
+_POLL_S = 0.1
+_PORTS = 5  # control, tensors, files, pairing; HTTP
+_RANGE = (20_000, 30_000)  # below those that the kernel gives to outgoing connections
+_TRIES = 100
+_LINE = 300
+_NOT_READY = "not ready"
+"""How a master begins to say what it waits for."""
+_TAIL_BYTES = 4096
+_ENTRY = """
+import os, signal, sys
+from tpiedge.lifeline import guard
+guard(lambda: os.kill(os.getpid(), signal.SIGTERM), signal.SIGTERM)
+from tpiedge.cli.entry import main
+sys.argv[0] = "tpiedge"
+main()
+"""
+
+
+@dataclass(frozen=True)
+class ClusterWish:
+    """`options`: of `tpiedge master`, the model among them. `worker_options`: of each worker. `places`: of the master
+    and of the workers, in this order; where there are too few, on this computer."""
+
+    options: tuple[str, ...]
+    workers: int
+    worker_options: tuple[str, ...]
+    places: tuple[Place, ...] = ()
+
+    def place(self, machine: int) -> Place:
+        """Of the master (0) or of a worker (1 and more)."""
+        return self.places[machine] if machine < len(self.places) else Place()
+
+
+@contextmanager
+def own_cluster(wish: ClusterWish) -> Iterator[MeasuredServer]:
+    """The server, which answers during the block. Raises PeerError, ResourceError.
+
+    With places, this thread's network is the first one's (`RunningTestbed.inside`).
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpiedge-bench-")))
+        first = free_ports(_PORTS, wish.place(0).host)
+        token, address = folder / "token", f"{wish.place(0).host}:{first}"
+        http = ServerAddress(_LOOPBACK, first + _PORTS - 1)
+        listen = ["--listen", address, "--http", f"{http.host}:{http.port}", "--token-file", str(token)]
+        members = ["--min-workers", str(wish.workers), "--state", str(folder / "master")]
+        master = [*_tpiedge(wish.place(0)), "master", *listen, *members, *wish.options]
+        processes = [stack.enter_context(running_process("the master", master))]
+        for number in range(1, wish.workers + 1):
+            own = folder / f"worker-{number}"
+            folders = ["--state", str(own / "state"), "--cache", str(own / "cache"), "--name", own.name]
+            join = ["--token-file", str(token), "--wait", f"{_WITH_WORKERS_S:.0f}"]
+            worker = [*_tpiedge(wish.place(number)), "worker", *join, *folders, *wish.worker_options]
+            processes.append(stack.enter_context(running_process(own.name, worker)))
+        await_ready(http, "/ready", processes, _WITH_WORKERS_S if wish.workers else _ALONE_S)
+        yield MeasuredServer.at(http)
+
+
+class RunningProcess:
+    """`name` is what messages call it."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
+        self._name = name
+        self._process = process
+        self._log = log
+
+    def check(self) -> None:
+        """Raises PeerError, with its last words, where it has ended."""
+        status = self._process.poll()
+        if status is not None:
+            raise PeerError(f"{self._name} ended with status {status}: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """The last line that it wrote."""
+        self._log.seek(max(0, self._log.seek(0, 2) - _TAIL_BYTES))
+        lines = self._log.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        return sanitised_line(lines[-1], _LINE)
+
+
+@contextmanager
+def running_process(name: str, command: Sequence[str]) -> Iterator[RunningProcess]:
+    """A process during the block; its standard input is open as long as this process lives. Raises ResourceError."""
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which then ends the other
+            )
+        except OSError as error:
+            raise ResourceError(f"cannot start {name}: {error.strerror}") from None
+        try:
+            yield RunningProcess(name, process, log)
+        finally:
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_KILLED_S)
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _tpiedge(place: Place) -> list[str]:
+    # -P: a folder named numpy in the user's working directory must not be imported.
+    return [*place.prefix, sys.executable, "-P", "-c", _ENTRY]
+
+
+def await_ready(
+    server: ServerAddress, path: str, processes: Sequence[RunningProcess], limit_s: float = _ALONE_S
+) -> None:
+    """Blocks until the server, the first process, answers there with status 200; what it waits for is said.
+
+    Raises PeerError where a process ends, or in time.
+    """
+    deadline = time.monotonic() + limit_s
+    said = ""
+    while True:
+        for process in processes:
+            process.check()
+        if _is_ready(server, path):
+            return
+        words = processes[0].last_words()
+        if words.startswith(_NOT_READY) and words != said:
+            said = words
+            say(words)
+        if time.monotonic() >= deadline:
+            raise PeerError(f"the server is not ready after {limit_s:.0f} s: {words}")
+        time.sleep(_POLL_S)
+
+
+def _is_ready(server: ServerAddress, path: str) -> bool:
+    try:
+        status, _ = server.get(path)
+    except PeerError:
+        return False
+    return status == 200
+
+
+def free_ports(count: int, host: str = _LOOPBACK) -> int:
+    """The first of so many adjacent ports, free at `host` and on loopback. Raises ResourceError."""
+    for _ in range(_TRIES):
+        first = random.randrange(*_RANGE)
+        wanted = range(first, first + count)
+        if all(port_state(port, at) == "free" for port in wanted for at in (host, _LOOPBACK)):
+            return first
+    raise ResourceError("there are no free ports on this computer")

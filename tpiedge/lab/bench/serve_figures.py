@@ -1,0 +1,179 @@
+"""What the answers of a server come to: waits, gaps between tokens, rates, and the spread over repeats. Pure."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+from tpiedge.lab.bench.figures import spread
+
+__all__ = [
+    "PERCENTILES",
+    "LongPromptFigures",
+    "RoundFigures",
+    "TimedAnswer",
+    "distribution",
+    "gaps_within",
+    "percentile",
+    "rate_while_all_answer",
+    "spread_of",
+    "spreads",
+]
+
+_Repeat = TypeVar("_Repeat")
+Distribution = dict[str, float]
+"""Of seconds: by the names of PERCENTILES, and "max"."""
+
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99}
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """One request as its client saw it, in seconds of one clock.
+
+    `token_s` has the arrival of every token of the answer, in order; tokens that came together have the same one.
+    `error` says why the answer is not whole; it is empty for one that is.
+    """
+
+    sent_s: float
+    token_s: tuple[float, ...]
+    ended_s: float
+    prompt_tokens: int
+    error: str = ""
+
+    @property
+    def first_s(self) -> float | None:
+        """Seconds from the request to the first token; None where none came."""
+        return self.token_s[0] - self.sent_s if self.token_s else None
+
+    @property
+    def gaps_s(self) -> tuple[float, ...]:
+        """Seconds between tokens that follow each other."""
+        return tuple(later - earlier for earlier, later in pairwise(self.token_s))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """What one round of requests came to. Times and rates are of the answers that are whole; None: there are none.
+
+    `answering_tokens_per_s` is the rate while every one of the clients was receiving an answer: no prompt was computed
+    then, and no client was missing.
+    """
+
+    requests: int
+    errors: int
+    error: str
+    seconds: float
+    first_s: Distribution | None
+    gap_s: Distribution | None
+    tokens_per_s: float
+    answering_tokens_per_s: float | None
+    requests_per_s: float
+
+    @staticmethod
+    def of(answers: Sequence[TimedAnswer], clients: int | None) -> "RoundFigures":
+        """Of at least one answer. `clients`: how many asked at a time; None where that is not fixed."""
+        whole = [answer for answer in answers if not answer.error]
+        failed = [answer.error for answer in answers if answer.error]
+        seconds = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
+        firsts = [answer.first_s for answer in whole if answer.first_s is not None]
+        return RoundFigures(
+            requests=len(answers),
+            errors=len(failed),
+            error=failed[0] if failed else "",
+            seconds=seconds,
+            first_s=distribution(firsts),
+            gap_s=distribution([gap for answer in whole for gap in answer.gaps_s]),
+            tokens_per_s=sum(len(answer.token_s) for answer in whole) / seconds if seconds else 0.0,
+            answering_tokens_per_s=None if clients is None else rate_while_all_answer(whole, clients),
+            requests_per_s=len(whole) / seconds if seconds else 0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LongPromptFigures:
+    """What a long prompt does to the answers beside it, and they to the prompt.
+
+    `normal_s`, `beside_s`: gaps between the tokens of the others, before the prompt and while it was computed.
+    """
+
+    normal_s: Distribution
+    beside_s: Distribution
+    alone_tokens_per_s: float
+    beside_tokens_per_s: float
+
+    @property
+    def gap_ratio(self) -> float:
+        """How many times longer the 99th percentile of the gaps is while the prompt is computed."""
+        return self.beside_s["p99"] / self.normal_s["p99"]
+
+    @property
+    def prompt_ratio(self) -> float:
+        """The prompt's speed beside the others, as a part of its speed alone."""
+        return self.beside_tokens_per_s / self.alone_tokens_per_s
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least of at least one value that `percent` of them do not exceed."""
+    rank = math.ceil(percent / 100 * len(values))
+    return sorted(values)[max(0, rank - 1)]
+
+
+def distribution(values: Sequence[float]) -> Distribution | None:
+    """None of no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {name: percentile(ordered, percent) for name, percent in PERCENTILES.items()} | {
+        "max": ordered[-1]
+    }
+
+
+def gaps_within(answers: Sequence[TimedAnswer], start_s: float, end_s: float) -> list[float]:
+    """The gaps between tokens that have a part of the time from `start_s` to `end_s`."""
+    return [
+        later - earlier
+        for answer in answers
+        for earlier, later in pairwise(answer.token_s)
+        if later > start_s and earlier < end_s
+    ]
+
+
+def rate_while_all_answer(answers: Sequence[TimedAnswer], clients: int) -> float | None:
+    """Tokens per second in the time in which exactly `clients` answers had their first token and not their last one.
+    None where that never was."""
+    spans = _times_of(
+        clients, [(answer.token_s[0], answer.token_s[-1]) for answer in answers if answer.token_s]
+    )
+    seconds = sum(end - start for start, end in spans)
+    if seconds <= 0:
+        return None
+    # An answer's first token comes of its prompt, and the token that begins a span was computed before it.
+    arrivals = [token_s for answer in answers for token_s in answer.token_s[1:]]
+    return sum(any(start < token_s <= end for start, end in spans) for token_s in arrivals) / seconds
+
+
+def _times_of(count: int, intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """When exactly `count` of the intervals overlap."""
+    changes = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
+    overlapping, found = 0, []
+    for (time_s, change), (next_s, _) in pairwise(changes):
+        overlapping += change
+        if overlapping == count and next_s > time_s:
+            found.append((time_s, next_s))
+    return found
+
+
+def spreads(found: Sequence[Distribution | None]) -> dict[str, dict[str, float]] | None:
+    """Median, minimum and maximum of each percentile over the repeats that have one; None where none has."""
+    known = [one for one in found if one is not None]
+    return {name: spread([one[name] for one in known]) for name in (*PERCENTILES, "max")} if known else None
+
+
+def spread_of(
+    repeats: Sequence[_Repeat], figure: Callable[[_Repeat], float | None]
+) -> dict[str, float] | None:
+    """Median, minimum and maximum of a figure over the repeats that have it; None where none has."""
+    known = [value for value in map(figure, repeats) if value is not None]
+    return spread(known) if known else None

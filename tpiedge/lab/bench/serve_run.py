@@ -1,0 +1,234 @@
+"""The repeats of `tpiedge bench serve`: a prompt alone, every load, a long prompt beside others; then their record."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpiedge.clock import MonotonicClock
+from tpiedge.errors import PeerError, UserError
+from tpiedge.lab.bench.figures import spread
+from tpiedge.lab.bench.serve_client import MeasuredServer, Streams
+from tpiedge.lab.bench.serve_figures import LongPromptFigures, RoundFigures, TimedAnswer, spread_of, spreads
+from tpiedge.lab.bench.serve_load import (
+    OTHERS,
+    LongPrompt,
+    ask_alone,
+    at_random,
+    by_clients,
+    measure_long_prompt,
+)
+from tpiedge.lab.bench.serve_prompts import RandomPrompts, ServePrompt, arrivals
+
+__all__ = ["ServeLoad", "ServeWish", "check_wish", "measure_server"]
+
+_WARM_UP_TOKENS = 4
+_FEWEST_REQUESTS = 4
+_RANDOM_REQUESTS = 32
+_LONG_ANSWER = 2048
+_ALONE_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class ServeLoad:
+    """`clients` that wait for their answers, or else requests at random times, `rate` per second."""
+
+    clients: int | None
+    rate: float | None = None
+
+    def requests(self, wanted: int | None) -> int:
+        """How many are sent: what was asked for, or else two for each client."""
+        if wanted is not None:
+            return wanted
+        return _RANDOM_REQUESTS if self.clients is None else max(_FEWEST_REQUESTS, 2 * self.clients)
+
+    def __str__(self) -> str:
+        return f"{self.rate:g} requests/s" if self.clients is None else f"{self.clients} at a time"
+
+
+@dataclass(frozen=True)
+class ServeWish:
+    """What is to be measured. `prompts`: instead of random ones; `shared`: tokens that the random ones begin with
+    alike; `long_prompt`: tokens of a prompt beside others, None for no such measurement."""
+
+    loads: tuple[ServeLoad, ...]
+    requests: int | None
+    prompt_tokens: int
+    tokens: int
+    alone_tokens: int | None
+    long_prompt: int | None
+    shared: int
+    prompts: tuple[ServePrompt, ...]
+    repeats: int
+    seed: int
+
+    def alone(self, context: int | None) -> int:
+        """Tokens of the prompt that is computed alone."""
+        if self.alone_tokens is not None:
+            return self.alone_tokens
+        wanted = max(_ALONE_TOKENS, self.prompt_tokens)
+        return wanted if context is None else max(1, min(wanted, context - _WARM_UP_TOKENS))
+
+
+def check_wish(wish: ServeWish, context: int | None) -> None:
+    """Raises UserError for what does not fit into the server's context, as far as that is known."""
+    if wish.shared > wish.prompt_tokens:
+        raise UserError(f"--shared-prefix {wish.shared} is more than --prompt-tokens {wish.prompt_tokens}")
+    most = max(load.clients or 1 for load in wish.loads)
+    if wish.requests is not None and wish.requests < most:
+        raise UserError(f"--requests {wish.requests} leave some of {most} clients without one")
+    if context is None:
+        return
+    needs = {
+        "--prompt-tokens and --tokens": wish.prompt_tokens + wish.tokens,
+        "--prefill-tokens": wish.alone(context) + 1,
+        "--long-prompt": (wish.long_prompt or 0) + 1,
+    }
+    for flags, tokens in needs.items():
+        if tokens > context:
+            raise UserError(f"{flags} need {tokens} positions: the context of the server has {context}")
+
+
+@dataclass
+class _Repeats:
+    """What each repeat found."""
+
+    alone: list[float] = field(default_factory=list)
+    rounds: dict[ServeLoad, list[RoundFigures]] = field(default_factory=dict)
+    long: list[LongPromptFigures] = field(default_factory=list)
+    client_s: float = 0.0
+    seconds: float = 0.0
+
+
+def measure_server(
+    server: MeasuredServer, vocabulary: int, wish: ServeWish, say: Callable[[str], object]
+) -> dict[str, Any]:
+    """The record of all repeats. Prompts are of token ids below `vocabulary`. Raises UserError, PeerError."""
+    check_wish(wish, server.context_tokens)
+    found = _Repeats(rounds={load: [] for load in wish.loads})
+    with Streams(server, MonotonicClock()) as streams:
+        measuring = _Measuring(streams, RandomPrompts(vocabulary, wish.shared, wish.seed), wish, say)
+        measuring.warm_up()
+        started_s, own_s = time.monotonic(), time.process_time()
+        for repeat in range(wish.repeats):
+            measuring.measure(found, repeat)
+        found.seconds, found.client_s = time.monotonic() - started_s, time.process_time() - own_s
+    return _record(wish, wish.alone(server.context_tokens), found)
+
+
+class _Measuring:
+    """One repeat after the other, with prompts that no other one had."""
+
+    def __init__(
+        self, streams: Streams, random: RandomPrompts, wish: ServeWish, say: Callable[[str], object]
+    ) -> None:
+        self._streams = streams
+        self._say = say
+        self._random = random
+        self._wish = wish
+        self._given = itertools.cycle(wish.prompts)
+        self._context = streams.server.context_tokens
+        self._alone_tokens = wish.alone(self._context)
+
+    def warm_up(self) -> None:
+        """Raises PeerError where the server does not answer."""
+        prompt = self._unlike(self._alone_tokens)
+        (answer,) = by_clients(self._streams, [prompt], _WARM_UP_TOKENS, 1)
+        if answer.error:
+            raise PeerError(f"the server does not answer: {answer.error}")
+
+    def measure(self, found: _Repeats, repeat: int) -> None:
+        """Adds what one repeat finds. Raises PeerError where nothing was answered."""
+        self._say(f"repeat {repeat + 1} of {self._wish.repeats}")
+        found.alone.append(ask_alone(self._streams, self._unlike(self._alone_tokens)))
+        for load in self._wish.loads:
+            figures = RoundFigures.of(self._answers(load, repeat), load.clients)
+            if figures.errors == figures.requests:
+                raise PeerError(f"no request was answered: {figures.error}")
+            found.rounds[load].append(figures)
+            self._say(f"  {load}: {figures.tokens_per_s:.1f} tokens/s")
+        if self._wish.long_prompt is not None:
+            found.long.append(measure_long_prompt(self._streams, self._long(self._wish.long_prompt)))
+
+    def _answers(self, load: ServeLoad, repeat: int) -> list[TimedAnswer]:
+        wish = self._wish
+        prompts = list(itertools.islice(self._prompts(), load.requests(wish.requests)))
+        if load.clients is not None:
+            return by_clients(self._streams, prompts, wish.tokens, load.clients)
+        assert load.rate is not None  # there are no loads with neither
+        return at_random(self._streams, prompts, wish.tokens, arrivals(load.rate, wish.seed + repeat))
+
+    def _prompts(self) -> Iterator[ServePrompt]:
+        if self._wish.prompts:
+            return self._given
+        return (self._random.of(self._wish.prompt_tokens) for _ in itertools.count())
+
+    def _unlike(self, tokens: int) -> ServePrompt:
+        """A prompt that shares nothing with others."""
+        return self._random.unlike(tokens)
+
+    def _long(self, tokens: int) -> LongPrompt:
+        wish = self._wish
+        room = _LONG_ANSWER if self._context is None else self._context - wish.prompt_tokens
+        others = (self._unlike(wish.prompt_tokens) for _ in itertools.count())
+        return LongPrompt(
+            self._unlike(tokens),
+            self._unlike(tokens),
+            others,
+            min(_LONG_ANSWER, room),
+            min(wish.tokens, room),
+        )
+
+
+def _record(wish: ServeWish, alone_tokens: int, found: _Repeats) -> dict[str, Any]:
+    return {
+        "prompt_tokens": wish.prompt_tokens if not wish.prompts else None,
+        "prompts": len(wish.prompts) or None,
+        "shared_prefix": wish.shared,
+        "tokens": wish.tokens,
+        "repeats": wish.repeats,
+        "seed": wish.seed,
+        "prefill": {"prompt_tokens": alone_tokens, "tokens_per_s": spread(found.alone)},
+        "loads": [_load_record(load, rounds, found.alone) for load, rounds in found.rounds.items()],
+        "long_prompt": _long_record(wish.long_prompt, found.long),
+        "client_processor_share": found.client_s / found.seconds if found.seconds else 0.0,
+    }
+
+
+def _load_record(load: ServeLoad, rounds: Sequence[RoundFigures], alone: Sequence[float]) -> dict[str, Any]:
+    pairs = list(zip(rounds, alone, strict=True))
+    return {
+        "concurrency": load.clients,
+        "rate_per_s": load.rate,
+        "requests": sum(one.requests for one in rounds),
+        "errors": sum(one.errors for one in rounds),
+        "error": next((one.error for one in rounds if one.error), ""),
+        "first_token_s": spreads([one.first_s for one in rounds]),
+        "between_tokens_s": spreads([one.gap_s for one in rounds]),
+        "tokens_per_s": spread_of(rounds, lambda one: one.tokens_per_s),
+        "answering_tokens_per_s": spread_of(rounds, lambda one: one.answering_tokens_per_s),
+        "answering_to_prefill": spread_of(pairs, _to_prefill),
+        "requests_per_s": spread_of(rounds, lambda one: one.requests_per_s),
+    }
+
+
+def _to_prefill(pair: tuple[RoundFigures, float]) -> float | None:
+    figures, prefill = pair
+    rate = figures.answering_tokens_per_s
+    return None if rate is None else rate / prefill
+
+
+def _long_record(tokens: int | None, found: Sequence[LongPromptFigures]) -> dict[str, Any] | None:
+    if tokens is None:
+        return None
+    return {
+        "prompt_tokens": tokens,
+        "others": OTHERS,
+        "between_tokens_normal_s": spreads([one.normal_s for one in found]),
+        "between_tokens_beside_s": spreads([one.beside_s for one in found]),
+        "p99_to_normal": spread_of(found, lambda one: one.gap_ratio),
+        "alone_tokens_per_s": spread_of(found, lambda one: one.alone_tokens_per_s),
+        "beside_tokens_per_s": spread_of(found, lambda one: one.beside_tokens_per_s),
+        "beside_to_alone": spread_of(found, lambda one: one.prompt_ratio),
+    }

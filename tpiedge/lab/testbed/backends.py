@@ -1,0 +1,163 @@
+"""The two ways to make a testbed, behind one interface: network namespaces of this computer, and containers."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+from tpiedge.errors import UserError
+from tpiedge.lab.testbed import testbed
+from tpiedge.lab.testbed.containers.backend import DockerTestbeds, in_containers
+from tpiedge.lab.testbed.containers.engine import ContainerEngine
+from tpiedge.lab.testbed.containers.plan import DEFAULT_IMAGE
+from tpiedge.lab.testbed.description import Link
+from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s, measure_pair
+from tpiedge.lab.testbed.running import RunningTestbed, attach
+from tpiedge.lab.testbed.scenarios import Scenario
+from tpiedge.lab.testbed.state import Network, read_state
+from tpiedge.lab.testbed.status import status_of
+from tpiedge.lab.testbed.topology import Expected
+
+__all__ = ["Attached", "Backend", "NamespaceTestbeds", "backend_of", "every_backend", "require_free"]
+
+
+class Attached(Protocol):
+    """A testbed that is up."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def device_names(self) -> tuple[str, ...]: ...
+
+    def expected(self, source: str, target: str) -> Expected:
+        """What the way between two devices should give, as the links are now."""
+
+    def measure(self, source: str, target: str) -> Measured:
+        """Takes some seconds. Raises ResourceError where nothing arrives."""
+
+    def execute(self, device: str, command: Sequence[str]) -> int:
+        """The exit status, where it comes back at all: this process may become the command. Its input, output and
+        signals are the command's. Raises UserError for a device that is not there."""
+
+
+class Backend(Protocol):
+    """Every method raises UserError, ResourceError."""
+
+    @property
+    def may_look(self) -> bool:
+        """Whether this user may ask for the status of what others have brought up."""
+
+    def names(self) -> list[str]:
+        """The names of all testbeds that are there or of which something is left."""
+
+    def up(self, scenario: Scenario, say: Callable[[str], object]) -> None:
+        """It stays until `down`. What a killed command left of it is removed before."""
+
+    def down(self, name: str) -> bool:
+        """End all processes in it and remove it, or what is left of it. Whether there was anything."""
+
+    def status(self, name: str) -> dict[str, Any] | None:
+        """The record of `status_of`; None where the testbed is not there."""
+
+    def change_link(
+        self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]
+    ) -> object:
+        """`change` gets (up, down) of the link between `member` and its uplink, and says what they are from now on."""
+
+    def attach(self, name: str) -> Attached:
+        """Raises UserError where it is not up."""
+
+
+class NamespaceTestbeds:
+    """A Backend. `network`: None is whatever is best. Linux, root."""
+
+    def __init__(self, network: Network | None = None) -> None:
+        self._network = network
+
+    @property
+    def may_look(self) -> bool:
+        return os.geteuid() == 0
+
+    def names(self) -> list[str]:
+        return testbed.known_names() if sys.platform == "linux" else []
+
+    def up(self, scenario: Scenario, say: Callable[[str], object]) -> None:
+        testbed.up(scenario, self._network, say)
+
+    def down(self, name: str) -> bool:
+        return testbed.down(name)
+
+    def status(self, name: str) -> dict[str, Any] | None:
+        made = read_state(name)
+        return None if made is None else status_of(made)
+
+    def change_link(
+        self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]
+    ) -> object:
+        return testbed.change_link(name, member, change)
+
+    def attach(self, name: str) -> Attached:
+        return _Namespaces(attach(name))
+
+
+class _Namespaces:
+    """An Attached."""
+
+    def __init__(self, running: RunningTestbed) -> None:
+        self._running = running
+        self.name: str = running.name
+        self.network: Network = running.network
+        self.device_names = tuple(device.name for device in running.devices)
+
+    def expected(self, source: str, target: str) -> Expected:
+        return self._running.expected(source, target)
+
+    def measure(self, source: str, target: str) -> Measured:
+        running = self._running
+        longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
+        return measure_pair(running, running.device(source), running.device(target), longest_s)
+
+    def execute(self, device: str, command: Sequence[str]) -> NoReturn:
+        where = self._running.device(device)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number in (signal.SIGTSTP, signal.SIGPIPE):  # the command's own business
+            signal.signal(number, signal.SIG_DFL)
+        words = [*where.enter_command, *command]
+        os.execv(words[0], words)
+
+
+@contextmanager
+def every_backend() -> Iterator[tuple[Backend, ...]]:
+    """That of containers only where an engine answers."""
+    try:
+        engine = ContainerEngine.connect()
+    except UserError:
+        yield (NamespaceTestbeds(),)
+        return
+    with engine:
+        yield NamespaceTestbeds(), DockerTestbeds(engine, DEFAULT_IMAGE)
+
+
+@contextmanager
+def backend_of(name: str) -> Iterator[Backend]:
+    """The one that has the testbed; where none has, the first, which says so."""
+    namespaces = NamespaceTestbeds()
+    if name in namespaces.names():
+        yield namespaces
+        return
+    with every_backend() as found:
+        yield next((backend for backend in found if name in backend.names()), namespaces)
+
+
+def require_free(name: str, chosen: Backend) -> None:
+    """Raises UserError where another backend has a testbed of the name."""
+    of_containers = isinstance(chosen, DockerTestbeds)
+    if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
+        raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")

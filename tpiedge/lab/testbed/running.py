@@ -1,0 +1,173 @@
+"""A testbed for a program: brought up if it is not, its devices, and being on one of them. Linux, root."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tpiedge.errors import ResourceError, UserError
+from tpiedge.lab.testbed import enter, forwarding
+from tpiedge.lab.testbed.containers.backend import in_containers
+from tpiedge.lab.testbed.description import Description, Device, Link
+from tpiedge.lab.testbed.groups import Controllers
+from tpiedge.lab.testbed.namespaces import NAMESPACES, inside
+from tpiedge.lab.testbed.scenarios import load_scenario
+from tpiedge.lab.testbed.state import Network, Owner, TestbedState, names, prefix_of, read_state, require_root
+from tpiedge.lab.testbed.testbed import change_link, down, up
+from tpiedge.lab.testbed.topology import Expected
+from tpiedge.launch.child import Place
+
+__all__ = ["RunningDevice", "RunningTestbed", "attach", "describe", "enter_command", "open_testbed"]
+
+
+@dataclass(frozen=True)
+class RunningDevice:
+    """`described`: its limits. A command after `enter_command` runs on it, as the same process: its id, its signals and
+    its standard input are the command's own."""
+
+    described: Device
+    address: str
+    namespace: Path
+    enter_command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.described.name
+
+    @property
+    def place(self) -> Place:
+        """The place for a node that runs on the device."""
+        return Place(self.address, self.enter_command)
+
+
+class RunningTestbed:
+    """One that is up. `devices` in the order of the description."""
+
+    def __init__(self, made: TestbedState) -> None:
+        self._made = made
+        self.name = made.name
+        self.network: Network = made.network
+        self.devices = tuple(
+            RunningDevice(
+                device,
+                made.topology.addresses[device.name],
+                NAMESPACES / f"{prefix_of(made.name)}{device.name}",
+                enter_command(made.name, device.name),
+            )
+            for device in made.topology.description.devices
+        )
+
+    def device(self, name: str) -> RunningDevice:
+        """Raises UserError that lists the names."""
+        self._made.topology.description.device(name)
+        return next(device for device in self.devices if device.name == name)
+
+    @contextlib.contextmanager
+    def inside(self, device: RunningDevice | str) -> Iterator[None]:
+        """This thread's network is the device's: the sockets, threads and processes that it makes belong there and stay
+        there. Its limits do not count for this process."""
+        found = self.device(device) if isinstance(device, str) else device
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(inside(found.namespace))
+            except OSError as error:
+                raise ResourceError(f"cannot enter {found.namespace}: {error.strerror}") from None
+            yield
+
+    @property
+    def links(self) -> Mapping[str, tuple[Link, Link]]:
+        """The links as they are now, upwards and downwards, by the member below each."""
+        members = self._made.topology.description.members
+        return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
+
+    def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
+        """Change links while they run; `links` as the property gives them. Raises UserError, ResourceError."""
+
+        def becomes(pair: tuple[Link, Link]) -> Callable[[Link, Link], tuple[Link, Link]]:
+            return lambda _up, _down: pair
+
+        for name, pair in links.items():
+            self._made = change_link(self.name, name, becomes(pair))
+
+    def set_links(self, member: str, **changes: Any) -> None:
+        """Changes the link between `member` and its uplink, in both directions, while it runs: latency_s, jitter_s,
+        loss, bytes_per_s (None: no limit). Raises UserError, ResourceError.
+        """
+
+        def changed(up_link: Link, down_link: Link) -> tuple[Link, Link]:
+            return replace(up_link, **changes), replace(down_link, **changes)
+
+        self._made = change_link(self.name, member, changed)
+
+    def expected(self, source: RunningDevice | str, target: RunningDevice | str) -> Expected:
+        """What the way between two devices should give, as the links are now."""
+        names = [item if isinstance(item, str) else item.name for item in (source, target)]
+        return self._made.topology.expected(names[0], names[1])
+
+
+@contextlib.contextmanager
+def open_testbed(
+    given: str, *, name: str | None = None, network: Network | None = None, say: Callable[[str], object] = len
+) -> Iterator[RunningTestbed]:
+    """`given`: that of a testbed that is up, one that comes along, or a file. Where it is not up it is brought up, and
+    taken down at the end of the block; if this process is killed, by the next command that uses the name.
+
+    `name`: another than that of the file. Raises UserError, ResourceError.
+    """
+    require_root()
+    running = _running(given, name)
+    if running is not None:
+        yield RunningTestbed(running)
+        return
+    scenario = load_scenario(given, name)
+    made = up(scenario, network, say, Owner.own())
+    try:
+        yield RunningTestbed(made)
+    finally:
+        down(made.name, made.owner)
+
+
+def describe(given: str) -> Description:
+    """What `open_testbed` would give, without bringing it up: as it is, where it is up. Raises UserError, also where
+    this user could not open it."""
+    require_root()
+    running = _running(given, None)
+    return running.topology.description if running is not None else load_scenario(given).description
+
+
+def attach(name: str) -> RunningTestbed:
+    """One that is up already. Raises UserError where it is not."""
+    made = read_state(name)
+    if made is None or made.abandoned or not made.ready:
+        raise UserError(f"the testbed {name[:40]} is not up: tpiedge testbed up {name[:40]}")
+    return RunningTestbed(made)
+
+
+def enter_command(name: str, device: str) -> tuple[str, ...]:
+    """What a command is put after, so that it runs on the device."""
+    full = f"{prefix_of(name)}{device}"
+    groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(full)]
+    there = [str(members) for members in groups if members.exists()]
+    return (sys.executable, "-I", "-S", enter.__file__, str(NAMESPACES / full), *there, "--")
+
+
+def _running(given: str, name: str | None) -> TestbedState | None:
+    """The testbed of that name, if it is up and says the same. Raises UserError where it cannot be used."""
+    is_file = "/" in given or given.endswith(".toml")
+    scenario = load_scenario(given, name) if is_file else None
+    wanted = name or (scenario.name if scenario else given)
+    found = read_state(wanted) if wanted in names() else None
+    if found is None and in_containers(wanted):
+        raise UserError(
+            f"the testbed {wanted} is one of containers, and this needs one of namespaces: tpiedge testbed down "
+            f"{wanted}, or start 'tpiedge master' and 'tpiedge worker' on it with 'tpiedge testbed exec'"
+        )
+    if found is None or found.abandoned or not found.ready or found.owner is not None:
+        return None  # `up` decides
+    if scenario is not None and scenario.text != found.text:
+        raise UserError(f"the testbed {wanted} is up with another description: tpiedge testbed down {wanted}")
+    if found.network == "switch" and not forwarding.switches(wanted):
+        raise UserError(f"the switch of the testbed {wanted} has ended: tpiedge testbed down {wanted}")
+    return found

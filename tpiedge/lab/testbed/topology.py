@@ -1,0 +1,149 @@
+"""Which way packets take between two devices of a testbed, and what that way should give. Pure."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tpiedge.lab.testbed.description import Description, Device, Link, Router
+from tpiedge.lab.testbed.switch.plan import Port, SwitchLink, SwitchPlan
+
+__all__ = ["INTERFACE", "Expected", "Topology", "queue_bytes"]
+
+INTERFACE = "eth0"
+_PREFIX = 16
+
+#: What waits at a limited rate: half a tenth of a second of it, within bounds.
+_QUEUE_S = 0.05
+_LEAST_QUEUE, _MOST_QUEUE = 1 << 18, 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One way from a device to another. `jitter_s` is the most that is added to `latency_s`; None: no limit."""
+
+    latency_s: float
+    jitter_s: float
+    loss: float
+    bytes_per_s: float | None
+
+    @staticmethod
+    def along(links: Iterable[Link]) -> "Expected":
+        """One link after the other."""
+        links = tuple(links)
+        rates = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
+        return Expected(
+            math.fsum(link.latency_s for link in links),
+            math.fsum(link.jitter_s for link in links),
+            1 - math.prod(1 - link.loss for link in links),
+            min(rates, default=None),
+        )
+
+
+class Topology:
+    """The topology of a description as it is now: `with_links` gives one with other links."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        self.members: Mapping[str, Router | Device] = {member.name: member for member in description.members}
+        self.addresses = _addresses(description)
+
+    def with_links(self, name: str, up: Link, down: Link) -> "Topology":
+        """The links of the member `name` to its uplink are others."""
+        known = self.description
+
+        def changed(members: Iterable[Router | Device]) -> tuple[Router | Device, ...]:
+            return tuple(
+                replace(member, up=up, down=down) if member.name == name else member for member in members
+            )
+
+        routers = tuple(member for member in changed(known.routers) if isinstance(member, Router))
+        devices = tuple(member for member in changed(known.devices) if isinstance(member, Device))
+        return Topology(replace(known, routers=routers, devices=devices))
+
+    def ascent(self, name: str) -> tuple[str, ...]:
+        """The members from `name` up to the root, both included."""
+        passed = [name]
+        while (uplink := self.members[passed[-1]].uplink) is not None:
+            passed.append(uplink)
+        return tuple(passed)
+
+    def path(self, source: str, target: str) -> tuple[tuple[str, str], ...]:
+        """The links in order, as (member, "up" or "down"): up to the first router above both, and down again."""
+        climb, descent = self.ascent(source), self.ascent(target)
+        meeting = next(name for name in climb if name in descent)
+        ups = itertools.takewhile(lambda name: name != meeting, climb)
+        downs = reversed(descent[: descent.index(meeting)])
+        return (*((name, "up") for name in ups), *((name, "down") for name in downs))
+
+    def link(self, name: str, way: str) -> Link:
+        member = self.members[name]
+        return member.up if way == "up" else member.down
+
+    def expected(self, source: str, target: str) -> Expected:
+        """What the description says of the way between two devices."""
+        return Expected.along(self.link(name, way) for name, way in self.path(source, target))
+
+    def expected_pairs(self) -> dict[tuple[str, str], Expected]:
+        """What every ordered pair of devices should give."""
+        names = [device.name for device in self.description.devices]
+        return {pair: self.expected(*pair) for pair in itertools.permutations(names, 2)}
+
+    def lossless(self, name: str) -> bool:
+        """Whether no way from or to the device loses packets: then frames may be as long as bursts are."""
+        others = [device.name for device in self.description.devices if device.name != name]
+        return not any(self.expected(name, other).loss or self.expected(other, name).loss for other in others)
+
+    def switch_plan(self, namespaces: Mapping[str, Path], seed: int = 1) -> SwitchPlan:
+        """The plan for a switch that is to act as all the routers; `namespaces` of the devices.
+
+        Links are named "laptop up".
+        """
+        wired = [member for member in self.description.members if member.uplink is not None]
+        keys = [(member.name, way) for member in wired for way in ("up", "down")]
+        numbers = {key: number for number, key in enumerate(keys)}
+        names = [device.name for device in self.description.devices]
+        return SwitchPlan(
+            tuple(self._port(number, str(namespaces[name])) for number, name in enumerate(names)),
+            tuple(_switch_link(f"{name} {way}", self.link(name, way)) for name, way in keys),
+            {
+                source: {
+                    target: tuple(numbers[key] for key in self.path(source, target))
+                    for target in names
+                    if target != source
+                }
+                for source in names
+            },
+            seed,
+        )
+
+    def _port(self, number: int, namespace: str) -> Port:
+        device = self.description.devices[number]
+        return Port(
+            device=device.name,
+            namespace=namespace,
+            interface=INTERFACE,
+            address=self.addresses[device.name],
+            prefix=_PREFIX,
+            mac=f"02:74:70:69:{(number + 1) >> 8:02x}:{(number + 1) & 255:02x}",
+        )
+
+
+def queue_bytes(bytes_per_s: float | None) -> int:
+    """How much may wait for a limited rate before packets are dropped."""
+    wanted = _MOST_QUEUE if bytes_per_s is None else int(bytes_per_s * _QUEUE_S)
+    return max(_LEAST_QUEUE, min(wanted, _MOST_QUEUE))
+
+
+def _switch_link(name: str, link: Link) -> SwitchLink:
+    queue = queue_bytes(link.bytes_per_s)
+    return SwitchLink(name, link.latency_s, link.jitter_s, link.loss, link.bytes_per_s, queue)
+
+
+def _addresses(description: Description) -> dict[str, str]:
+    """Devices are 10.77.0.1 and on, routers 10.77.1.1 and on."""
+    devices = {device.name: f"10.77.0.{number}" for number, device in enumerate(description.devices, 1)}
+    return devices | {
+        router.name: f"10.77.1.{number}" for number, router in enumerate(description.routers, 1)
+    }

@@ -1,0 +1,25 @@
+"""`tpiedge bench`: what a cluster on this computer reaches, in numbers that can be compared within one run."""
+
+import click
+
+from tpiedge.cli.listing import ListingGroup
+from tpiedge.lab.verbs.bench_allreduce import allreduce
+from tpiedge.lab.verbs.bench_decode import decode
+from tpiedge.lab.verbs.bench_kernels import kernels
+from tpiedge.lab.verbs.bench_memory import memory, memory_run
+from tpiedge.lab.verbs.bench_serve import serve
+
+__all__ = ["bench"]
+
+
+@click.group(cls=ListingGroup)
+def bench() -> None:
+    """Measure this computer."""
+
+
+bench.add_command(allreduce)
+bench.add_command(decode)
+bench.add_command(kernels)
+bench.add_command(memory)
+bench.add_command(memory_run)
+bench.add_command(serve)

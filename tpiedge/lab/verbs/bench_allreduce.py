@@ -1,0 +1,229 @@
+"""`tpiedge bench allreduce`: how long an all-reduce takes, by every collective, beside what the model says."""
+
+import contextlib
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import click
+
+from tpiedge.cli.laboratory import TESTBED
+from tpiedge.cli.table import print_table
+from tpiedge.errors import UserError
+from tpiedge.lab.bench.figures import check_names, integers, milliseconds, spread
+from tpiedge.lab.bench.links import (
+    AS_THEY_ARE,
+    Dial,
+    LinkSetting,
+    LoadedTrips,
+    check_devices,
+    latencies,
+    rates,
+)
+from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
+from tpiedge.launch.child import Place
+from tpiedge.planner.network import NetworkFacts, predict
+from tpiedge.units import format_bytes
+from tpiedge.wire.fields import CollectiveName, WirePrecision
+from tpiedge.wire.tensors import wire_bytes
+
+__all__ = ["allreduce"]
+
+_MAX_BYTES = 16 << 20
+_MOST_S = 1.5
+"""Seconds of one measurement: fewer rounds where each takes long."""
+_LEAST_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One thing to measure."""
+
+    payload_bytes: int
+    collective: CollectiveName
+    wire: WirePrecision
+
+
+@click.command()
+@click.option("--nodes", default="2,4", show_default=True, help="Cluster sizes, comma-separated.")
+@click.option("--bytes", "sizes", default="4,8192,16384,32768,262144", show_default=True, help="Payloads.")
+@click.option(
+    "--collective",
+    "names",
+    default="all",
+    show_default=True,
+    help="all, or a list: star,mesh,two-shot,tree,ring.",
+)
+@click.option("--wire", default="f32", show_default=True, help="How parts travel, a list: f32,bf16,int8.")
+@click.option(
+    "--testbed",
+    "testbed_name",
+    type=TESTBED,
+    metavar="NAME",
+    help="Over the links of this testbed; root only.",
+)
+@click.option(
+    "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."
+)
+@click.option("--rate", help="Vary the rate of the testbed's links, in Mbit/s: 100,300,none.")
+@click.option("--rounds", type=click.IntRange(10, 100_000), default=500, show_default=True)
+@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def allreduce(
+    nodes: str,
+    sizes: str,
+    names: str,
+    wire: str,
+    testbed_name: str | None,
+    latency: str | None,
+    rate: str | None,
+    rounds: int,
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Latency of an all-reduce among processes on this computer, over encrypted links.
+
+    Every repeat measures everything once, in the same processes. Latencies in the output are one way. Rank 0 is this
+    process: over a testbed it has the first device's network, but not its limits.
+    """
+    counts = integers("--nodes", nodes, 2, 64)
+    payloads = integers("--bytes", sizes, 4, _MAX_BYTES)
+    if any(payload % 4 for payload in payloads):
+        raise UserError(f"--bytes {sizes!r}: payloads are f32, multiples of 4")
+    collectives: Sequence[Any] = get_args(CollectiveName) if names == "all" else names.split(",")
+    check_names("--collective", collectives, get_args(CollectiveName))
+    check_names("--wire", wire.split(","), get_args(WirePrecision))
+    given = itertools.product(payloads, collectives, wire.split(","))
+    cases = list(dict.fromkeys(_Case(*case) for case in given))  # type: ignore[arg-type]
+    links = itertools.product(latencies(latency), rates(rate))
+    settings = list(dict.fromkeys(LinkSetting(*pair) for pair in links))
+    if testbed_name is not None:
+        check_devices(testbed_name, max(counts))
+    if testbed_name is None and settings != [AS_THEY_ARE]:
+        raise UserError("--latency and --rate vary the links of a testbed: give --testbed")
+    started = time.monotonic()
+    results: list[dict[str, Any]] = []
+    for count in counts:
+        with _places(testbed_name, count) as (testbed, places):
+            results += _measure(testbed, places, count, settings, cases, rounds, repeats)
+    if as_json:
+        click.echo(json.dumps({"rounds": rounds, "repeats": repeats, "results": results}))
+        return
+    _print(results)
+    click.echo(f"{repeats} x {rounds} rounds each at most, {time.monotonic() - started:.0f} s", err=True)
+
+
+@contextlib.contextmanager
+def _places(name: str | None, count: int) -> Iterator[tuple[RunningTestbed | None, tuple[Place, ...]]]:
+    """Within the block this thread is on the testbed's first device."""
+    if name is None:
+        yield None, ()
+        return
+    with open_testbed(name, say=lambda line: click.echo(line, err=True)) as testbed:
+        places = tuple(device.place for device in testbed.devices[:count])
+        with testbed.inside(testbed.devices[0]):
+            yield testbed, places
+
+
+def _measure(
+    testbed: RunningTestbed | None,
+    places: Sequence[Place],
+    count: int,
+    settings: Sequence[LinkSetting],
+    cases: Sequence[_Case],
+    rounds: int,
+    repeats: int,
+) -> list[dict[str, Any]]:
+    # Only here: rank 0 of this benchmark is this process, so it needs torch, which no other verb's process loads.
+    from tpiedge.lab.bench.reduce_root import ReduceCluster
+
+    found: dict[tuple[LinkSetting, _Case], list[dict[str, Any]]] = {}
+    with ReduceCluster(count, places) as cluster:
+        for repeat, setting in itertools.product(range(repeats), settings):
+            click.echo(f"{count} nodes, repeat {repeat + 1} of {repeats} {setting}", err=True)
+            with _linked(testbed, setting) as trips:
+                facts = cluster.survey()
+                for case in cases:
+                    predicted_s = _predicted_s(case, facts)
+                    count_of_rounds = _rounds(rounds, predicted_s)
+                    spent = cluster.measure(case.collective, case.payload_bytes, count_of_rounds, case.wire)
+                    sample = {
+                        "seconds": statistics.median(spent),
+                        "predicted_s": predicted_s,
+                        "rounds": count_of_rounds,
+                    }
+                    found.setdefault((setting, case), []).append(sample)
+            for case in cases:
+                found[setting, case][-1]["trip_s"] = trips.median_s if trips else None
+    return [_result(testbed, count, *key, samples) for key, samples in found.items()]
+
+
+@contextlib.contextmanager
+def _linked(testbed: RunningTestbed | None, setting: LinkSetting) -> Iterator[LoadedTrips | None]:
+    if testbed is None:
+        yield None
+        return
+    trips = LoadedTrips(testbed)
+    with Dial(testbed).turned(setting), trips.measured():
+        yield trips
+
+
+def _predicted_s(case: _Case, facts: NetworkFacts) -> float:
+    elements = case.payload_bytes // 4
+    prediction = predict(case.collective, wire_bytes(case.wire, 1, elements), facts)
+    assert prediction is not None  # all are linked
+    return prediction.seconds
+
+
+def _rounds(most: int, predicted_s: float) -> int:
+    return min(most, max(_LEAST_ROUNDS, int(_MOST_S / predicted_s)))
+
+
+def _result(
+    testbed: RunningTestbed | None,
+    count: int,
+    setting: LinkSetting,
+    case: _Case,
+    samples: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    latency_s, rate = setting.latency_s, setting.bytes_per_s
+    if testbed is not None:
+        way = testbed.expected(*testbed.devices[:2])
+        latency_s = way.latency_s if latency_s is None else latency_s
+        rate = way.bytes_per_s if rate is None else rate or None
+    trips = [sample["trip_s"] for sample in samples if sample["trip_s"] is not None]
+    return {
+        "testbed": testbed.name if testbed else None,
+        "latency_s": latency_s,
+        "rate_bytes_per_s": rate,
+        "loaded_round_trip_s": statistics.median(trips) if trips else None,
+        "nodes": count,
+        "bytes": case.payload_bytes,
+        "collective": case.collective,
+        "wire": case.wire,
+        "seconds": spread([sample["seconds"] for sample in samples]),
+        "predicted_s": statistics.median(sample["predicted_s"] for sample in samples),
+        "rounds": min(sample["rounds"] for sample in samples),
+    }
+
+
+def _print(results: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        [
+            str(item["nodes"]),
+            "-" if item["latency_s"] is None else f"{1e3 * item['latency_s']:g}",
+            "-" if item["rate_bytes_per_s"] is None else f"{8e-6 * item['rate_bytes_per_s']:g}",
+            format_bytes(item["bytes"]),
+            item["wire"],
+            item["collective"],
+            milliseconds(item["seconds"], 3),
+            f"{1e3 * item['predicted_s']:.3f}",
+        ]
+        for item in results
+    ]
+    columns = ["nodes", "latency ms", "Mbit/s", "payload", "wire", "collective"]
+    print_table([*columns, "ms per all-reduce (median of medians, min-max)", "model"], rows)

@@ -1,0 +1,280 @@
+"""`tpiedge bench serve`: what clients of a server see, many at a time."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpiedge.cli.laboratory import TESTBED
+from tpiedge.cli.model_names import optional_model_option
+from tpiedge.cli.network_options import collective_option, wire_option
+from tpiedge.cli.options import MEMORY, arithmetic_options, is_default, kv_option
+from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.types import Location, Number
+from tpiedge.errors import UserError
+from tpiedge.host.device import default_threads
+from tpiedge.lab.bench.figures import integers
+from tpiedge.lab.bench.links import Dial, LinkSetting, check_devices
+from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress
+from tpiedge.lab.bench.serve_cluster import ClusterWish, own_cluster
+from tpiedge.lab.bench.serve_prompts import ServePrompt, parse_prompts
+from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, check_wish, measure_server
+from tpiedge.lab.devices import emulated
+from tpiedge.lab.testbed.running import open_testbed
+from tpiedge.lab.verbs.bench_serve_report import print_serve_report
+from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
+
+__all__ = ["serve"]
+
+_SMALL_VOCABULARY = 1000
+"""Token ids below it are in every model's vocabulary."""
+_MOST = 1 << 20
+_OF_OWN_SERVER = (
+    *("workers", "threads", "memory", "context", "parallel", "kv_tokens", "speculate"),
+    *("precision", "compute", "kv", "collective", "wire", "testbed_name", "latency", "link_rate"),
+)
+_NAMES = {"testbed_name": "--testbed", "kv": "--kv-precision"}
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """The cluster that is to be started, and the links between its machines: latency in ms, rate in Mbit/s."""
+
+    workers: int | None
+    threads: int | None
+    memory: int | None
+    options: dict[str, object]
+    testbed: str | None
+    links: LinkSetting
+
+
+@click.command()
+@optional_model_option
+@click.option("--url", help="Measure a server that runs already, of tpiedge or another one of OpenAI's API.")
+@click.option("--api-key", envvar="TPIEDGE_API_KEY", help="Where that server wants one.")
+@click.option(
+    "--concurrency", default="1,4,16", show_default=True, help="Clients that wait for their answers: a list."
+)
+@click.option("--rate", type=Number(0.001, 1000), help="Instead: requests per second, at random times.")
+@click.option(
+    "--requests", type=click.IntRange(1, 10_000), help="Of each repeat.  [default: two for each client]"
+)
+@click.option("--prompt-tokens", type=click.IntRange(1, _MOST), default=128, show_default=True)
+@click.option(
+    "--tokens", type=click.IntRange(2, _MOST), default=128, show_default=True, help="Of each answer."
+)
+@click.option(
+    "--prompts", type=Location(dir_okay=False, exists=True), help="A file of prompts, one per line."
+)
+@click.option(
+    "--shared-prefix", type=click.IntRange(0, _MOST), default=0, show_default=True,
+    help="Tokens that all prompts begin with alike.",
+)  # fmt: skip
+@click.option(
+    "--prefill-tokens",
+    type=click.IntRange(1, _MOST),
+    help="Of the prompt that is computed alone.  [default: 512]",
+)
+@click.option(
+    "--long-prompt", type=click.IntRange(2, _MOST), help="Also a prompt of so many tokens beside 3 answers."
+)
+@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts and of arrivals."
+)
+@click.option(
+    "--workers", type=click.IntRange(0, 63), help="Beside the master.  [default: 0, or a testbed's devices]"
+)
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), help="Of each machine.  [default: the cores, divided]"
+)
+@click.option("--memory", type=MEMORY, help="Of each machine; weights that do not fit stream from disk.")
+@click.option("--context", type=click.IntRange(1), help="As of `tpiedge master`, like the next three.")
+@click.option("--parallel", type=click.IntRange(1))
+@click.option("--kv-tokens", type=click.IntRange(1))
+@click.option("--speculate")
+@arithmetic_options
+@kv_option
+@collective_option
+@wire_option
+@click.option(
+    "--testbed",
+    "testbed_name",
+    type=TESTBED,
+    metavar="NAME",
+    help="On the devices of this testbed; root only.",
+)
+@click.option("--latency", type=Number(0, 1e6), help="Of the testbed: one way from device to device, in ms.")
+@click.option("--link-rate", type=Number(0, 1e6), help="Of the testbed's links, in Mbit/s; 0 is no limit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@cache_option
+def serve(
+    model_name: str | None,
+    url: str | None,
+    api_key: str | None,
+    concurrency: str,
+    rate: float | None,
+    requests: int | None,
+    prompt_tokens: int,
+    tokens: int,
+    prompts: Path | None,
+    shared_prefix: int,
+    prefill_tokens: int | None,
+    long_prompt: int | None,
+    repeats: int,
+    seed: int,
+    workers: int | None,
+    threads: int | None,
+    memory: int | None,
+    context: int | None,
+    parallel: int | None,
+    kv_tokens: int | None,
+    speculate: str | None,
+    precision: str | None,
+    compute: Compute | None,
+    kv: KVPrecision | None,
+    collective: CollectiveChoice,
+    wire: WirePrecision,
+    testbed_name: str | None,
+    latency: float | None,
+    link_rate: float | None,
+    as_json: bool,
+    cache: Path | None,
+) -> None:
+    """What clients see of a server: waits, gaps between tokens, tokens per second.
+
+    It starts `tpiedge master` with MODEL, or measures the server at --url. Every repeat first computes a prompt alone,
+    then takes each load in turn. All prompts differ; answers are greedy and do not end before --tokens.
+    """
+    wish = ServeWish(
+        loads=_loads(concurrency, rate),
+        requests=requests,
+        prompt_tokens=prompt_tokens,
+        tokens=tokens,
+        alone_tokens=prefill_tokens,
+        long_prompt=long_prompt,
+        shared=shared_prefix,
+        prompts=_prompts(prompts),
+        repeats=repeats,
+        seed=seed,
+    )
+    check_wish(wish, context)
+    if url is not None:
+        record = _measure_at(ServerAddress.of_url(url, api_key), model_name, wish)
+    else:
+        if model_name is None:
+            raise UserError("no MODEL is given, and no --url of a server that runs")
+        options: dict[str, object] = {
+            "--context": context,
+            "--parallel": parallel,
+            "--kv-tokens": kv_tokens,
+            "--speculate": speculate,
+            "--precision": precision,
+            "--compute": compute,
+            "--kv-precision": kv,
+            "--collective": collective,
+            "--wire": wire,
+            "--cache": cache,
+        }
+        links = LinkSetting(
+            None if latency is None else latency / 1e3, None if link_rate is None else link_rate * 1e6 / 8
+        )
+        cluster = _Cluster(workers, threads, memory, options, testbed_name, links)
+        record = _measure_own(cluster, prepare(model_name, precision, compute, cache, kv), model_name, wish)
+    if as_json:
+        click.echo(json.dumps(record))
+    else:
+        print_serve_report(record)
+
+
+def _loads(concurrency: str, rate: float | None) -> tuple[ServeLoad, ...]:
+    if rate is None:
+        counts = integers("--concurrency", concurrency, 1, 1024)
+        return tuple(ServeLoad(count) for count in dict.fromkeys(counts))
+    if not is_default("concurrency"):
+        raise UserError(
+            "give --concurrency or --rate: clients wait for their answers, or requests come by themselves"
+        )
+    return (ServeLoad(None, rate),)
+
+
+def _prompts(path: Path | None) -> tuple[ServePrompt, ...]:
+    if path is None:
+        return ()
+    try:
+        return tuple(parse_prompts(path.read_text(encoding="utf-8"), f"--prompts {path}"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read --prompts {path}: {error}") from None
+
+
+def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish) -> dict[str, Any]:
+    """A server that runs already."""
+    given = [name for name in _OF_OWN_SERVER if not is_default(name)]
+    if given or model_name is not None:
+        flag = _NAMES.get(given[0], "--" + given[0].replace("_", "-")) if given else "MODEL"
+        raise UserError(f"{flag} is of a server that is started here: leave it out, or --url")
+    server = MeasuredServer.at(address)
+    found = measure_server(server, server.vocabulary or _SMALL_VOCABULARY, wish, _say)
+    return {"model": server.model, "url": f"http://{address.host}:{address.port}", **found}
+
+
+def _measure_own(cluster: _Cluster, model: PreparedModel, name: str, wish: ServeWish) -> dict[str, Any]:
+    with ExitStack() as stack:
+        started = stack.enter_context(_on_machines(cluster, model, name))
+        server = stack.enter_context(own_cluster(started))
+        found = measure_server(server, model.config.vocab_size, wish, _say)
+    machines = {"workers": started.workers, "testbed": cluster.testbed, "memory_bytes": cluster.memory}
+    asked = {flag.lstrip("-").replace("-", "_"): value for flag, value in _given(cluster.options).items()}
+    asked.pop("cache", None)
+    return {**asked, **model.described(), **machines, **found}
+
+
+@contextmanager
+def _on_machines(cluster: _Cluster, model: PreparedModel, name: str) -> Iterator[ClusterWish]:
+    """The command lines; within the block this thread's network is that of the testbed's first device."""
+    if cluster.testbed is None:
+        if cluster.links != LinkSetting():
+            raise UserError("--latency and --link-rate vary the links of a testbed: give --testbed")
+        workers = cluster.workers or 0
+        yield _command_lines(cluster, model, name, workers, max(1, default_threads() // (workers + 1)))
+        return
+    described = emulated(cluster.testbed, None if cluster.workers is None else cluster.workers + 1)
+    workers = len(described) - 1
+    check_devices(cluster.testbed, workers + 1)
+    lines = _command_lines(cluster, model, name, workers, described.most_threads)
+    with ExitStack() as stack:
+        testbed = stack.enter_context(open_testbed(cluster.testbed, say=_say))
+        stack.enter_context(testbed.inside(testbed.devices[0]))
+        stack.enter_context(Dial(testbed).turned(cluster.links))
+        yield replace(lines, places=tuple(device.place for device in testbed.devices[: workers + 1]))
+
+
+def _command_lines(
+    cluster: _Cluster, model: PreparedModel, name: str, workers: int, threads: int
+) -> ClusterWish:
+    """`threads`: of each machine, where nobody says."""
+    machine: dict[str, object] = {"--threads": cluster.threads or threads, "--memory": _size(cluster.memory)}
+    of_master = {"--model": name} | machine | cluster.options
+    of_worker = machine | {"--model-dir": model.pack.path.absolute()}
+    return ClusterWish(_words(of_master), workers, _words(of_worker))
+
+
+def _size(nbytes: int | None) -> str | None:
+    return None if nbytes is None else f"{nbytes}B"
+
+
+def _given(options: dict[str, object]) -> dict[str, object]:
+    return {flag: value for flag, value in options.items() if value is not None}
+
+
+def _words(options: dict[str, object]) -> tuple[str, ...]:
+    return tuple(str(word) for pair in _given(options).items() for word in pair)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

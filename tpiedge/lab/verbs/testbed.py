@@ -1,0 +1,276 @@
+"""`tpiedge testbed`: several devices emulated on this computer, with links between them."""
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import click
+
+from tpiedge.cli.laboratory import RUNNING_TESTBED, TESTBED
+from tpiedge.cli.listing import ListingGroup
+from tpiedge.errors import UserError
+from tpiedge.lab.testbed.backends import (
+    Attached,
+    Backend,
+    NamespaceTestbeds,
+    backend_of,
+    every_backend,
+    require_free,
+)
+from tpiedge.lab.testbed.containers.backend import DockerTestbeds
+from tpiedge.lab.testbed.containers.engine import ContainerEngine
+from tpiedge.lab.testbed.containers.plan import DEFAULT_IMAGE
+from tpiedge.lab.testbed.description import Link, check_name
+from tpiedge.lab.testbed.measuring import Measured
+from tpiedge.lab.testbed.quantities import parse_part, parse_rate, parse_time
+from tpiedge.lab.testbed.scenarios import load_scenario, shipped_scenarios
+from tpiedge.lab.testbed.state import Network
+from tpiedge.lab.verbs.testbed_report import print_check, print_status
+
+__all__ = ["testbed"]
+
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
+)
+
+_network_option = click.option(
+    "--network",
+    type=click.Choice(["auto", "netem", "switch"]),
+    default="auto",
+    show_default=True,
+    help="Links by the kernel's netem, or by tpiedge's own switch where the kernel has none.",
+)
+
+_backend_option = click.option(
+    "--backend",
+    type=click.Choice(["namespaces", "docker"]),
+    default="namespaces",
+    show_default=True,
+    help="Devices are namespaces and control groups of this computer, or containers of a docker engine.",
+)
+
+
+class _Quantity(click.ParamType[float]):
+    """A quantity as a description has it: "0.25 ms"."""
+
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return value if isinstance(value, float) else self._parse(str(value))
+        except UserError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _rate(text: str) -> float:
+    """Infinite: no limit."""
+    return math.inf if text == "none" else parse_rate(text)
+
+
+def _loss(text: str) -> float:
+    """A link may be cut while it runs; a file in which one is would say nothing."""
+    return parse_part(text, greatest=1.0)
+
+
+@click.group(cls=ListingGroup)
+def testbed() -> None:
+    """Emulate several devices on this computer: their networks, processors and memory. Linux, needs root, or docker."""
+
+
+@testbed.command("up")
+@click.argument("given", metavar="FILE_OR_NAME", type=TESTBED)
+@click.option("--name", help="Of the testbed.  [default: that of the file]")
+@_backend_option
+@click.option("--image", help=f"Of containers.  [default: {DEFAULT_IMAGE}]")
+@_network_option
+def bring_up(given: str, name: str | None, backend: str, image: str | None, network: str) -> None:
+    """Bring up the testbed of a file (./home.toml), or one that comes along (see 'tpiedge testbed ls')."""
+    scenario = load_scenario(given, name)
+    with _chosen_backend(backend, image, network) as chosen:
+        require_free(scenario.name, chosen)
+        chosen.up(scenario, _say)
+    first = scenario.description.devices[0].name
+    _say(f"{scenario.name} is up: tpiedge testbed exec {scenario.name} {first} -- COMMAND")
+
+
+@testbed.command("down")
+@click.argument("name", required=False, type=RUNNING_TESTBED)
+@click.option("--all", "everything", is_flag=True, help="All testbeds, and all that is left of any.")
+def take_down(name: str | None, everything: bool) -> None:
+    """End all processes in a testbed and remove it, also what a command that was killed left of one."""
+    if (name is not None) == everything:
+        raise UserError("name a testbed, or say --all")
+    with _backends(name) as backends:
+        for backend in backends:
+            for each in backend.names() if name is None else [_plain(name)]:
+                _say(f"{each} is down" if backend.down(each) else f"there is no testbed {each}")
+
+
+@testbed.command()
+@click.argument("name", required=False, type=RUNNING_TESTBED)
+@_json_option
+def status(name: str | None, as_json: bool) -> None:
+    """Show devices, links and what each pair of devices should have, of one testbed or of all."""
+    found: list[dict[str, Any]] = []
+    names: list[str] = []
+    with _backends(name) as backends:
+        for backend in backends:
+            known = backend.names() if name is None else [_plain(name)]
+            found += [record for each in known if (record := backend.status(each)) is not None]
+            names += known
+    if name is not None and not found:
+        raise UserError(f"the testbed {name} is not up: tpiedge testbed up {name}")
+    if as_json:
+        click.echo(json.dumps(found[0] if name is not None else {"testbeds": found}))
+        return
+    if not found:
+        _say("no testbed is up")
+    for record in found:
+        print_status(record)
+    for left in set(names) - {record["name"] for record in found}:
+        _say(f"something is left of {left}: tpiedge testbed down {left}")
+
+
+@testbed.command("exec")
+@click.argument("name", type=RUNNING_TESTBED)
+@click.argument("device", metavar="NODE")
+@click.argument("command", nargs=-1, required=True)
+def execute(name: str, device: str, command: tuple[str, ...]) -> NoReturn:
+    """Run COMMAND on the device NODE: tpiedge testbed exec pair device1 -- ping 10.77.0.2"""
+    with backend_of(_plain(name)) as backend:
+        sys.exit(backend.attach(_plain(name)).execute(device, command))
+
+
+@testbed.command()
+@_json_option
+def ls(as_json: bool) -> None:
+    """List the testbeds that come along, and those that are up."""
+    shipped = {name: load_scenario(name).description for name in shipped_scenarios()}
+    with every_backend() as backends:
+        seen = [backend.status(name) for backend in backends for name in backend.names() if backend.may_look]
+    running = [record for record in seen if record is not None]
+    if as_json:
+        records = [
+            {"name": name, "about": found.about, "devices": len(found.devices)}
+            for name, found in shipped.items()
+        ]
+        click.echo(json.dumps({"shipped": records, "up": running}))
+        return
+    for name, found in shipped.items():
+        click.echo(f"{name:<16}{found.about}")
+    for record in running:
+        _say(f"{record['name']}: {record['state']}")
+
+
+@testbed.command()
+@click.argument("name", type=RUNNING_TESTBED)
+@click.argument("member", metavar="DEVICE_OR_ROUTER")
+@click.option("--latency", type=_Quantity("TIME", parse_time), help="One way, like 2ms.")
+@click.option("--jitter", type=_Quantity("TIME", parse_time), help="At most so much is added.")
+@click.option("--loss", type=_Quantity("PART", _loss), help="Of all packets, like 1%; 100%: none arrives.")
+@click.option("--rate", type=_Quantity("RATE", _rate), help="Like 300Mbit/s; none: no limit.")
+@click.option("--up", "only_up", is_flag=True, help="Only towards the uplink.")
+@click.option("--down", "only_down", is_flag=True, help="Only from the uplink.")
+def link(
+    name: str,
+    member: str,
+    latency: float | None,
+    jitter: float | None,
+    loss: float | None,
+    rate: float | None,
+    only_up: bool,
+    only_down: bool,
+) -> None:
+    """Change the link of a device or router to its uplink while it runs, in both directions unless told."""
+    if only_up and only_down:
+        raise UserError("give --up or --down, or neither for both directions")
+    values = {"latency_s": latency, "jitter_s": jitter, "loss": loss, "bytes_per_s": rate}
+    changed = _changer({key: value for key, value in values.items() if value is not None}, only_up, only_down)
+    with backend_of(_plain(name)) as backend:
+        backend.change_link(_plain(name), member, changed)
+
+
+@testbed.command()
+@click.argument("name", type=RUNNING_TESTBED)
+@click.option("--all", "everything", is_flag=True, help="Every pair, not only those of the first device.")
+@_json_option
+def check(name: str, everything: bool, as_json: bool) -> None:
+    """Measure round trips and throughput between devices and compare them with what the file says."""
+    with backend_of(_plain(name)) as backend:
+        found = backend.attach(_plain(name))
+        measured = [_measured_pair(found, *pair) for pair in _pairs(found.device_names, everything)]
+        print_check(found, measured, as_json)
+
+
+def _changer(
+    given: dict[str, float], only_up: bool, only_down: bool
+) -> Callable[[Link, Link], tuple[Link, Link]]:
+    """What changes (up, down). Raises UserError where nothing is given."""
+    if not given:
+        raise UserError("say what to change: --latency, --jitter, --loss or --rate")
+    changes: dict[str, Any] = {key: None if value == math.inf else value for key, value in given.items()}
+
+    def changed(up_link: Link, down_link: Link) -> tuple[Link, Link]:
+        return (
+            up_link if only_down else replace(up_link, **changes),
+            down_link if only_up else replace(down_link, **changes),
+        )
+
+    return changed
+
+
+def _measured_pair(found: Attached, source: str, target: str) -> Measured:
+    _say(f"measuring {source} -> {target} ...")
+    return found.measure(source, target)
+
+
+@contextmanager
+def _chosen_backend(kind: str, image: str | None, network: str) -> Iterator[Backend]:
+    if kind == "docker":
+        if network == "netem":
+            raise UserError("containers are linked by the switch: leave --network out")
+        with ContainerEngine.connect() as engine:
+            yield DockerTestbeds(engine, image or DEFAULT_IMAGE)
+        return
+    if image is not None:
+        raise UserError("--image is for containers: add --backend docker")
+    yield NamespaceTestbeds(_chosen_network(network))
+
+
+@contextmanager
+def _backends(name: str | None) -> Iterator[tuple[Backend, ...]]:
+    """That of the testbed, or all."""
+    if name is None:
+        with every_backend() as backends:
+            yield backends
+        return
+    with backend_of(_plain(name)) as backend:
+        yield (backend,)
+
+
+def _chosen_network(network: str) -> Network | None:
+    """None: whatever is best."""
+    return None if network == "auto" else "netem" if network == "netem" else "switch"
+
+
+def _say(line: str) -> None:
+    """Progress, on standard error."""
+    click.echo(line, err=True)
+
+
+def _pairs(devices: Sequence[str], everything: bool) -> list[tuple[str, str]]:
+    pairs = itertools.permutations(devices, 2)
+    return [pair for pair in pairs if everything or pair[0] == devices[0]]
+
+
+def _plain(name: str) -> str:
+    """The name of a testbed, also where its file is given."""
+    is_file = "/" in name or name.endswith(".toml")
+    return load_scenario(name).name if is_file else check_name(name, "a testbed")

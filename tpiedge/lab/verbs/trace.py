@@ -1,0 +1,181 @@
+"""`tpiedge trace`: what a recorded run says, in figures or as a picture."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpiedge.cli.table import print_table
+from tpiedge.cli.types import Location, Number
+from tpiedge.errors import UserError
+from tpiedge.host.device import available_memory_bytes
+from tpiedge.tracing.chrome import Trace, read_trace
+from tpiedge.tracing.collection import writable
+from tpiedge.tracing.excerpt import (
+    Excerpt,
+    StepRange,
+    excerpt_of_steps,
+    excerpt_of_times,
+    parse_steps,
+    typical_excerpt,
+)
+from tpiedge.tracing.summary import NodeSummary, summarize
+from tpiedge.tracing.tracer import LANES
+from tpiedge.units import counted, format_bytes, format_seconds
+
+__all__ = ["trace"]
+
+
+class _Steps(click.ParamType[StepRange]):
+    name = "N|N:M|N:|:M"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StepRange:
+        if isinstance(value, StepRange):
+            return value
+        try:
+            return parse_steps(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.argument("file", type=Location(dir_okay=False))
+@click.option(
+    "--png",
+    type=Location(dir_okay=False),
+    metavar="OUT",
+    help="Draw the timeline of every node: of three typical steps, or of the part that is asked for.",
+)
+@click.option("--from", "from_s", type=Number(min=0), help="Seconds since the start of the trace.")
+@click.option("--to", "to_s", type=Number(min=0), help="Seconds since the start of the trace.")
+@click.option(
+    "--steps",
+    type=_Steps(),
+    help="Only these, both ends included: 40:44 is five steps, 40: all from 40 on, : all. The first is the prompt.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def trace(
+    file: Path,
+    png: Path | None,
+    from_s: float | None,
+    to_s: float | None,
+    steps: StepRange | None,
+    as_json: bool,
+) -> None:
+    """Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.
+
+    Of every node: how long it computed, took part in collectives, read weights and waited for them, and how much of
+    the reading was hidden. --png draws it: above, how long each step took; below, what the nodes did in three steps
+    in a row that took about as long as the median of all but the prompt's. --steps, or --from and --to, choose the part
+    that the figures are of, and that is drawn instead.
+    """
+    by_times = from_s is not None or to_s is not None
+    if steps and by_times:
+        raise UserError("give either --steps or --from and --to, not both")
+    target = _target(png, file) if png else None
+    found = read_trace(file, available_memory_bytes())
+    part = _of_steps(found, steps, file) if steps else _of_times(found, from_s, to_s)
+    drawn = (part if steps or by_times else typical_excerpt(found)) if target else None
+    if target and drawn:
+        _draw(found, drawn, target)
+    if as_json:
+        click.echo(json.dumps(_record(part, drawn, summarize(found, *part.window))))
+    elif target:
+        click.echo(f"drew {target}", err=True)
+    else:
+        _print(part, summarize(found, *part.window))
+
+
+def _target(png: Path, file: Path) -> Path:
+    """Where the picture goes. Raises UserError, DiskFull as `writable`."""
+    target = writable(png)
+    if target == Path(os.path.realpath(file)):
+        raise UserError(f"--png {png} is the trace itself: give the picture another name")
+    return target
+
+
+def _of_times(found: Trace, from_s: float | None, to_s: float | None) -> Excerpt:
+    start_s, end_s = from_s or 0.0, found.end_s if to_s is None else min(to_s, found.end_s)
+    if start_s >= end_s:
+        asked = f"--from {start_s:g}" + ("" if to_s is None else f" --to {to_s:g}")
+        raise UserError(f"{asked} leaves nothing: the trace goes from 0 to {found.end_s:.3f} s")
+    return excerpt_of_times(found, start_s, end_s)
+
+
+def _of_steps(found: Trace, asked: StepRange, file: Path) -> Excerpt:
+    known = sorted(found.steps)
+    if not known:
+        raise UserError(f"--steps {asked}: {file} has no steps: choose a part of it by --from and --to")
+    if not (steps := asked.of(known)):
+        there, example = StepRange(known[0], known[-1]), StepRange(known[-3:][0], known[-1])
+        raise UserError(
+            f"--steps {asked}: {file} has steps {there}: stay within them, as in --steps {example}"
+        )
+    return excerpt_of_steps(found, steps)
+
+
+def _draw(found: Trace, part: Excerpt, target: Path) -> None:
+    try:
+        from tpiedge.lab.plots.timeline import draw
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("matplotlib"):
+            raise
+        raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
+    draw(found, part, target)
+
+
+def _record(part: Excerpt, drawn: Excerpt | None, nodes: Sequence[NodeSummary]) -> dict[str, object]:
+    return {
+        "from_s": part.start_s,
+        "to_s": part.end_s,
+        "steps": part.steps,
+        **({"drawn_steps": drawn.steps} if drawn else {}),
+        "nodes": [
+            {
+                "rank": node.rank,
+                "events": node.events,
+                "dropped": node.dropped,
+                **{f"{lane}_s": busy_s for lane, busy_s in node.busy_s.items()},
+                **{f"load_during_{lane}_s": both_s for lane, both_s in node.load_during_s.items()},
+                "read_bytes": node.read_bytes,
+                "io_hidden_percent": node.hidden_percent,
+                "travel_during_compute_s": node.travel_during_compute_s,
+                "travel_hidden_percent": node.travel_hidden_percent,
+            }
+            for node in nodes
+        ],
+    }
+
+
+def _print(part: Excerpt, nodes: Sequence[NodeSummary]) -> None:
+    spent_s = part.end_s - part.start_s
+    click.echo(f"{format_seconds(spent_s)} from {part.start_s:.3f} s on, {_counted(part.steps)}\n")
+    rows = [
+        [
+            str(node.rank),
+            *(
+                f"{format_seconds(node.busy_s[lane])} ({100 * node.busy_s[lane] / spent_s:.0f} %)"
+                for lane in LANES
+            ),
+            format_bytes(node.read_bytes),
+            *(
+                "-" if percent is None else f"{percent:.0f} %"
+                for percent in (node.hidden_percent, node.travel_hidden_percent)
+            ),
+        ]
+        for node in nodes
+    ]
+    print_table(["node", *LANES, "read", "I/O hidden", "travel hidden"], rows)
+    for node in nodes:
+        if node.dropped:
+            lost = counted(node.dropped, "later event")
+            click.echo(f"\n{lost} of node {node.rank} had no room in the trace")
+
+
+def _counted(steps: Sequence[int]) -> str:
+    if not steps:
+        return "no steps"
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]}:{steps[-1]})"
