@@ -47,17 +47,27 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Every part once.
 test: $(STAMP)
-	$(PYTEST) -m 'not slow and not alone'
+	$(PYTEST) -m 'not slow and not alone and not lab'
 
 # Everything. What measures time or speed, or holds a promised deadline, runs afterwards, when no other test does.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
-test-all: $(STAMP)
+# $(call whole,MARK): of the tests with that mark, or without it.
+define whole
 	@mkdir -p build; rm -f build/failures; export FAILURES=build/failures; \
-	$(PYTEST) -m 'not alone'; beside=$$?; \
-	$(BIN)/python -m pytest -m alone $(ALONE); alone=$$?; \
+	$(PYTEST) -m 'not alone and $(1)'; beside=$$?; \
+	$(BIN)/python -m pytest -m 'alone and $(1)' $(ALONE); alone=$$?; \
 	if test -s build/failures; then echo 'failed in one of the two parts:'; cat build/failures; fi; \
 	test $$beside -eq 0 -a $$alone -eq 0
+endef
+
+test-all: $(STAMP)
+	$(call whole,not lab)
+
+# Of the laboratory and of tools; what passed here need not run again before something of it changes.
+test-lab: $(STAMP)
+	$(call whole,lab)
+	@$(BIN)/python -m tools.lab_touched --passed || true
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -66,6 +76,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_docs.py
 	$(MAKE) test-all
+	@if $(BIN)/python -m tools.lab_touched; then $(MAKE) test-lab; fi
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -25,6 +25,8 @@ pytest_plugins = ["tests.browsing.fixtures", "tests.skips"]
 #: Where only tests marked `thin` are quick, and where every third of one function's is.
 _SLOW = ("tests/deploy/", "tests/native/", "tests/process/")
 _SAMPLED = ("tests/cluster/", "tests/contract/")
+#: Folders of tests that `make test-lab` runs.
+_LAB = frozenset({"lab", "tools"})
 
 # Examples take as long as other tests leave the processors to them. `--hypothesis-profile` comes after this.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -52,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = item.nodeid.partition("[")[0]
         if _only_in_all(item, seen[function]):
             item.add_marker(pytest.mark.slow)
+        if _LAB.intersection(function.split("/")[:-1]):
+            item.add_marker(pytest.mark.lab)
         seen[function] += 1
     items.sort(key=order)
 

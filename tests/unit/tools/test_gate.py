@@ -41,7 +41,7 @@ def test_native_code_that_does_not_compile_is_a_failure_where_it_is_required(
 ) -> None:
     for name in ("setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
-    for package in ("kernels", "transport", "testbed"):
+    for package in ("kernels", "transport", "lab/testbed"):
         source = tmp_path / "tpiedge" / package / "native" / "some.cpp"
         source.parent.mkdir(parents=True)
         source.write_text("this does not compile")
