@@ -88,7 +88,8 @@ class Detokenizer:
         text = self._new_text()
         # U+FFFD at the end may be a character whose other bytes are still to come.
         if text and not text.endswith(_REPLACEMENT):
-            return self._shown()
+            self._context, self._pending = self._pending, []
+            return text
         return self._overdue() if len(self._pending) > _MOST_PENDING else ""
 
     def _shown(self) -> str:

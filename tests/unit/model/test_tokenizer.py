@@ -179,6 +179,23 @@ def byte_runs(tokenizer: Tokenizer, ids: list[int]) -> Iterator[tuple[int, bytes
 
 
 class TestDetokenizer:
+    def test_a_piece_is_decoded_once_beside_its_context(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is most of what a token costs the master."""
+        ids = tokenizer.encode("hello world hello", add_special=False)
+        decoded: list[list[int]] = []
+        decode = tokenizer.decode
+
+        def counted(ids: list[int], *, skip_special: bool) -> str:
+            decoded.append(ids)
+            return decode(ids, skip_special=skip_special)
+
+        monkeypatch.setattr(tokenizer, "decode", counted)
+        detokenizer = Detokenizer(tokenizer)
+        assert "".join(map(detokenizer.push, ids)).strip() == "hello world hello"
+        assert len(decoded) == 2 * len(ids)
+
     @pytest.mark.parametrize("text", [*CORPUS[:4], "  leading", "a  b", "\n\n", "é", "😀", "x😀"])
     def test_joined_pieces_are_the_text(self, tokenizer: Tokenizer, text: str) -> None:
         ids = tokenizer.encode(text)

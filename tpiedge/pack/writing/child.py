@@ -33,7 +33,7 @@ from tpiedge.pack.writing.writer import write_pack
 __all__ = ["CheckpointTensors", "PackRequest", "RandomTensors", "main"]
 
 _PROGRESS_EVERY_S = 0.2
-_RANDOM_SOURCE = "tpiedge.lab.random_weights:RandomSource"
+_RANDOM_SOURCE = "tpiedge.lab.random_weights:RandomSource"  # nobody who packs files imports it
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,6 @@ class PackRequest:
         if isinstance(self.source, CheckpointTensors):
             return open_tensors(self.source.tensors)
         stored = STORED.get(storage_of(self.precision, self.spec).layers, "BF16")
-        # Of the laboratory, which is imported by nobody who packs files.
         made: TensorSource = pkgutil.resolve_name(_RANDOM_SOURCE).for_spec(
             self.source.seed, self.spec, stored
         )
