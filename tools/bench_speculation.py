@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.fakes.cluster import InProcessCluster
 from tpiedge.cli.table import print_table
 from tpiedge.collectives.route import Route
 from tpiedge.engine.batcher import MAX_DRAFTED
@@ -43,6 +42,7 @@ from tpiedge.memory.sweep import Sweep
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.partition import LayerShape, ShareWeight, partition
+from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import AnswerPart, Token
 from tpiedge.wire.requests import GenerationRequest
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from tests.browsing.browser import Browser
 from tests.browsing.watched import watch
-from tests.fakes.service import FakeGeneration, FakeService
 from tests.http.conftest import SECRET
+from tpiedge.testing.service import FakeGeneration, FakeService
 
 __all__ = ["LOOKS", "PICTURES", "Look", "differing", "letters"]
 

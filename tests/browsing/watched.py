@@ -3,9 +3,9 @@
 from dataclasses import fields, replace
 from typing import Final
 
-from tests.fakes.service import FakeService
 from tpiedge.api.service import ClusterEvent, NodeStatus, RequestLine, StepTimeline
 from tpiedge.master.counters import Counted
+from tpiedge.testing.service import FakeService
 from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 __all__ = ["watch"]

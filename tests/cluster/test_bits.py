@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from tests.cluster.alone import Alone
 from tests.cluster.packs import split
 from tests.cluster.test_streaming import PLACEMENTS
-from tests.fakes.cluster import InProcessCluster
 from tests.reference import CASES, Reference
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.model.int4_files import Int4Checkpoint
@@ -35,6 +34,7 @@ from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.sources.imported import open_tensors
 from tpiedge.pack.writing.writer import write_pack
 from tpiedge.planner.partition import LayerShape, parse_shares, partition
+from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.fields import KVPrecision
 
 NAMES = [case.name for case in CASES]

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
-from tests.fakes.cluster import InProcessCluster
 from tests.process.command import wait_for
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Tag
@@ -24,6 +23,7 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.planner.carriage import Carriage, KVHolder, carriage
+from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Carried, Finished, Halt, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 

@@ -9,11 +9,11 @@ import torch
 
 from tests.cluster.packs import split
 from tests.cluster.test_exactness import assert_close
-from tests.fakes.cluster import InProcessCluster, greedy_request
 from tests.reference import Reference
 from tpiedge.collectives.group import COLLECTIVES
 from tpiedge.collectives.route import Route
 from tpiedge.engine.steps import StepLimits
+from tpiedge.testing.cluster import InProcessCluster, greedy_request
 from tpiedge.wire.control import Token
 
 WAYS = tuple(COLLECTIVES)

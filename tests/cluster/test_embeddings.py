@@ -9,11 +9,11 @@ import pytest
 
 from tests.cluster.packs import split
 from tests.cluster.test_batching import page_of
-from tests.fakes.cluster import InProcessCluster, greedy_request
 from tests.reference import Reference, hidden_states
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.pack.layout import Precision
+from tpiedge.testing.cluster import InProcessCluster, greedy_request
 from tpiedge.wire.control import AnswerPart, Embedding
 from tpiedge.wire.requests import GenerationRequest, Pooling
 

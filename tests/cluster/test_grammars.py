@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.cluster import test_batching
 from tests.cluster.schemas import schemas
 from tests.cluster.test_batching import Arrival, Run
-from tests.fakes.cluster import InProcessCluster
 from tpiedge.engine import grammar_compiling, grammars, mask_waits
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.errors import UserError
@@ -30,6 +29,7 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.pack.sources.source import CheckpointSource
 from tpiedge.pack.writing.writer import write_pack
 from tpiedge.planner.partition import LayerShape, parse_shares, partition
+from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Compiled, Failed, Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 

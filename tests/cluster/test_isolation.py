@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.cluster.packs import split
 from tests.cluster.test_batching import LOGPROBS, PAGES, Arrival, Run, page_of
-from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.pack.layout import Precision
+from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 CONVERSATIONS = 8

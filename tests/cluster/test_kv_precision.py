@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
-from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.pack.layout import Precision
+from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.fields import KVPrecision
 
 # Bound of any logit's error by 8 bits, as a part of the largest logit of its row (seen: 0.011 to 0.041).

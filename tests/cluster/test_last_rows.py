@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
-from tests.fakes.cluster import greedy_request
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.local import LocalCommunicator
@@ -20,6 +19,7 @@ from tpiedge.engine.steps import StepLimits
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
+from tpiedge.testing.cluster import greedy_request
 from tpiedge.wire.data import Segment, StepPlan, TableChange
 
 

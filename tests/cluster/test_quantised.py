@@ -20,7 +20,6 @@ import torch
 
 from tests.cluster.alone import TOKENS, Alone
 from tests.cluster.packs import split
-from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels import linear as kernels_linear
@@ -28,6 +27,7 @@ from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.pack.layout import Precision
+from tpiedge.testing.cluster import InProcessCluster
 
 # Of a head of 12 or 20 and FFN tiles of 44 or 64: groups that are short; a KV head for all; biases; ties; norms of q
 # and k; sliding windows.

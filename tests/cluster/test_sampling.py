@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.packs import split
-from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.collectives.route import Route
 from tpiedge.pack.layout import Precision
+from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Token
 from tpiedge.wire.fields import Compute
 from tpiedge.wire.requests import GenerationRequest, Sampling

@@ -9,13 +9,13 @@ import torch
 from tests.cluster.packs import split
 from tests.cluster.test_cancel import true_from
 from tests.cluster.test_growing_kv import tight
-from tests.fakes.cluster import InProcessCluster, greedy_request
 from tests.reference import Reference
 from tpiedge.engine.fused_blocks import FusedBlocks
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.kernels.stack import FusedLayers
 from tpiedge.pack.layout import Precision
+from tpiedge.testing.cluster import InProcessCluster, greedy_request
 
 TOKENS = 12
 

@@ -37,7 +37,6 @@ def _message_seeds() -> list[bytes]:
 
 
 def _body(folder: Path) -> Read:
-    from tests.fakes.service import FakeService
     from tests.http.conftest import InstantTemplate
     from tpiedge.api.bounded_json import parse_object
     from tpiedge.api.chat_request import read_chat
@@ -45,6 +44,7 @@ def _body(folder: Path) -> Read:
     from tpiedge.api.errors import ApiError
     from tpiedge.api.limits import Limits
     from tpiedge.model.tokenizer import Tokenizer
+    from tpiedge.testing.service import FakeService
 
     service = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=2048)
     limits = Limits.of_context(service.max_sequence)

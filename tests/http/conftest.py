@@ -10,13 +10,13 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes.service import FakeService
 from tpiedge.api.bounded_http import BoundedHttp
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
 
 DEMO = Path(__file__).parents[2] / "tpiedge" / "model" / "demo"
 SECRET = "the-admin-secret"

@@ -7,9 +7,9 @@ import httpx
 import openai
 import pytest
 
-from tests.fakes.service import WIDTH
 from tpiedge.api.limits import Limits
 from tpiedge.errors import PeerLost
+from tpiedge.testing.service import WIDTH
 
 JSON = {"content-type": "application/json"}
 VECTOR = (0.0, 3.0, -4.0, 0.0)

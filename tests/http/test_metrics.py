@@ -2,8 +2,8 @@
 
 import httpx
 
-from tests.fakes.service import FakeService
 from tests.http.conftest import SECRET
+from tpiedge.testing.service import FakeService
 
 KEY = "sk-cafe"
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 import httpx
 import pytest
 
-from tests.fakes.service import WIDTH
 from tpiedge.api import openapi_fields as described
 from tpiedge.api import openapi_others as others
 from tpiedge.api.app import Api
@@ -16,6 +15,7 @@ from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.openapi import document
+from tpiedge.testing.service import WIDTH
 
 INDEX = re.compile(r"\[\d+\]")
 METHODS = {"get", "post", "delete"}

@@ -11,8 +11,6 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.fakes.clock import ManualClock
-from tests.fakes.service import FakeService, token
 from tests.http.conftest import DEMO, SECRET, leave_early
 from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.answer_reader import Parting
@@ -29,6 +27,8 @@ from tpiedge.api.records import AcceptedRequest
 from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.master.journal import GUILTY
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.clock import ManualClock
+from tpiedge.testing.service import FakeService, token
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.fakes.service import FakeService, finished, token
 from tests.http.conftest import SECRET
 from tests.http.test_resuming import (
     CHAT,
@@ -34,6 +33,7 @@ from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.errors import PeerLost, UserError
 from tpiedge.master.journal import Paused, Resumed
+from tpiedge.testing.service import FakeService, finished, token
 from tpiedge.wire.control import PromptScores
 from tpiedge.wire.requests import GenerationRequest, Sampling
 

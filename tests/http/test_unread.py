@@ -10,8 +10,6 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.fakes.clock import ManualClock
-from tests.fakes.service import FakeService, token
 from tests.http.conftest import answers
 from tests.http.test_resuming import (
     BODY,
@@ -35,6 +33,8 @@ from tpiedge.api.kept_answer import LEFT_S
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.errors import PeerLost
+from tpiedge.testing.clock import ManualClock
+from tpiedge.testing.service import FakeService, token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 ASKED = [{"role": "user", "content": "hi"}]

@@ -38,9 +38,9 @@ SLACK_PART, SLACK = 0.02, 10
 #: Lines, rounded up to tens, and files of Python.
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "loaded by master, worker and node": (64760, 499),
-    "tests": (100980, 678),
+    "tests": (100400, 674),
     "tools": (14680, 141),
-    "tpiedge": (82610, 638),
+    "tpiedge": (83190, 642),
     "tpiedge, modules of its own": (890, 14),
     "tpiedge.api": (13130, 83),
     "tpiedge.cli": (6930, 55),
@@ -62,6 +62,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "tpiedge.planner": (2270, 16),
     "tpiedge.settings": (390, 5),
     "tpiedge.shipping": (880, 5),
+    "tpiedge.testing": (590, 4),
     "tpiedge.tracing": (710, 7),
     "tpiedge.transport": (3170, 25),
     "tpiedge.wire": (2260, 19),
@@ -71,9 +72,9 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
 #: Anything else.
 COUNTS: Final[Mapping[str, int]] = {
     "numbered laws": 275,
-    "numbers that modules name": 1063,
-    "functions with more than 5 parameters": 106,
-    "classes with more than 8 attributes": 115,
+    "numbers that modules name": 1067,
+    "functions with more than 5 parameters": 108,
+    "classes with more than 8 attributes": 117,
     "private names of libraries": 6,
 }
 

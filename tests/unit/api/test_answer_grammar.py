@@ -4,7 +4,6 @@ import importlib.util
 
 import pytest
 
-from tests.fakes.service import FakeService
 from tests.unit.api.test_requests import VOCABULARY, chat, completion, service, vain
 from tests.unit.api.test_tools import DEEP, USER
 from tpiedge.api.anthropic_request import read_messages_request
@@ -12,6 +11,7 @@ from tpiedge.api.error_shapes import error_body
 from tpiedge.api.errors import ApiError
 from tpiedge.api.ollama_request import read_generate, read_ollama_chat
 from tpiedge.api.responses_request import read_response
+from tpiedge.testing.service import FakeService
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar
 

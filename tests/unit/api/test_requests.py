@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.service import FakeService
 from tpiedge.api.bounded_json import MAX_DEPTH, parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.errors import ApiError
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS
 from tpiedge.wire.requests import GenerationRequest
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, KnowingTemplate
 from tpiedge.api.anthropic_request import count_tokens, read_messages_request
 from tpiedge.api.asked import AnsweredAtOnce
@@ -23,6 +22,7 @@ from tpiedge.api.ollama_request import read_embed, read_generate, read_old_embed
 from tpiedge.api.responses_request import read_response
 from tpiedge.api.service import Service
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
 
 CORPUS: Final = Path(__file__).parents[2] / "corpus"
 READERS: Final[dict[str, Callable[[dict[str, object], Service, str], object]]] = {

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests.fakes.service import FakeGeneration
 from tpiedge.api import stream_bridge
 from tpiedge.api.further_choices import FurtherChoices
 from tpiedge.api.stream_bridge import StreamBridge
+from tpiedge.testing.service import FakeGeneration
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
 

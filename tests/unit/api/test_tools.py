@@ -6,13 +6,13 @@ import json
 import jsonschema
 import pytest
 
-from tests.fakes.service import FakeService
 from tests.unit.api.test_requests import VOCABULARY, InstantTemplate, chat, service, vain
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields
 from tpiedge.api.responses_request import read_response
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
 
 __all__ = ["service"]
 

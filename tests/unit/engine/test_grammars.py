@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fakes.clock import ManualClock
 from tests.unit.model.vocabularies import KINDS
 from tpiedge.engine.grammar_compiling import Compilation, CompilePlaces
 from tpiedge.engine.grammar_link import FATE, GrammarLink
 from tpiedge.engine.grammars import Constraint, Grammars
 from tpiedge.errors import ChildLost, GrammarRefused, UserError
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 END = 2

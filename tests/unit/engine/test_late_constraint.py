@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from tests.fakes.service import FakeService
 from tests.unit.engine.test_grammars import Child
 from tests.unit.model.vocabularies import byte_level
 from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar, required_call_grammar
@@ -28,6 +27,7 @@ from tpiedge.model.call_forms import CALL_MARKS, CallForm
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, ReadTool
 from tpiedge.model.speech import SpeechForm, SpeechReader
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 END = 2

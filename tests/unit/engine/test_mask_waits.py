@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.fakes.clock import ManualClock
 from tpiedge.engine.grammars import AnswerConstraint
 from tpiedge.engine.mask_waits import MaskWaits
+from tpiedge.testing.clock import ManualClock
 
 
 class Waits:

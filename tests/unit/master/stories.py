@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from tests.fakes.clock import ManualClock
 from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.arranging import Arranges
@@ -17,6 +16,7 @@ from tpiedge.master.roster import Machine
 from tpiedge.master.status import NodeStatus
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.reasons import SpareReason
+from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.inprocess import InProcessHub

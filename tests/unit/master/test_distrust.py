@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.clock import ManualClock
 from tpiedge.master.blame import STAR_S, Distrust
+from tpiedge.testing.clock import ManualClock
 
 TIMES = st.lists(st.tuples(st.floats(0.0, 2 * STAR_S), st.booleans()), max_size=12)
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.clock import ManualClock
 from tpiedge.errors import InternalError, OutOfMemory, PeerLost, ResourceError, TpiedgeError, UserError
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership
 from tpiedge.planner.linking import listens
+from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import (
     Assign,
     Connect,

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.clock import ManualClock
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, two_machines
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.planner_thread import _FAILED_S, PlannerThread
 from tpiedge.master.planning import StillPlanning
 from tpiedge.master.roster import Machine
+from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.epochs import MasterPulse
 from tpiedge.wire.probing import LinkSpeed
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.fakes.clock import ManualClock
 from tests.unit.master.stories import request
 from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import GUILTY, MEAGRE, SUSPECT, Paused, Resumed, TakenUp
@@ -17,6 +16,7 @@ from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_queue import POSTPONED_LIMIT, Dismissed, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
+from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import Embedding, Failed, Finished, Heartbeat, PromptScores, Ready, Token
 from tpiedge.wire.requests import GenerationRequest
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.fakes.clock import ManualClock
 from tests.unit.master.stories import SERVED, assignments_of, request
 from tpiedge.errors import OutOfMemory, PeerError, PeerLost, ResourceError
 from tpiedge.launch.bootstrap import control_name
@@ -16,6 +15,7 @@ from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Served
 from tpiedge.master.blame import Failure
 from tpiedge.master.session import Phase, Session
+from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import (
     AskStats,

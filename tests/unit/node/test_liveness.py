@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.fakes.clock import ManualClock
 from tpiedge.errors import Cancelled, PeerLost
 from tpiedge.node.liveness import ClusterLiveness, Progress
+from tpiedge.testing.clock import ManualClock
 
 
 def make() -> tuple[ManualClock, ClusterLiveness]:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.fakes.clock import ManualClock
 from tpiedge.errors import Cancelled, PeerError, ProtocolError
 from tpiedge.shipping.window import ArrivedBytes, RequestedBytes, RequestWindow
+from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.endpoint import DuplicateName, Envelope, Unreachable
 from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
 from tpiedge.wire.tensors import TensorHeader

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.fakes.clock import ManualClock
+from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.admission import Admission, GuestPolicy
 from tpiedge.transport.cutting import TcpConnection
 from tpiedge.transport.keys import CurveKeys

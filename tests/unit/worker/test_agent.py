@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import pytest
 
-from tests.fakes.clock import ManualClock
 from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, PeerLost, ResourceError, TpiedgeError
 from tpiedge.launch import slot
 from tpiedge.launch.bootstrap import NodeBootstrap
@@ -17,6 +16,7 @@ from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.launch.readiness import NOT_MEASURED, NodeReport
 from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_line
+from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.inprocess import InProcessHub
 from tpiedge.wire.epochs import (

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.fakes.clock import ManualClock
 from tpiedge.errors import UserError
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.grid import widened
@@ -18,6 +17,7 @@ from tpiedge.lab.bench.kernel_memory import Rotation
 from tpiedge.lab.bench.kernel_times import Bench, _CallTimer, last_level_cache_bytes
 from tpiedge.lab.bench.repeats import Repeats
 from tpiedge.lab.verbs.bench_kernels import _numbers, _shapes
+from tpiedge.testing.clock import ManualClock
 
 BUFFER_BYTES = 1 << 20
 SHAPE = (64, 192)

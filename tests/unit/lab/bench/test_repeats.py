@@ -2,8 +2,8 @@
 
 import math
 
-from tests.fakes.clock import ManualClock
 from tpiedge.lab.bench.repeats import Repeats
+from tpiedge.testing.clock import ManualClock
 
 
 def repeated(repeats: Repeats, clock: ManualClock, repeat_s: float) -> int:
