@@ -62,7 +62,7 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
             self.app_state = {
                 "drop": self._abort,
                 "unsent": self._unsent,
-                "arriving": self._arriving,
+                "arriving": lambda: self.conn.arriving,
                 "acknowledgement": self._acknowledgement,
             }
             self._expect_head()
@@ -90,7 +90,8 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
 
         def buffer_updated(self, nbytes: int) -> None:
             self._received += bytes(piece[:nbytes])
-            self._unset_keepalive_if_required()
+            if self.timeout_keep_alive_task is not None:  # uvicorn's own, for an idle connection
+                self.timeout_keep_alive_task.cancel()
             self._ask()
             if self._received:
                 self.transport.pause_reading()
@@ -150,9 +151,6 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
                 pass  # an answer is under way: closing is all that can be said
             self._cut_unfinished()
             self.transport.close()
-
-        def _arriving(self) -> bool:
-            return self.conn.arriving
 
         def _unsent(self) -> int | None:
             """Bytes that the system has not taken yet; None once the connection is lost, and they with it. A connection
