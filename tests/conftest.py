@@ -25,7 +25,7 @@ pytest_plugins = ["tests.browsing.fixtures", "tests.skips"]
 #: Where only tests marked `thin` are quick, and where every third of one function's is.
 _SLOW = ("tests/deploy/", "tests/native/", "tests/process/")
 _SAMPLED = ("tests/cluster/", "tests/contract/")
-#: Folders of tests that `make test-lab` runs.
+#: Folders of tests that `make test-lab` runs, but for those of docs/faults.md.
 _LAB = frozenset({"lab", "tools"})
 
 # Examples take as long as other tests leave the processors to them. `--hypothesis-profile` comes after this.
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = item.nodeid.partition("[")[0]
         if _only_in_all(item, seen[function]):
             item.add_marker(pytest.mark.slow)
-        if _LAB.intersection(function.split("/")[:-1]):
+        if _LAB.intersection(function.split("/")[:-1]) and item.get_closest_marker("fault") is None:
             item.add_marker(pytest.mark.lab)
         seen[function] += 1
     items.sort(key=order)

@@ -4,7 +4,7 @@
 - So do the tests of some folders, whose fixtures are for all of them.
 - Files that wait a lot go first, so that what only computes fills the gaps and the end.
 
-Tests marked `alone` are not among them: `make test-all` runs them afterwards, in a process of their own.
+Tests marked `alone` are not among them: `make` runs them afterwards, in a process of their own.
 """
 
 import pytest

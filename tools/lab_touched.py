@@ -1,12 +1,15 @@
-"""Says whether tests of the laboratory and of tools are to run: exits with 0 where what they are about has changed
-since the commit that .ci/lab-passed names, where they passed, and with 1 where nothing of it has.
+"""Says whether tests of the laboratory and of tools are to run: it exits with 3 where nothing that they are about has
+changed since the commit that .ci/lab-passed names, where they passed. With any other status they are to run.
 
-They are about the laboratory, tools, their tests, every module that one of these imports, and what all is built by.
-`make check` asks. `python -m tools.lab_touched --passed` writes down that they passed on this commit.
+They are about the laboratory, tools, their tests, every module that one of these imports, what all tests share, and
+what they read or are built by. What those modules import in turn has tests of its own, which always run. `make check`
+asks.
+`python -m tools.lab_touched --passed COMMIT` writes down that they passed on that commit, which is HEAD still.
 """
 
 import argparse
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -18,6 +21,12 @@ PASSED: Final = PurePosixPath(".ci/lab-passed")
 FOLDERS: Final = ("lab", "tools")
 """Whatever has one of these folders in its path belongs to it."""
 BUILT_BY: Final = ("Makefile", "MANIFEST.in", "constraints.txt", "pyproject.toml", "setup.py")
+READ: Final = re.compile(
+    r"(\.ci|configs|docker)/|tpiedge/(.*/native|model/demo)/|tests/([^/]*|(.*/)?conftest)\.py$"
+)
+"""Other files that they read or share."""
+UNTOUCHED: Final = 3
+"""The exit status by which they need not run: no error has it."""
 _IMPORTED: Final = ("tpiedge", "tests", "tools")
 _SHOWN: Final = 5
 
@@ -26,14 +35,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--passed", action="store_true", help="they passed on this commit: write that down")
-    if parser.parse_args().passed:
-        return _write_down()
+    parser.add_argument("--passed", metavar="COMMIT", help="they passed on this one: write that down")
+    passed = parser.parse_args().passed
+    if passed is not None:
+        return _write_down(passed)
     changed = _changed_since_passed()
     touched = None if changed is None else sorted(changed & about(ROOT, changed))
     if touched == []:
         print(f"laboratory and tools: nothing has changed since {PASSED}, their tests need not run")
-        return 1
+        return UNTOUCHED
     if touched is None:
         print(f"laboratory and tools: {PASSED} names no commit of this history, their tests run")
     else:
@@ -43,29 +53,22 @@ def main() -> int:
 
 
 def about(root: Path, changed: Iterable[str]) -> set[str]:
-    """What the tests are about: names of files in `root`, and those of `changed` that are gone."""
-    own = {path for path in _files(root) if _belongs(path)}
-    imported = {
-        module
-        for path in own
-        if path.endswith(".py")
-        for module in _imports((root / path).read_text("utf-8"))
-    }
-    found = {path for path in map(_file_of, imported) if path and (root / path).exists()}
-    return own | found | {path for path in changed if _belongs(path)}
+    """What the tests are about: files in `root`, where modules would be, and those among `changed`."""
+    own = [
+        path.relative_to(root).as_posix()
+        for folder in _IMPORTED
+        for path in (root / folder).rglob("*.py")
+        if _belongs(path.relative_to(root).as_posix())
+    ]
+    modules = {module for path in own for module in _imports((root / path).read_text("utf-8"))}
+    imported = {path for module in modules for path in _files_of(module)}
+    return {*own, *imported, *filter(_belongs, changed)}
 
 
 def _belongs(path: str) -> bool:
-    return path in BUILT_BY or any(part in FOLDERS for part in PurePosixPath(path).parent.parts)
-
-
-def _files(root: Path) -> list[str]:
-    return [
-        path.relative_to(root).as_posix()
-        for folder in _IMPORTED
-        for path in (root / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    ] + list(BUILT_BY)
+    folders = PurePosixPath(path).parent.parts
+    known = path in BUILT_BY or READ.match(path) is not None or not set(FOLDERS).isdisjoint(folders)
+    return known and path != str(PASSED)
 
 
 def _imports(text: str) -> Iterable[str]:
@@ -79,10 +82,12 @@ def _imports(text: str) -> Iterable[str]:
                 yield from (one.name for one in names)
 
 
-def _file_of(module: str) -> str:
-    """The module's file; empty for one that is not ours."""
+def _files_of(module: str) -> Iterable[str]:
+    """Where the module would be, and the packages that it is in; nothing for one that is not ours."""
     parts = module.split(".")
-    return "/".join(parts) + ".py" if parts[0] in _IMPORTED else ""
+    if parts[0] in _IMPORTED:
+        yield "/".join(parts) + ".py"
+        yield from ("/".join([*parts[:count], "__init__.py"]) for count in range(1, len(parts) + 1))
 
 
 def _changed_since_passed() -> set[str] | None:
@@ -96,11 +101,17 @@ def _changed_since_passed() -> set[str] | None:
     return {*differing.splitlines(), *_git("ls-files", "--others", "--exclude-standard").splitlines()}
 
 
-def _write_down() -> int:
-    if changed := _git("status", "--porcelain"):
-        print(f"not committed yet, so {PASSED} stays as it was:\n{changed}", end="", file=sys.stderr)
+def _write_down(commit: str) -> int:
+    changed = [line for line in _git("status", "--porcelain").splitlines() if line[3:] != str(PASSED)]
+    if changed or _git("rev-parse", "HEAD").strip() != commit:
+        print(
+            f"{PASSED} stays as it was: the tests ran on what is no commit",
+            *changed,
+            sep="\n",
+            file=sys.stderr,
+        )
         return 1
-    (ROOT / PASSED).write_text(_git("rev-parse", "HEAD"), "ascii")
+    (ROOT / PASSED).write_text(f"{commit}\n", "ascii")
     return 0
 
 

@@ -6,7 +6,7 @@
 
 or, in a test, the session's cache of it:
 
-    def test_tokens(references):                          # the fixture of tests/reference/fixtures.py
+    def test_tokens(references):                          # the fixture of tests/conftest.py
         expected = references("llama-gqa-odd")
         assert generate(expected.folder, expected.prompt_ids) == expected.greedy_ids
 """

@@ -9,7 +9,7 @@ A message passes a link in these steps:
 4. It arrives after `latency_s` and a uniform part of `jitter_s`, but never before what was sent earlier. (A link with
    neither a rate nor jitter is plain: its past does not matter, and paths of unlike latency may meet there.)
 
-The arithmetic is that of the testbed's switch (testbed/native/link.h), nanosecond by nanosecond; change both.
+The arithmetic is that of the testbed's switch (lab/testbed/native/link.h), nanosecond by nanosecond; change both.
 """
 
 from collections.abc import Sequence

@@ -64,7 +64,7 @@ class GenerationRequest:
     """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
 
     `keep_prefix`: the KV cache of the prompt may be kept for a later request of the same `scope` that starts alike. A
-    scope is an opaque text that stands for a client (`api/clients.py`); an empty one is one for all that have none.
+    scope is an opaque text that stands for a client (`api/guard.py`); an empty one is one for all that have none.
     `prompt_scores`: the log probabilities of the prompt's own tokens come back too.
     `answer_ids`: the first tokens of the answer, which an earlier epoch drew; they count as part of `max_tokens` and do
     not come back.

@@ -3,11 +3,12 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tools.lab_touched import BUILT_BY, ROOT, about
+from tools.lab_touched import BUILT_BY, ROOT, UNTOUCHED, about
 
 FILES = {
     "tpiedge/lab/some.py": "from tpiedge.used import name\nfrom tpiedge import direct\nimport tests.helper\n",
@@ -20,6 +21,7 @@ FILES = {
     "tests/unit/lab/test_some.py": "",
     "tests/unit/test_serving.py": "",
     "docs/lab.md": "",
+    ".ci/lab-passed": "not yet",
 } | dict.fromkeys(BUILT_BY, "")
 
 
@@ -32,8 +34,10 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "tools" / "lab_touched.py", tmp_path / "tools")
     git(tmp_path, "init", "--quiet")
     commit(tmp_path)
-    (tmp_path / ".ci").mkdir()
-    asked(tmp_path, "--passed")
+    assert asked(tmp_path, "--passed", head(tmp_path))[0] == 0
+    assert (
+        asked(tmp_path, "--passed", head(tmp_path))[0] == 0
+    )  # not the file that says so keeps it from saying so
     commit(tmp_path)
     return tmp_path
 
@@ -49,6 +53,11 @@ def commit(folder: Path) -> None:
     git(folder, "commit", "--quiet", "--no-gpg-sign", "--message", "a change")
 
 
+def head(folder: Path) -> str:
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def asked(folder: Path, *words: str) -> tuple[int, str]:
     command = [sys.executable, str(folder / "tools" / "lab_touched.py"), *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -58,6 +67,9 @@ def asked(folder: Path, *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(("changed", "touched"), [
     ("tpiedge/lab/some.py", True), ("tpiedge/used.py", True), ("tpiedge/direct.py", True), ("tests/helper.py", True),
     ("tools/tool.py", True), ("tools/new.py", True), ("tests/unit/lab/test_some.py", True), ("pyproject.toml", True),
+    ("tpiedge/__init__.py", True), ("tpiedge/used/__init__.py", True), ("configs/testbeds/pair.toml", True),
+    ("tests/conftest.py", True), ("tests/process/conftest.py", True), ("tests/skips.py", True), (".ci/run", True),
+    ("tpiedge/kernels/native/draw.cpp", True), ("tpiedge/model/demo/held_out.txt", True), ("docker/Dockerfile", True),
     ("tpiedge/serving.py", False), ("tpiedge/further.py", False), ("tests/unit/test_serving.py", False),
     ("docs/lab.md", False), ("README.md", False),
 ])  # fmt: skip
@@ -65,16 +77,30 @@ def asked(folder: Path, *words: str) -> tuple[int, str]:
 def test_what_is_imported_by_the_laboratory_counts(
     checkout: Path, changed: str, touched: bool, committed: bool
 ) -> None:
-    assert asked(checkout)[0] == 1
+    assert asked(checkout)[0] == UNTOUCHED
+    (checkout / changed).parent.mkdir(parents=True, exist_ok=True)
     (checkout / changed).write_text("'changed'")
     if committed:
         commit(checkout)
-    assert asked(checkout)[0] == (0 if touched else 1)
+    assert asked(checkout)[0] == (0 if touched else UNTOUCHED)
 
 
-def test_what_is_gone_counts(checkout: Path) -> None:
-    (checkout / "tools/tool.py").unlink()
+@pytest.mark.parametrize("gone", ["tools/tool.py", "tpiedge/used.py", "tests/unit/lab/test_some.py"])
+def test_what_is_gone_counts(checkout: Path, gone: str) -> None:
+    (checkout / gone).unlink()
     assert asked(checkout)[0] == 0
+
+
+@pytest.mark.parametrize("harm", [
+    lambda folder: (folder / ".ci/lab-passed").write_bytes(b"\xff"),
+    lambda folder: (folder / "tools/broken.py").write_text("bad = '"),
+    lambda folder: (folder / "tools/broken.py").write_bytes(b"'\xff'"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_not_taken_for_unchanged(
+    checkout: Path, harm: Callable[[Path], object]
+) -> None:
+    harm(checkout)
+    assert asked(checkout)[0] != UNTOUCHED
 
 
 @pytest.mark.parametrize("written", ["", "0123456789012345678901234567890123456789\n", "--help", None])
@@ -90,17 +116,24 @@ def test_a_commit_that_is_not_known_counts_as_changed(checkout: Path, written: s
 def test_what_is_not_committed_did_not_pass(checkout: Path) -> None:
     before = (checkout / ".ci" / "lab-passed").read_text()
     (checkout / "tools/new.py").touch()
-    status, words = asked(checkout, "--passed")
+    status, words = asked(checkout, "--passed", head(checkout))
     assert (status, "tools/new.py" in words) == (1, True)
     assert (checkout / ".ci" / "lab-passed").read_text() == before
 
 
+def test_another_commit_than_the_last_did_not_pass(checkout: Path) -> None:
+    before = head(checkout)
+    (checkout / "README.md").touch()
+    commit(checkout)
+    assert asked(checkout, "--passed", before)[0] == 1
+
+
 def test_of_this_project_it_is_a_part() -> None:
-    found = about(ROOT, ())
+    found = about(ROOT, ["setup.py", "README.md"])
     assert {
         "tpiedge/local/launch.py",
         "tools/lab_touched.py",
         "tests/process/command.py",
         "setup.py",
     } <= found
-    assert "tpiedge/api/app.py" not in found
+    assert found.isdisjoint({"README.md", "tpiedge/api/app.py"})

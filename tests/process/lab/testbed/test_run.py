@@ -73,21 +73,28 @@ def test_some_of_the_devices_and_shares_of_ones_own(bed: str, three: str) -> Non
     assert shares[1] > 2 * shares[0]
 
 
+def carried(bed: str) -> list[int]:
+    """The bytes that went over each link."""
+    links = json.loads(run_command("testbed", "status", bed, "--json").out)["links"]
+    return [link["counters"]["bytes"] for link in links]
+
+
 def test_one_that_is_up_stays_up(bed: str, three: str) -> None:
     assert run_command("testbed", "up", three).status == 0
     before = switches(bed)
     found = tokens("--testbed", bed)
     assert len(found["nodes"]) == 3
     assert switches(bed) == before
-    links = json.loads(run_command("testbed", "status", bed, "--json").out)["links"]
-    assert all(link["counters"]["bytes"] > 10_000 for link in links)
+    assert all(count > 10_000 for count in carried(bed))
 
 
 def test_a_demonstration(bed: str, three: str) -> None:
-    ended = run_command("demo", "--max-tokens", 8, "--testbed", three)
+    assert run_command("testbed", "up", three).status == 0
+    ended = run_command("demo", "--max-tokens", 8, "--testbed", bed)
     assert ended.status == 0, ended.err
     assert "Starting 3 processes" in ended.err
     assert ended.out.startswith("Once upon a time")
+    assert all(count > 10_000 for count in carried(bed))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
