@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from tpiedge.errors import InternalError
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.fractions import Bound
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import (
@@ -19,9 +20,9 @@ from tpiedge.planner.prediction import (
     MachineFacts,
     Prediction,
     least_step_s,
+    machine_bounds,
     predict,
     with_speeds,
-    worker_limit,
 )
 from tpiedge.planner.reasons import SpareReason, why_in, why_out
 from tpiedge.planner.solve import Plan
@@ -90,10 +91,11 @@ def allocate(
 def _fastest(
     demand: Demand, machines: Sequence[MachineFacts], filled: Sequence[MachineFacts]
 ) -> Allocation | Infeasible:
-    able = [index for index, machine in enumerate(filled) if index == 0 or worker_limit(demand, machine) > 0]
+    bounds = machine_bounds(demand, filled)
+    able = [index for index, bound in enumerate(bounds) if index == 0 or bound.limit > 0]
     if len(able) - 1 < demand.min_workers:
         able = list(range(len(filled)))  # refused below, with the numbers
-    found = _best_set(demand, filled, able)
+    found = _best_set(demand, filled, bounds, able)
     if found is None:
         refusal = predict(demand, _pick(filled, able))
         if isinstance(refusal, Infeasible):
@@ -102,7 +104,7 @@ def _fastest(
     members, prediction = found
     fractions = _fractions(demand.model, prediction.plan.shares)
     spare = {
-        index: why_out(demand, filled, members, prediction, index, len(able) - 1)
+        index: why_out(demand, filled, bounds, members, prediction, index, len(able) - 1)
         for index in range(len(machines))
         if index not in members
     }
@@ -113,19 +115,23 @@ def _fastest(
     return _allocation(demand, machines, members, prediction, reasons, spare)
 
 
-def _best_set(demand: Demand, machines: Sequence[MachineFacts], able: Sequence[int]) -> _Option | None:
+def _best_set(
+    demand: Demand, machines: Sequence[MachineFacts], bounds: Sequence[Bound], able: Sequence[int]
+) -> _Option | None:
     """The fastest set, of few machines; of many, the fastest within some round trip, improved by one machine at a
     time. None if no set holds the model."""
     if len(able) <= _FEW:
         workers = able[1:]
         counts = range(demand.min_workers, len(workers) + 1)
         every = [[0, *chosen] for count in counts for chosen in combinations(workers, count)]
-        return _best_of(demand, machines, every, len(every))
+        return _best_of(demand, machines, bounds, every, len(every))
     nearest = sorted(able[1:], key=lambda index: (machines[index].round_trip_s, index))
     sets = [[0, *nearest[:count]] for count in range(demand.min_workers, len(nearest) + 1)]
-    best = _best_of(demand, machines, sets, _TRIES) or _best_of(demand, machines, sets, len(sets))
+    best = _best_of(demand, machines, bounds, sets, _TRIES) or _best_of(
+        demand, machines, bounds, sets, len(sets)
+    )
     while best is not None:
-        near = _best_of(demand, machines, _neighbours(best[0], able), _TRIES, best)
+        near = _best_of(demand, machines, bounds, _neighbours(best[0], able), _TRIES, best)
         if near is None or near is best:
             break
         best = near
@@ -142,6 +148,7 @@ def _neighbours(members: Sequence[int], able: Sequence[int]) -> list[list[int]]:
 def _best_of(
     demand: Demand,
     machines: Sequence[MachineFacts],
+    bounds: Sequence[Bound],
     sets: Sequence[Sequence[int]],
     tries: int,
     best: _Option | None = None,
@@ -151,7 +158,13 @@ def _best_of(
     Whole units are fitted for sets alone whose fractions are fast enough, and for at most `tries`: a plan is made
     between two heartbeats.
     """
-    ranked = [(least_step_s(demand, _pick(machines, sorted(members))), sorted(members)) for members in sets]
+    ranked = [
+        (
+            least_step_s(demand, _pick(machines, members), [bounds[index] for index in members]),
+            members,
+        )
+        for members in map(sorted, sets)
+    ]
     promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
     for least_s, members in promising[:tries]:
         if best is not None and least_s > _cost(best)[0]:

@@ -8,22 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes, pieces_of_blocks
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes
 from tpiedge.units import format_bytes, format_least
 
-__all__ = ["fraction_limit", "fractions", "pinned_limit", "shortage", "water_fill", "whole_bytes"]
+__all__ = ["Bound", "fractions", "node_bound", "pinned_limit", "shortage", "whole_bytes"]
 
-_STEPS = 60
+_STEPS = 40
+_ALL = 1 - 1e-12  # of a layer: sums are rounded
 _FOREVER_S = 1e30  # of a node without any speed
 
 
 def whole_bytes(model: ModelFacts, capacity_tokens: int) -> tuple[int, int]:
     """Bytes of (all sliced weights, all KV heads) of the model."""
-    attention, ffn = _block_bytes(model)
     pages = -(-capacity_tokens // model.kv_page_tokens)
     kv_bytes = model.shape.kv_heads * model.kv_part_bytes * pages
-    return model.num_layers * (attention + ffn), model.num_layers * kv_bytes
+    return model.num_layers * sum(map(sum, model.blocks_of_layer)), model.num_layers * kv_bytes
 
 
 def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> float:
@@ -35,48 +34,19 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens:
     return limit
 
 
-def fraction_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> float:
-    """The largest part that the node can take, if need be with weights that stream."""
-    pinned = pinned_limit(model, rank, node, capacity_tokens)
-    if not node.streams or node.memory_bytes is None:
-        return pinned
-    weights, kv_cache = whole_bytes(model, capacity_tokens)
-    ring, least = _ring(model, rank, node)
-    room = _room(model, node, capacity_tokens)
-    streaming = min((room - least) / max(kv_cache, 1), room / (kv_cache + ring))
-    return max(pinned, min(_disk_limit(model, rank, node, weights), streaming))
-
-
-def fractions(
-    model: ModelFacts, nodes: Sequence[NodeFacts], limits: Sequence[float], capacity_tokens: int
-) -> tuple[list[float], float]:
-    """Fractions that sum to 1 with which the slowest node is as fast as can be, found by halving the time; and that
-    time, which whole units do not beat.
-
-    `limits` (`fraction_limit`) are not negative and sum to 1 at least.
-    """
-    lines = [_line(model, rank, node, limits[rank], capacity_tokens) for rank, node in enumerate(nodes)]
-    low, high = 0.0, 1e-9
-    while sum(line.at(high) for line in lines) < 1 and high < _FOREVER_S:
-        low, high = high, 2 * high
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if sum(line.at(middle) for line in lines) >= 1 else (middle, high)
-    parts = [line.at(high) for line in lines]
-    return [part / sum(parts) for part in parts], max(high, *(line.least_s for line in lines))
-
-
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """The part of every layer that a node computes, and reads where it must, in some time."""
+class Bound:
+    """The part of every layer that a node can take at most, if need be with weights that stream, and how much of it in
+    memory; and what it computes, and reads where it must, in some time."""
 
     limit: float
     pinned: float
     computed_per_s: float
-    read_per_s: float
-    read_at_once: float
+    read_per_s: float = 0.0
+    read_at_once: float = 0.0
 
     def at(self, seconds: float) -> float:
+        """The part that the node takes in that time."""
         read = max(self.pinned, seconds * self.read_per_s + self.read_at_once)
         return max(0.0, min(self.limit, seconds * self.computed_per_s, read))
 
@@ -87,32 +57,53 @@ class _Line:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)
 
+    @property
+    def in_memory(self) -> "Bound":
+        """The same node where it streams nothing."""
+        return Bound(min(self.limit, self.pinned), self.pinned, self.computed_per_s)
 
-def water_fill(speeds: Sequence[float], limits: Sequence[float]) -> list[float] | None:
-    """Fractions that sum to 1, proportional to speed up to each limit; None if the limits sum to less."""
-    if sum(limits) < 1:
+
+def node_bound(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> Bound:
+    """What the node can take, and in which time."""
+    weights, kv_cache = whole_bytes(model, capacity_tokens)
+    pinned = pinned_limit(model, rank, node, capacity_tokens)
+    computed, disk = node.speed / weights, node.disk_bytes_per_s
+    if not node.streams or disk is None or (node.memory_bytes is None and node.keeping.pin != "none"):
+        return Bound(pinned, pinned, computed)
+    head, limit, (ring, least) = _head(model, rank), pinned, _ring(model, rank, node)
+    room = _room(model, node, capacity_tokens)
+    if node.memory_bytes is not None:
+        streaming = min((room - least) / max(kv_cache, 1), room / (kv_cache + ring))
+        limit = max(pinned, min(_disk_limit(model, rank, node, weights), streaming))
+    if node.keeping.pin == "none":
+        return Bound(limit, -1.0, computed, disk / weights, -head / weights)
+    kept = weights + kv_cache + ring
+    return Bound(limit, pinned, computed, disk / kept, (room - least - head) / kept)
+
+
+def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
+    """Fractions that sum to 1 with which the slowest node is as fast as can be, found by halving the time; and that
+    time, which whole units do not beat. None where the nodes cannot hold the model, each its own part of the program.
+    """
+    if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
-    parts = [0.0] * len(speeds)
-    open_nodes = [index for index, speed in enumerate(speeds) if speed > 0 and limits[index] > 0]
-    rest = 1.0
-    while open_nodes:
-        level = rest / sum(speeds[index] for index in open_nodes)
-        full = [index for index in open_nodes if level * speeds[index] >= limits[index]]
-        if not full:
-            for index in open_nodes:
-                parts[index] = level * speeds[index]
-            return parts
-        for index in full:
-            parts[index] = limits[index]
-            rest -= limits[index]
-        open_nodes = [index for index in open_nodes if index not in full]
-    return parts if rest < 1e-9 else None
+    # As long as it takes where every node can compute all the time.
+    low = high = 1 / max(sum(bound.computed_per_s for bound in bounds), 1 / _FOREVER_S)
+    while sum(bound.at(high) for bound in bounds) < _ALL and high < _FOREVER_S:
+        low, high = high, 2 * high
+    for _ in range(_STEPS if low < high else 0):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(bound.at(middle) for bound in bounds) >= _ALL else (middle, high)
+    parts = [bound.at(high) for bound in bounds]
+    whole = sum(parts)
+    return [part / whole for part in parts], max(high, *(bound.least_s for bound in bounds))
 
 
 def shortage(
-    model: ModelFacts, nodes: Sequence[NodeFacts], limits: Sequence[float], capacity_tokens: int
+    model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound], capacity_tokens: int
 ) -> Infeasible:
-    """Why nodes with such limits cannot hold the model."""
+    """Why nodes with such bounds cannot hold the model."""
+    limits = [bound.limit for bound in bounds]
     weights, kv_cache = whole_bytes(model, capacity_tokens)
     for rank, (node, limit) in enumerate(zip(nodes, limits, strict=True)):
         if limit < 0 and node.streams and node.memory_bytes is not None:
@@ -144,41 +135,11 @@ def _remedies(model: ModelFacts) -> str:
     return "add a node or raise the memory limits"
 
 
-def _line(model: ModelFacts, rank: int, node: NodeFacts, limit: float, capacity_tokens: int) -> _Line:
-    weights, kv_cache = whole_bytes(model, capacity_tokens)
-    computed, disk = node.speed / weights, node.disk_bytes_per_s
-    pinned = pinned_limit(model, rank, node, capacity_tokens)
-    if not node.streams or disk is None:
-        return _Line(limit, pinned, computed, 0.0, 0.0)
-    head = _head(model, rank)
-    if node.keeping.pin == "none":
-        return _Line(limit, -1.0, computed, disk / weights, -head / weights)
-    if node.memory_bytes is None:
-        return _Line(limit, pinned, computed, 0.0, 0.0)
-    ring, least = _ring(model, rank, node)
-    kept = weights + kv_cache + ring
-    room = _room(model, node, capacity_tokens) - least - head
-    return _Line(limit, pinned, computed, disk / kept, room / kept)
-
-
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
     """(bytes of the smallest ring of a node with all of every layer, bytes of any ring)."""
-    attention, ffn = _block_bytes(model)
-    keeping = node.keeping
-    whole = max(smallest_ring(_blocks(model), frozenset()), keeping.window_blocks * max(attention, ffn))
+    keeping, blocks = node.keeping, model.blocks_of_layer
+    whole = max(smallest_ring(blocks, frozenset()), keeping.window_blocks * max(map(sum, blocks)))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)
-
-
-def _block_bytes(model: ModelFacts) -> tuple[int, int]:
-    """(attention, FFN) of one layer."""
-    attention, ffn, *_ = map(sum, _blocks(model))
-    return attention, ffn
-
-
-def _blocks(model: ModelFacts) -> tuple[tuple[int, ...], ...]:
-    """The bytes of each matrix of one layer, by blocks."""
-    everything = NodeShare(Share(0, model.shape.heads), Share(0, model.shape.ffn_tiles))
-    return pieces_of_blocks(model, 1, everything)
 
 
 def _room(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:

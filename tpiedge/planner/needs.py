@@ -1,8 +1,9 @@
 """What a node needs of memory and disk for its share of a model, and how long the share takes it. Pure."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from tpiedge.pack.share import NodeShare, kv_share
+from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.planner.partition import LayerShape
 from tpiedge.units import MIB, format_bytes
 from tpiedge.wire.weights import ALL_PINNED, Keeping, WeightMemory
@@ -54,6 +55,19 @@ class ModelFacts:
     #: Whether the layers' matrices are quantised, and whether the LM head is: machines have another speed with those.
     quantised: bool = False
     head_quantised: bool = False
+
+    @cached_property
+    def unit_bytes(self) -> tuple[int, int, int, int]:
+        """The matrices' bytes of a query head, a KV head, a tile of the FFN and its last tile."""
+        units = self.query_unit_bytes, self.kv_unit_bytes, self.ffn_tile_bytes, self.last_tile_bytes
+        query, kv, tile, last = map(sum, units)
+        return query, kv, tile, last
+
+    @cached_property
+    def blocks_of_layer(self) -> tuple[tuple[int, ...], ...]:
+        """The bytes of each matrix of a whole layer, by blocks."""
+        whole = NodeShare(Share(0, self.shape.heads), Share(0, self.shape.ffn_tiles))
+        return pieces_of_blocks(self, 1, whole)
 
 
 @dataclass(frozen=True)
@@ -132,7 +146,10 @@ def whole_need(
 
 def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
     """Bytes of the share's matrices in one layer."""
-    return sum(_attention_pieces(model, share)) + sum(_ffn_pieces(model, share))
+    query, kv, tile, last = model.unit_bytes
+    tiles, has_last = len(share.ffn), len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
+    kv_heads = len(kv_share(share.attention, model.shape.group_size))
+    return len(share.attention) * query + kv_heads * kv + tiles * tile + has_last * (last - tile)
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:

@@ -5,7 +5,7 @@ than there are KV heads; then they fall on query heads and a KV head is replicat
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpiedge.errors import UserError
@@ -64,19 +64,21 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
     return counts
 
 
-def apportion_within(weights: Sequence[float], units: int, caps: Sequence[int]) -> list[int] | None:
-    """Apportions as `apportion`, but no node gets more than its cap; None if the caps leave units over."""
+def apportion_within(
+    weights: Sequence[float], units: int, most: Callable[[int, int], int]
+) -> list[int] | None:
+    """Apportions as `apportion`, but no node gets more than fits: `most(index, count)` units of `count`. None if units
+    are left over."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
-        rest = units - sum(full.values())
         if not any(free):
             return None
-        counts = apportion(free, rest)
-        over = [index for index, count in enumerate(counts) if count > caps[index]]
-        if not over:
+        counts = apportion(free, units - sum(full.values()))
+        fit = {index: most(index, count) for index, count in enumerate(counts) if count}
+        if all(count == counts[index] for index, count in fit.items()):
             return [full.get(index, count) for index, count in enumerate(counts)]
-        full |= {index: caps[index] for index in over}
+        full |= {index: count for index, count in fit.items() if count < counts[index]}
 
 
 def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeShare, ...]:

@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tpiedge.planner.fractions import fraction_limit
+from tpiedge.planner.fractions import Bound, fractions, node_bound
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import ShareWeight
-from tpiedge.planner.solve import Plan, evaluate, least_seconds, solve
+from tpiedge.planner.solve import Plan, evaluate, solve
 from tpiedge.planner.streaming import head_seconds
 from tpiedge.wire.weights import Keeping
 
@@ -22,10 +22,10 @@ __all__ = [
     "MachineFacts",
     "Prediction",
     "least_step_s",
+    "machine_bounds",
     "node_facts",
     "predict",
     "with_speeds",
-    "worker_limit",
 ]
 
 #: Bytes per second of a disk that was not measured.
@@ -92,14 +92,22 @@ def predict(
     return Prediction(plan, 2 * demand.model.num_layers * _all_reduce_s(demand, machines))
 
 
-def least_step_s(demand: Demand, machines: Sequence[MachineFacts]) -> float | None:
-    """What no prediction of these machines with shares by speed is below; None where there is none. Costs little."""
-    nodes = node_facts(machines)
-    layers_s = least_seconds(demand.model, nodes, demand.capacity_tokens)
-    if layers_s is None:
+def machine_bounds(demand: Demand, machines: Sequence[MachineFacts]) -> list[Bound]:
+    """What each of the machines can take, the first as the master's own."""
+    return [
+        node_bound(demand.model, min(index, 1), node, demand.capacity_tokens)
+        for index, node in enumerate(node_facts(machines))
+    ]
+
+
+def least_step_s(demand: Demand, machines: Sequence[MachineFacts], bounds: Sequence[Bound]) -> float | None:
+    """What no prediction of machines of such `machine_bounds` with shares by speed is below; None where there is none.
+    Costs little."""
+    found = fractions(bounds)
+    if found is None:
         return None
     reduce_s = 2 * demand.model.num_layers * _all_reduce_s(demand, machines)
-    return layers_s + head_seconds(demand.model, nodes[0]) + reduce_s
+    return found[1] + head_seconds(demand.model, node_facts(machines[:1])[0]) + reduce_s
 
 
 def _all_reduce_s(demand: Demand, machines: Sequence[MachineFacts]) -> float:
@@ -126,11 +134,6 @@ def node_facts(machines: Sequence[MachineFacts]) -> list[NodeFacts]:
         )
         for machine in with_speeds(machines)
     ]
-
-
-def worker_limit(demand: Demand, machine: MachineFacts) -> float:
-    """The part of the layers that fits on a worker; not positive if not even an empty share does."""
-    return fraction_limit(demand.model, 1, node_facts([machine])[0], demand.capacity_tokens)
 
 
 def with_speeds(machines: Sequence[MachineFacts]) -> list[MachineFacts]:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.fractions import pinned_limit
+from tpiedge.planner.fractions import Bound, pinned_limit
 from tpiedge.planner.needs import Infeasible, NodeNeed
 from tpiedge.planner.partition import LayerShape, ShareWeight, partition
-from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, node_facts, predict, worker_limit
+from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, node_facts, predict
 from tpiedge.planner.streaming import node_need, smallest_bytes
 from tpiedge.units import format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
@@ -133,21 +133,31 @@ def why_in(
 def why_out(
     demand: Demand,
     machines: Sequence[MachineFacts],
+    bounds: Sequence[Bound],
     members: Sequence[int],
     chosen: Prediction,
     index: int,
     workers: int,
 ) -> SpareReason:
-    """Why machine `index` is not among the `members`, for which `chosen` was predicted, though `workers` could be."""
+    """Why machine `index` of such `bounds` is not among the `members`, for which `chosen` was predicted, though
+    `workers` could be."""
     machine = machines[index]
     small = too_small(demand, machine)
     if small is not None:
         return small
     free = format_bytes(machine.free_disk_bytes or 0)
     no_disk = SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
-    if worker_limit(demand, machine) <= 0:
+    if bounds[index].limit <= 0:
         return no_disk
+    trip = format_seconds(machine.round_trip_s)
+    because = f"{2 * demand.model.num_layers} exchanges a token; its link's round trip takes {trip}"
     widened = sorted({*members, index})
+    least_s = least_step_s(
+        demand, [machines[member] for member in widened], [bounds[member] for member in widened]
+    )
+    has_room = bounds[index].limit * demand.model.shape.ffn_tiles >= 1
+    if has_room and least_s is not None and least_s > chosen.step_s:  # with whole units it is no faster
+        return slower(least_s, chosen.step_s, because, workers)
     rank = widened.index(index)
     wider = predict(demand, [machines[member] for member in widened])
     if isinstance(wider, Infeasible):
@@ -161,8 +171,6 @@ def why_out(
         return SpareReason(
             "slower", f"for its {speed}/s of weights even the smallest piece of work is too much"
         )
-    trip = format_seconds(machine.round_trip_s)
-    because = f"{2 * demand.model.num_layers} exchanges a token; its link's round trip takes {trip}"
     return slower(wider.step_s, chosen.step_s, because, workers)
 
 

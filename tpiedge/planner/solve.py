@@ -17,15 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.fractions import (
-    fraction_limit,
-    fractions,
-    pinned_limit,
-    shortage,
-    water_fill,
-    whole_bytes,
-)
+from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.planner.fractions import Bound, fractions, node_bound, shortage
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, NodeNeed
 from tpiedge.planner.partition import (
     LayerShape,
@@ -37,10 +30,12 @@ from tpiedge.planner.partition import (
 )
 from tpiedge.planner.streaming import head_seconds, node_need, node_seconds
 
-__all__ = ["Plan", "evaluate", "least_seconds", "solve"]
+__all__ = ["Plan", "evaluate", "solve"]
 
 _CLOSE = 1.05  # to the time that fractions of units would take
 _SLACKS = (1.1, 1.6)
+_SecondsOf: TypeAlias = Callable[[int, NodeShare], float]
+"""Of all layers on the node of a rank; infinite where they do not fit."""
 _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # of the node of a rank
 
 
@@ -81,34 +76,20 @@ def _judged(
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> Plan | Infeasible:
     """The shares with which the slowest node is as fast as can be within every node's memory and disk, or the reason
     why there are none."""
-    limits = [fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
-    if not _are_enough(limits):
+    bounds = [node_bound(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
+    streaming = fractions(bounds)
+    if streaming is None:
         if all(node.streams for node in nodes):
             return evaluate(
                 model, nodes, [ShareWeight(1, 1)] * len(nodes), capacity_tokens
             )  # names the least
-        return shortage(model, nodes, limits, capacity_tokens)
-    in_memory = _in_memory(model, nodes, capacity_tokens)
+        return shortage(model, nodes, bounds, capacity_tokens)
+    in_memory = _in_memory(model, nodes, bounds, capacity_tokens)
     found = _fastest(in_memory)
-    weights, _ = whole_bytes(model, capacity_tokens)
-    if found is not None and found.layers_s <= _CLOSE * weights / sum(node.speed for node in nodes):
+    if found is not None and found.layers_s <= _CLOSE / sum(bound.computed_per_s for bound in bounds):
         return found
-    parts, seconds = fractions(model, nodes, limits, capacity_tokens)
-    plans = [*in_memory, *_of_fractions(model, nodes, parts, seconds, capacity_tokens)]
+    plans = [*in_memory, *_of_fractions(model, nodes, *streaming, capacity_tokens)]
     return _fastest(plans) or plans[-1]
-
-
-def least_seconds(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> float | None:
-    """What no plan's `layers_s` is below; None where there is no plan. Costs little."""
-    limits = [fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
-    if not _are_enough(limits):
-        return None
-    return fractions(model, nodes, limits, capacity_tokens)[1]
-
-
-def _are_enough(limits: Sequence[float]) -> bool:
-    """Whether nodes with such limits hold the model, each its own part of the program."""
-    return min(limits) >= 0 and sum(limits) >= 1
 
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
@@ -119,15 +100,14 @@ def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
 
 
 def _in_memory(
-    model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int
+    model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound], capacity_tokens: int
 ) -> list[Plan | Infeasible]:
     """Where nothing streams, if that is possible."""
-    pinned = [pinned_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
-    parts = water_fill([node.speed for node in nodes], [max(0.0, limit) for limit in pinned])
-    if parts is None or any(node.keeping.pin == "none" for node in nodes):
+    found = fractions([bound.in_memory for bound in bounds])
+    if found is None or any(node.keeping.pin == "none" for node in nodes):
         return []
     without_disk = [replace(node, disk_bytes_per_s=None) for node in nodes]
-    return _of_fractions(model, without_disk, parts, math.inf, capacity_tokens)
+    return _of_fractions(model, without_disk, found[0], math.inf, capacity_tokens)
 
 
 def _of_fractions(
@@ -143,19 +123,34 @@ def _of_fractions(
     rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts], capacity_tokens)
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
+    seconds_of = _timed(model, nodes, capacity_tokens)
     for slack in (1.0,) if seconds == math.inf else (*_SLACKS, math.inf):
-        shares = _fit_whole_units(model, nodes, parts, slack * seconds, capacity_tokens)
+        shares = _fit_whole_units(model.shape, parts, slack * seconds, seconds_of)
         if shares is not None:
             return [_judged(model, nodes, shares, capacity_tokens), rounded]
     return [rounded]
 
 
+def _timed(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> _SecondsOf:
+    known: dict[tuple[int, int, int, int, bool], float] = {}
+
+    def seconds_of(rank: int, share: NodeShare) -> float:
+        kv_heads, is_last = (
+            kv_share(share.attention, model.shape.group_size),
+            share.ffn.stop == model.shape.ffn_tiles,
+        )
+        size = rank, len(share.attention), len(kv_heads), len(share.ffn), is_last
+        if size not in known:
+            need = node_need(model, rank, share, nodes[rank], capacity_tokens)
+            feasible = isinstance(need, NodeNeed)
+            known[size] = node_seconds(model, share, nodes[rank], need) if feasible else math.inf
+        return known[size]
+
+    return seconds_of
+
+
 def _fit_whole_units(
-    model: ModelFacts,
-    nodes: Sequence[NodeFacts],
-    parts: Sequence[float],
-    limit_s: float,
-    capacity_tokens: int,
+    shape: LayerShape, parts: Sequence[float], limit_s: float, seconds_of: _SecondsOf
 ) -> tuple[NodeShare, ...] | None:
     """Attention within every node's room and time, then the FFN within what attention leaves, both by `parts`.
 
@@ -163,14 +158,13 @@ def _fit_whole_units(
     """
 
     def has_room(rank: int, share: NodeShare) -> bool:
-        need = node_need(model, rank, share, nodes[rank], capacity_tokens)
-        return isinstance(need, NodeNeed) and node_seconds(model, share, nodes[rank], need) <= limit_s
+        return math.inf > seconds_of(rank, share) <= limit_s
 
     # One after the other: a limit of time is a wish, so it is tried with everybody alone.
     leasts = sorted(part for part in set(parts) if part > 0)
     for least in leasts if limit_s == math.inf else leasts[:1]:
-        attention = _fit_attention(model.shape, [part if part >= least else 0 for part in parts], has_room)
-        tiles = attention and _fit_ffn(model.shape, parts, attention, has_room)
+        attention = _fit_attention(shape, [part if part >= least else 0 for part in parts], has_room)
+        tiles = attention and _fit_ffn(shape, parts, attention, has_room)
         if attention and tiles:
             return tuple(map(NodeShare, attention, tiles))
     return None
@@ -185,8 +179,7 @@ def _fit_attention(shape: LayerShape, weights: Sequence[float], has_room: _HasRo
         start = min(shape.group_size - cut, shape.heads - count * cut)
         return has_room(rank, NodeShare(Share(start, start + count * cut), Share(0, 0)))
 
-    caps = [_most(cuts, partial(fits, rank)) for rank in range(len(weights))]
-    counts = apportion_within(weights, cuts, caps)
+    counts = apportion_within(weights, cuts, lambda rank, count: _most(count, partial(fits, rank)))
     return None if counts is None else intervals([cut * count for count in counts])
 
 
@@ -199,11 +192,12 @@ def _fit_ffn(
         start = shape.ffn_tiles - count if rank == last else 0  # the last tile may be a short one
         return has_room(rank, NodeShare(attention[rank], Share(start, start + count)))
 
-    caps = [_most(shape.ffn_tiles, partial(fits, rank)) for rank in range(len(weights))]
-    counts = apportion_within(weights, shape.ffn_tiles, caps)
+    counts = apportion_within(weights, shape.ffn_tiles, lambda rank, count: _most(count, partial(fits, rank)))
     return None if counts is None else intervals(counts)
 
 
 def _most(units: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to `units` that fits, 0 if none does."""
-    return max(0, bisect_left(range(units + 1), True, key=lambda count: not fits(count)) - 1)
+    if fits(units):
+        return units
+    return max(0, bisect_left(range(units), True, key=lambda count: not fits(count)) - 1)

@@ -1,5 +1,6 @@
 """How a node holds weights of which not all fit: what stays, and the ring that the others pass through. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tpiedge.memory.pinning import ring_bytes
@@ -48,8 +49,9 @@ def smallest_bytes(
 ) -> int:
     """The least memory with which the node works, whatever `node.memory_bytes` says."""
     whole = whole_need(model, rank, share, node, capacity_tokens)
-    matrices = _matrix_bytes(model, rank, share)
-    return whole.total_bytes - matrices + _least(model, rank, share, node.keeping)
+    matrices, blocks = _matrix_bytes(model, whole), pieces_of_blocks(model, rank, share)
+    window = _window(blocks, matrices, node.keeping)
+    return whole.total_bytes - matrices + _least(blocks, matrices, window, node.keeping)
 
 
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
@@ -67,8 +69,14 @@ def _held(
     model: ModelFacts, rank: int, share: NodeShare, whole: NodeNeed, node: NodeFacts
 ) -> NodeNeed | Infeasible:
     """`whole` made to fit, or the least that would work."""
-    matrices, least = _matrix_bytes(model, rank, share), _least(model, rank, share, node.keeping)
+    keeping, matrices = node.keeping, _matrix_bytes(model, whole)
     fixed = whole.total_bytes - matrices
+    has_room = node.memory_bytes is None or whole.total_bytes <= node.memory_bytes
+    if has_room and keeping.pin == "auto" and not (keeping.window_bytes or keeping.window_blocks):
+        return replace(whole, weights=WeightMemory(matrices, 0, "all", keeping.direct))
+    blocks = pieces_of_blocks(model, rank, share)
+    window = _window(blocks, matrices, keeping)
+    least = _least(blocks, matrices, window, keeping)
     enough = max(matrices, least)  # a ring may be larger than all matrices of a small model
     room = enough if node.memory_bytes is None else min(enough, node.memory_bytes - fixed)
     if room < least:
@@ -82,11 +90,9 @@ def _held(
                 else ""
             )
         )
-    keeping = node.keeping
-    window = _window(model, rank, share, keeping)
     kept, streamed = room, 0
     if keeping.pin == "none" or room < matrices:
-        ring = ring_bytes(pieces_of_blocks(model, rank, share), frozenset(), window or None, room)
+        ring = ring_bytes(blocks, frozenset(), window or None, room)
         kept = ring if keeping.pin == "none" else room
         streamed = matrices - (kept - ring)
     # What needs no memory that the KV cache leaves free does not ask for it.
@@ -97,21 +103,18 @@ def _held(
     )
 
 
-def _least(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> int:
+def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping: Keeping) -> int:
     """Bytes of matrices that must be held at once."""
-    matrices = _matrix_bytes(model, rank, share)
     if keeping.pin == "all":
         return matrices
-    ring = smallest_ring(pieces_of_blocks(model, rank, share), frozenset())
-    least = max(ring, _window(model, rank, share, keeping))
+    least = max(smallest_ring(blocks, frozenset()), window)
     return least if keeping.pin == "none" else min(matrices, least)
 
 
-def _window(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> int:
+def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) -> int:
     """Bytes of the ring that the user wants; 0: none in particular."""
-    block = max(map(sum, pieces_of_blocks(model, rank, share)))
-    return min(keeping.window_bytes or keeping.window_blocks * block, _matrix_bytes(model, rank, share))
+    return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
 
 
-def _matrix_bytes(model: ModelFacts, rank: int, share: NodeShare) -> int:
-    return model.num_layers * layer_bytes(model, share) + (model.head_bytes if rank == 0 else 0)
+def _matrix_bytes(model: ModelFacts, whole: NodeNeed) -> int:
+    return whole.weight_bytes - model.num_layers * model.resident_bytes

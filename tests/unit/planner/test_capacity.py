@@ -12,7 +12,7 @@ from tpiedge.planner import solve as solve_module
 from tpiedge.planner.capacity import Allocation, allocate
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts
 from tpiedge.planner.partition import LayerShape, ShareWeight
-from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, predict
+from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, machine_bounds, predict
 from tpiedge.planner.reasons import master_too_small, too_small
 from tpiedge.planner.streaming import node_need
 from tpiedge.units import GIB, MIB
@@ -74,7 +74,8 @@ def test_a_head_of_other_weights_than_the_layers_has_a_speed_of_its_own():
         assert found.plan.head_s == pytest.approx(head_s)
         assert found.prediction.step_s == pytest.approx(0.75 + head_s)
         assert [len(one.share.ffn) for one in found.allotments] == [48, 16]
-        least_s = least_step_s(demand, [machine, worker("pi", GIB)])
+        machines = [machine, worker("pi", GIB)]
+        least_s = least_step_s(demand, machines, machine_bounds(demand, machines))
         assert least_s == pytest.approx(found.prediction.step_s)
 
 

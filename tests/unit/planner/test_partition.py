@@ -112,7 +112,7 @@ def test_caps_are_kept_and_refused_only_where_they_leave_units_over(
     weights: list[float], caps: list[int], units: int
 ) -> None:
     caps = caps[: len(weights)]
-    counts = apportion_within(weights, units, caps)
+    counts = apportion_within(weights, units, lambda index, count: min(count, caps[index]))
     room = sum(cap for weight, cap in zip(weights, caps, strict=True) if weight > 0)
     assert (counts is None) == (room < units)
     if counts is not None:
