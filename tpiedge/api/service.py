@@ -216,7 +216,7 @@ class Service(Protocol):
 
     def what_if(self, without: str) -> Forecast:
         """What the planner predicts without the worker that has this name or, alone, this host; with one more like the
-        last, if the name is empty. Takes as long as two plans, seconds for a hundred machines: for a thread. Raises as
+        last, if the name is empty. Takes as long as two plans: for a thread. Raises as
         `revoke`, UserError where there is no worker to be like, Unavailable."""
         ...
 

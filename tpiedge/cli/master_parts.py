@@ -43,9 +43,7 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
-from tpiedge.master.own_memory import PlacementOfNow
 from tpiedge.master.placement import OWN_NAME, NodePlacement
-from tpiedge.master.planner_thread import PlannerThread
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
 from tpiedge.master.seat_file import SeatFile
 from tpiedge.pack.grids import grid_exponents
@@ -165,7 +163,7 @@ def master_parts(
         rank_zero = RankZero(settings, timing, clock, flags.memory, flags.memory_limits.usable_bytes)
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker is let in before the master can answer.
-        placement = PlacementOfNow(_placement(flags, model, rank_zero, kv_tokens, folder))
+        placement = _placement(flags, model, rank_zero, kv_tokens, folder)
         entrance = stack.enter_context(Entrance(listen, keys, folder, clock))
         files = ShipServer(entrance.files_hub, [model.pack], clock)
         files.start()
@@ -189,13 +187,7 @@ def master_parts(
             if model.pack.precision.quantised
             else "",
         )
-        plan = PlannerThread(placement.now, entrance.hub.wake)
-
-        def follow_memory(memory_bytes: int) -> None:
-            placement.give(memory_bytes)
-            plan.follow(placement.now)
-
-        seats, weights = None, placement.now.weights
+        seats, weights = None, placement.weights
         if weights is not None:
             seats = SeatFile(folder, len(weights) - 1)
             stack.callback(seats.close)
@@ -203,17 +195,16 @@ def master_parts(
             entrance.hub,
             clock,
             served,
-            plan,
+            placement,
             rank_zero,
             entrance,
             timing=timing,
             known=[member.name for member in entrance.members],
             recovery_grace_s=flags.recovery_grace_s,
-            plan_ahead=plan.ahead,
             stock=flags.stock,
             arranges=placement,
             seats=seats,
-            follow_memory=follow_memory,
+            follow_memory=placement.give,
         )
         service = MasterService(running, entrance, model, flags.aliases, context, supervisor, placement)
         secret = secrets.token_urlsafe(32)

@@ -45,7 +45,7 @@ class MasterService:
         supervisor: Supervisor,
         placement: PlaceNodes,
     ) -> None:
-        """`aliases`: what requests may call the model, too. `placement` makes plans, however long that takes."""
+        """`aliases`: what requests may call the model, too. `placement` makes plans."""
         self._placement = placement
         self._master = master
         self._supervisor = supervisor

@@ -8,7 +8,6 @@ Laws:
    made for a loss that may come, and has been stocked, is the one that is made when it comes.
 3. The machines of the plan that served last keep their order, newcomers among them, unless another lacks less: what is
    stocked for one loss is of use for the next.
-4. The planner is asked no other question than without this: what it has answered before is good whatever is on disks.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +19,12 @@ from tpiedge.master.roster import Machine
 from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arrangement import Arrangement
-from tpiedge.wire.limits import MAX_NODES
+from tpiedge.planner.capacity import MOST_MACHINES
 
 __all__ = ["Arranger", "Arranges"]
 
 #: Answers of the planner for which is remembered what was given: of the loss of each machine, twice over.
-_MOST: Final = 2 * MAX_NODES
+_MOST: Final = 2 * MOST_MACHINES
 
 _Amounts: TypeAlias = frozenset[tuple[str, int, int]]
 """Of each machine the name and its numbers of units, whatever their places."""

@@ -3,8 +3,7 @@
 Laws:
 1. Workers that arrive at about the same time get one plan: it waits until no worker has arrived for QUIET_S.
 2. A plan waits until each machine whose node was just lost is heard again or lost too.
-3. No plan waits longer than LONGEST_S after the first change since the last plan, however many changes follow. One that
-   takes long to make (planner_thread.py) is made anew for what has changed meanwhile.
+3. No plan waits longer than LONGEST_S after the first change since the last plan, however many changes follow.
 """
 
 from typing import Final

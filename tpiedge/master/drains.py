@@ -4,9 +4,8 @@ Laws:
 1. An order is carried out only where the others can serve without the worker. Otherwise it fails with what is missing,
    and nothing changes.
 2. An order that nobody waits for any more is not carried out.
-3. An order waits for a plan that takes long; nobody else waits for the order.
-4. Who gave an order hears of it once the status shows what it did.
-5. Orders are settled one by one, in their order: two workers that could only go one at a time do not both go.
+3. Who gave an order hears of it once the status shows what it did.
+4. Orders are settled one by one, in their order: two workers that could only go one at a time do not both go.
 """
 
 from collections import deque
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.assignments import Assignments, NoPlan
-from tpiedge.master.planning import StillPlanning
 from tpiedge.master.roster import Machine, Roster
 
 __all__ = ["CannotDrain", "Drains"]
@@ -52,13 +50,10 @@ class Drains:
         self._orders.append(_DrainOrder(name, drained=False))
 
     def settle(self, find: Callable[[str], Assignments | NoPlan]) -> None:
-        """Carries out what was ordered. `find` gives the plan without a worker, and may raise StillPlanning."""
+        """Carries out what was ordered. `find` gives the plan without a worker."""
         while self._orders:
-            try:
-                error = self._obstacle(self._orders[0], find)
-            except StillPlanning:
-                return
             order = self._orders.popleft()
+            error = self._obstacle(order, find)
             if not order.done.set_running_or_notify_cancel():
                 continue
             if error is None:

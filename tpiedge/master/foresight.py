@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from tpiedge.master.assignments import Assignments
-from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
+from tpiedge.master.planning import PlaceNodes, plan_without_breakers
 from tpiedge.master.roster import Machine
 from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.share import NodeShare, Share
@@ -32,8 +32,7 @@ class Foresight:
     def __init__(
         self, plan: PlaceNodes, tell: Callable[[Stock, str], None], pack_id: str, *, stock: bool
     ) -> None:
-        """`plan` raises StillPlanning where it would have to wait. Without `stock` machines say what is on their disks,
-        and fetch nothing."""
+        """Without `stock` machines say what is on their disks, and fetch nothing."""
         self._plan = plan
         self._tell = tell
         self._pack_id = pack_id
@@ -76,11 +75,8 @@ class Foresight:
             self._needed = {one.name: {} for one in machines}
         if not self._due:
             return
-        try:
-            self._foresee(tuple(one for one in machines if one.name != self._due[0]))
-        except StillPlanning:
-            return
-        del self._due[0]
+        lost = self._due.pop(0)
+        self._foresee(tuple(one for one in machines if one.name != lost))
         if not self._due:
             self._order(machines)
 

@@ -71,18 +71,16 @@ class Master:
         queue_limit: int = QUEUE_LIMIT,
         known: Sequence[str] = (),
         recovery_grace_s: float = RECOVERY_GRACE_S,
-        plan_ahead: PlaceNodes | None = None,
         stock: bool = True,
         arranges: Arranges | None = None,
         seats: SeatKeeper | None = None,
         follow_memory: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
-        long requests wait for lost machines to return where the others are too few. `plan_ahead` is for what is
-        not needed yet, where that is not `plan` itself: it raises StillPlanning where it would have to wait. `stock`:
-        machines fetch what such plans need of them. `arranges`: in what orders ranks may be; None: as in the plans.
-        `seats`: of the parts of --shares; None without them. `follow_memory` has `plan` and `plan_ahead` made for so
-        much memory of this machine from now on, in bytes."""
+        long requests wait for lost machines to return where the others are too few. `stock`: machines fetch what plans
+        for losses need of them. `arranges`: in what orders ranks may be; None: as in the plans. `seats`: of the parts
+        of --shares; None without them. `follow_memory` has `plan` made for so much memory of this machine from now on,
+        in bytes."""
         timing = timing or Timing()
         roster = Roster(timing.timeout_s, known, None if seats is None else seats.seats)
         reputation, outbox = Reputation(), Outbox(hub)
@@ -99,15 +97,14 @@ class Master:
         self._sessions = SessionManager(
             hub, outbox, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
         )
-        plan_ahead = plan_ahead or plan
         if arranges is not None:
             sessions = self._sessions
             arranger = Arranger(
                 arranges,
                 lambda: [one.assignments for one in (sessions.coming, sessions.serving) if one is not None],
             )
-            plan, plan_ahead = arranger.over(plan), arranger.over(plan_ahead)
-        foresight = Foresight(plan_ahead, outbox.send, served.pack_id, stock=stock)
+            plan = arranger.over(plan)
+        foresight = Foresight(plan, outbox.send, served.pack_id, stock=stock)
         self._drains = Drains(roster)
         self._reception = Reception(
             hub, clock, outbox, door, roster, reputation, self._sessions, foresight, timing.heartbeat_s

@@ -29,9 +29,9 @@ _WORTH = 1.1
 _BESIDE_WEIGHTS = 1 << 18
 
 
-@dataclass(frozen=True)
+@dataclass
 class NodePlacement:
-    """A pure function of the machines that are present.
+    """A function of the machines that are present and the memory that the master's own gives.
 
     `own` is the master's machine with `threads` threads. `weights` gives relative shares, the master's first, then the
     workers', who have them as `seats` says, unless they offer too little for them; the plan then waits for that many
@@ -50,6 +50,10 @@ class NodePlacement:
         small = self._small(machines)
         found = self._of_fit(tuple(one for one in machines if one.name not in small), serving)
         return replace(found, spare={**small, **found.spare})
+
+    def give(self, memory_bytes: int) -> None:
+        """The master's machine gives so much from now on."""
+        self.own = replace(self.own, memory_bytes=memory_bytes)
 
     def arrangement(self, found: Assignments, machines: tuple[Machine, ...]) -> Arrangement:
         """What orders and shares the machines of a plan may have, given what is on their disks. With `weights` each

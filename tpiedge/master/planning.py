@@ -5,7 +5,6 @@ Laws:
 2. Where it raises, the workers are left out one after the other, the newest offer first, until it does not. The last
    one that was left out is to blame, and the others are planned with again.
 3. Where it raises even without any worker, no worker is to blame.
-4. StillPlanning is no failure: whoever asks hears it, and asks again.
 """
 
 import logging
@@ -15,16 +14,12 @@ from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.roster import Machine
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["PlaceNodes", "StillPlanning", "plan_without_breakers"]
+__all__ = ["PlaceNodes", "plan_without_breakers"]
 
 _log = logging.getLogger(__name__)
 
 PlaceNodes = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignments | NoPlan]
 """(present machines, workers that serve now) -> assignments, or why there are none."""
-
-
-class StillPlanning(Exception):
-    """The plan takes longer than the control thread may wait: it is to ask again, with what is so then."""
 
 
 def plan_without_breakers(
@@ -50,8 +45,6 @@ def _plan_for_oldest(
     while True:
         try:
             return plan(tuple(one for one in machines if one in oldest), serving), breaker, error
-        except StillPlanning:
-            raise
         except Exception as raised:
             _log.debug("the planner failed", exc_info=True)
             error = sanitised_line(f"{type(raised).__name__}: {raised}")

@@ -23,7 +23,7 @@ from tpiedge.master.handover import Handover
 from tpiedge.master.history import History
 from tpiedge.master.notices import Notices
 from tpiedge.master.pauses import Pauses
-from tpiedge.master.planning import PlaceNodes, StillPlanning
+from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.quarantine import Reputation
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.retries import Retries
@@ -39,7 +39,6 @@ from tpiedge.planner.reasons import SpareReason
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
 from tpiedge.wire.epochs import Spare
-from tpiedge.wire.limits import MAX_NODES
 
 __all__ = ["RECOVERY_GRACE_S", "NotServing", "Reconciler"]
 
@@ -56,9 +55,6 @@ _SILENCE_S = 20.0
 
 #: Answers that pause for longer are told so.
 _TOLD_S = 0.5
-
-#: Beside the master's own machine.
-_MOST_WORKERS = MAX_NODES - 1
 
 
 class NotServing(PeerError):
@@ -201,7 +197,7 @@ class Reconciler:
         if serving is None or self._sessions.coming is not None or not self._requests.idle:
             return
         if serving.served_s >= SETTLED_S:
-            self._foresight.look(self._selection.steady(())[:_MOST_WORKERS], serving.machines)
+            self._foresight.look(self._selection.plannable(), serving.machines)
 
     def _patient(self, now: float, since: float) -> bool:
         """Whether requests wait for machines to return."""
@@ -284,10 +280,7 @@ class Reconciler:
         )
 
     def _replan(self) -> None:
-        try:
-            found = self._selection.find()
-        except StillPlanning:
-            return  # it stays due
+        found = self._selection.find()
         if isinstance(found, NoPlan) and found.wants_memory and self._sessions.rank_zero.insist():
             return  # it stays due, with more memory of the master's own machine
         self._debounce.planned()

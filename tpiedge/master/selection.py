@@ -11,22 +11,22 @@ from tpiedge.master.quarantine import Exclusion, Reputation
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import SessionManager
+from tpiedge.planner.capacity import MOST_MACHINES
 from tpiedge.planner.reasons import SpareReason, drained
-from tpiedge.wire.limits import MAX_NODES
 
 __all__ = ["FETCHES", "Selection"]
 
 _log = logging.getLogger(__name__)
 
-#: Beside the master's own machine.
-_MOST_WORKERS = MAX_NODES - 1
+#: Beside the master's own machine. The control thread makes plans between two heartbeats.
+_MOST_WORKERS = MOST_MACHINES - 1
 _TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
 FETCHES = SpareReason("fetching", "its weights take long to come, and the others begin without it")
 """Of a worker in `Selection.slow`."""
 
 
 class Selection:
-    """For the control thread. `find` raises StillPlanning while a plan is made."""
+    """For the control thread."""
 
     def __init__(
         self, clock: Clock, plan: PlaceNodes, roster: Roster, reputation: Reputation, sessions: SessionManager
@@ -65,6 +65,10 @@ class Selection:
         """Those that plans are made for first, while the workers `serving` serve."""
         shunned = {*self._reputation.avoided(serving), *self.slow}
         return [one for one in self.able() if one.name not in shunned]
+
+    def plannable(self) -> list[Machine]:
+        """The workers of the plan that would be made now."""
+        return self.steady(())[:_MOST_WORKERS]
 
     def serving_on(self) -> tuple[str, ...]:
         """The workers of what serves, if that can go on."""

@@ -1,7 +1,4 @@
-"""What the planner predicts for one machine less or one more: pure functions of the placement function.
-
-They take what a plan takes: milliseconds for a few machines, seconds for a hundred.
-"""
+"""What the planner predicts for one machine less or one more: pure functions of the placement function."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

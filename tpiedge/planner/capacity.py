@@ -29,9 +29,11 @@ from tpiedge.planner.solve import Plan
 from tpiedge.units import counted
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["Allocation", "Allotment", "allocate"]
+__all__ = ["MOST_MACHINES", "Allocation", "Allotment", "allocate"]
 
 _Option: TypeAlias = tuple[list[int], Prediction]  # members in rank order, the master's first
+MOST_MACHINES = 32
+"""Of one plan, the master's own among them."""
 _FEW = 7  # machines whose sets are all looked at: 64 of them
 _TRIES = 3  # of the sets of more machines, in the order of what they promise
 _NOTHING = NodeShare(Share(0, 0), Share(0, 0))

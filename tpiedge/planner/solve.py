@@ -142,8 +142,9 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) 
         size = rank, len(share.attention), len(kv_heads), len(share.ffn), is_last
         if size not in known:
             need = node_need(model, rank, share, nodes[rank], capacity_tokens)
-            feasible = isinstance(need, NodeNeed)
-            known[size] = node_seconds(model, share, nodes[rank], need) if feasible else math.inf
+            known[size] = (
+                node_seconds(model, share, nodes[rank], need) if isinstance(need, NodeNeed) else math.inf
+            )
         return known[size]
 
     return seconds_of
@@ -160,26 +161,37 @@ def _fit_whole_units(
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s
 
+    caps: dict[tuple[int, int], int] = {}
     # One after the other: a limit of time is a wish, so it is tried with everybody alone.
     leasts = sorted(part for part in set(parts) if part > 0)
     for least in leasts if limit_s == math.inf else leasts[:1]:
-        attention = _fit_attention(shape, [part if part >= least else 0 for part in parts], has_room)
+        attention = _fit_attention(shape, [part if part >= least else 0 for part in parts], has_room, caps)
         tiles = attention and _fit_ffn(shape, parts, attention, has_room)
         if attention and tiles:
             return tuple(map(NodeShare, attention, tiles))
     return None
 
 
-def _fit_attention(shape: LayerShape, weights: Sequence[float], has_room: _HasRoom) -> list[Share] | None:
+def _fit_attention(
+    shape: LayerShape, weights: Sequence[float], has_room: _HasRoom, caps: dict[tuple[int, int], int]
+) -> list[Share] | None:
+    """`caps`: the most cuts that fit on a rank, by the size of a cut, as far as they are known."""
     cut = heads_per_cut(shape, weights)
-    cuts = shape.heads // cut
 
     def fits(rank: int, count: int) -> bool:
         # Heads from the last of a group on cover the most KV heads: wherever the cuts fall, no more is needed.
         start = min(shape.group_size - cut, shape.heads - count * cut)
         return has_room(rank, NodeShare(Share(start, start + count * cut), Share(0, 0)))
 
-    counts = apportion_within(weights, cuts, lambda rank, count: _most(count, partial(fits, rank)))
+    def most(rank: int, count: int) -> int:
+        if (rank, cut) not in caps:
+            fitting = _most(count, partial(fits, rank))
+            if fitting == count:
+                return count
+            caps[rank, cut] = fitting
+        return min(count, caps[rank, cut])
+
+    counts = apportion_within(weights, shape.heads // cut, most)
     return None if counts is None else intervals([cut * count for count in counts])
 
 

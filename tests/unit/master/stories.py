@@ -82,21 +82,18 @@ class Story:
             cast(RankZero, self.rank_zero),
             self.door,
             queue_limit=queue_limit,
-            plan_ahead=self._ahead,
             arranges=arranges,
             follow_memory=self.own_memory.append,
         )
 
-    def _ahead(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+    def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         planned = len(self.planned)
         try:
-            return self._arranged(machines, serving)
+            found = self.plan(machines)
         finally:
-            self.foreseen += self.planned[planned:]
-            del self.planned[planned:]
-
-    def _arranged(self, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments | NoPlan:
-        found = self.plan(machines)
+            if not serving and len(self.members()) > 1:  # for a loss that may come
+                self.foreseen += self.planned[planned:]
+                del self.planned[planned:]
         if isinstance(found, str):
             return NoPlan(found, self.spare, self.wants_memory)
         return Assignments(found, self.spare, self.step_s(machines))

@@ -6,9 +6,8 @@ import pytest
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, outcome, paused
-from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.assignments import Assignments
 from tpiedge.master.drains import CannotDrain, Drains
-from tpiedge.master.planning import StillPlanning
 from tpiedge.master.roster import Roster
 from tpiedge.wire.control import Finished, Shutdown
 from tpiedge.wire.epochs import Leaving, Prepare, Spare
@@ -159,38 +158,20 @@ def test_with_too_few_left_the_reason_names_the_drained_one(trio: Story) -> None
     assert trio.members() == ("master", "w-1")
 
 
-def test_an_order_waits_for_a_plan_that_takes_long_unless_nobody_waits_for_it(trio: Story) -> None:
-    plan, epoch = trio.plan, trio.epoch
-
-    def slow(_machines: object) -> str:
-        raise StillPlanning
-
-    trio.plan = slow
+def test_an_order_that_nobody_waits_for_is_not_carried_out(trio: Story) -> None:
     given_up, ordered = trio.master.drain_worker("w-2"), trio.master.drain_worker("w-1")
-    trio.turn()
-    assert not ordered.done()
     assert given_up.cancel()
-    trio.turn()
-    assert not ordered.done()
-    trio.plan = plan
     trio.settle()
     assert ordered.result(0.0) == "w-1"
-    assert trio.epoch > epoch
     assert trio.members() == ("master", "w-2")
 
 
-def test_orders_are_carried_out_in_their_order_though_a_plan_takes_long() -> None:
+def test_orders_are_carried_out_in_their_order() -> None:
     roster = Roster(1.5)
     roster.offered("w-1", offer("w-1"), 0.0)
     drains = Drains(roster)
     done = drains.order("w-1")
     drains.undo("w-1")
-
-    def still(_name: str) -> Assignments | NoPlan:
-        raise StillPlanning
-
-    drains.settle(still)
-    assert not done.done()
     drains.settle(lambda _name: Assignments(()))
     drains.tell()
     assert done.result(0) == "w-1"

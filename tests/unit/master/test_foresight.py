@@ -8,25 +8,20 @@ from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, assignments_of, two_machines
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.foresight import Foresight
-from tpiedge.master.planning import StillPlanning
 from tpiedge.master.roster import Machine
 from tpiedge.wire.epochs import NodeEnded, Stock, Stocked
 
 
 class Ahead:
-    """Plans with equal shares of three units for so many machines as there are, the first `known` of them at once."""
+    """Plans with equal shares of three units for so many machines as there are."""
 
-    def __init__(self, known: int = 100) -> None:
-        self.known = known
+    def __init__(self) -> None:
         self.asked: list[str] = []
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         assert serving == (), "by then nobody serves"
         names = "".join(machine.name for machine in machines)
-        if names not in self.asked:
-            if len(self.asked) >= self.known:
-                raise StillPlanning
-            self.asked.append(names)
+        self.asked.append(names)
         return Assignments(assignments_of(*names)) if names else NoPlan("too little memory")
 
 
@@ -46,38 +41,21 @@ def look(foresight: Foresight, names: str, serving: str) -> None:
 
 
 def test_each_machine_is_told_what_every_plan_needs_of_it_once_all_are_made() -> None:
-    plan = Ahead(known=2)
+    """One look makes one plan: to make it and place its machines takes a while."""
+    plan = Ahead()
     told: dict[str, Stock] = {}
     foresight = Foresight(plan, lambda stock, name: told.__setitem__(name, stock), "p1", stock=True)
-    look(foresight, "abc", "ab")
-    assert (plan.asked, told) == (["abc", "bc"], {})
-    plan.known = 3
-    look(foresight, "abc", "ab")
-    assert plan.asked == ["abc", "bc", "ac"], "the node alone, then the loss of each that serves"
+    for so_far in (["abc"], ["abc", "bc"]):
+        foresight.look(machines("abc"), ("a", "b"))
+        assert (plan.asked, told) == (so_far, {})
+    for _ in range(2):
+        foresight.look(machines("abc"), ("a", "b"))
+        assert plan.asked == ["abc", "bc", "ac"], "the node alone, then the loss of each that serves"
     assert told == {
         "a": Stock(0, 1, "p1", shares(1)),
         "b": Stock(0, 2, "p1", shares(2, 1)),
         "c": Stock(0, 3, "p1", shares(3, 2)),
     }
-
-
-def test_one_look_makes_one_plan_and_the_next_goes_on_after_it() -> None:
-    """What is known already is given its order once: to do that for many machines takes long."""
-    plan, given = Ahead(known=2), []
-
-    def arranged(machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
-        found = plan(machines, serving)
-        given.append("".join(machine.name for machine in machines))
-        return found
-
-    foresight = Foresight(arranged, lambda _stock, _name: None, "p1", stock=True)
-    for so_far in (["abc"], ["abc", "bc"], ["abc", "bc"]):
-        foresight.look(machines("abc"), ("a", "b"))
-        assert given == so_far
-    plan.known = 3
-    for _ in range(2):
-        foresight.look(machines("abc"), ("a", "b"))
-        assert given == ["abc", "bc", "ac"]
 
 
 def test_what_is_known_already_is_not_told_again() -> None:
@@ -95,19 +73,6 @@ def test_what_is_known_already_is_not_told_again() -> None:
     look(foresight, "ab", "ab")
     assert told == ["a", "b", "b", "b"], "and more now"
     assert set(foresight.stocked) == {"a"}
-
-
-def test_what_was_known_is_asked_again_once_other_plans_were_asked_for_meanwhile() -> None:
-    """Of which some may have taken its place."""
-    plan = Ahead()
-    foresight = Foresight(plan, lambda _stock, _name: None, "p1", stock=True)
-    look(foresight, "ab", "a")
-    plan.known = 0
-    look(foresight, "abc", "a")
-    plan.asked.clear()
-    plan.known = 100
-    look(foresight, "ab", "a")
-    assert plan.asked == ["ab", "b"]
 
 
 def test_an_agent_that_was_started_anew_is_told_again() -> None:

@@ -7,6 +7,7 @@ from tests.unit.master.stories import Story, failure, outcome, two_machines
 from tpiedge.errors import Cancelled, UserError
 from tpiedge.master.master import NotServing
 from tpiedge.master.request_queue import QueueFull
+from tpiedge.planner.capacity import MOST_MACHINES
 from tpiedge.wire.control import Cancel, Finished, Token
 from tpiedge.wire.epochs import Leaving, Release
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -184,9 +185,9 @@ def test_a_hub_that_is_closed_first_leaves_nothing_undone(story: Story) -> None:
     assert story.rank_zero.calls[-1] == "close"
 
 
-def test_more_workers_than_an_epoch_can_have_are_spare(story: Story) -> None:
-    for number in range(130):
+def test_more_workers_than_a_plan_can_have_are_spare(story: Story) -> None:
+    for number in range(MOST_MACHINES + 3):
         story.join(f"w-{number}")
     story.turn()
     story.wait(0.5)
-    assert len(story.planned[-1]) == 127
+    assert len(story.planned[-1]) == MOST_MACHINES - 1

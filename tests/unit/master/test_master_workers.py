@@ -7,10 +7,10 @@ import pytest
 from tests.unit.master.players import FakeAgent, offer
 from tests.unit.master.stories import Story, assignments_of, failure, outcome, two_machines
 from tpiedge.master.master import NotServing
+from tpiedge.planner.capacity import MOST_MACHINES
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.control import Pulse, Shutdown
 from tpiedge.wire.epochs import Launch, Leaving, MasterPulse, Prepare, Prepared, Spare
-from tpiedge.wire.limits import MAX_NODES
 
 
 @pytest.mark.fault("P18", "plans change between two requests")
@@ -252,13 +252,13 @@ def test_what_is_wrong_with_a_machine_that_is_too_small_is_known_after_it_left(s
 
 
 def test_workers_beyond_the_most_are_told(story: Story) -> None:
-    for number in range(MAX_NODES):
+    for number in range(MOST_MACHINES):
         story.join(f"w-{number:03}")
     story.wait_for(lambda: story.ready)
-    assert len(story.members()) == MAX_NODES
+    assert len(story.members()) == MOST_MACHINES
     (spare,) = [agent for agent in story.agents.values() if told(agent)]
     assert told(spare) == [
-        ("too many", f"the cluster has {MAX_NODES - 1} other workers, and can have no more")
+        ("too many", f"the cluster has {MOST_MACHINES - 1} other workers, and can have no more")
     ]
 
 

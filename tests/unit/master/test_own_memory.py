@@ -1,21 +1,14 @@
 """The master's own machine gives less or more memory while it is used."""
 
-import contextlib
-import threading
 from dataclasses import replace
 
 import pytest
 
 from tests.unit.master.stories import Story, assignments_of, two_machines
 from tests.unit.master.test_placement import arranged, machine, placement
-from tpiedge.master.assignments import Assignment, Assignments, NoPlan
-from tpiedge.master.own_memory import PlacementOfNow
-from tpiedge.master.planner_thread import PlannerThread
-from tpiedge.master.planning import StillPlanning
-from tpiedge.master.roster import Machine
+from tpiedge.master.assignments import Assignment
 
 GIB = 1 << 30
-_WAIT_S = 10.0
 
 
 def of_own(story: Story, planned_bytes: int) -> tuple[Assignment, ...]:
@@ -69,7 +62,7 @@ def test_without_a_plan_for_want_of_it_the_machine_gives_all_that_it_may(
 
 
 def test_a_placement_follows_the_memory() -> None:
-    place = PlacementOfNow(placement())
+    place = placement()
     ann = machine("ann")
     before = arranged(place((ann,), ()))
     assert before.assignments[0].memory_bytes != 3 * GIB
@@ -78,26 +71,3 @@ def test_a_placement_follows_the_memory() -> None:
     assert found.assignments[0].memory_bytes == 3 * GIB
     line = place.arrangement(found, (ann,))
     assert place.placed(found, (ann,), line, line.own, line.shares(line.own)) is not None
-
-
-def test_what_was_planned_for_other_memory_is_no_answer() -> None:
-    """Not even one that comes later."""
-    begun, goes_on, woken = threading.Event(), threading.Event(), threading.Semaphore(0)
-
-    def before(_machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments | NoPlan:
-        begun.set()
-        assert goes_on.wait(_WAIT_S)
-        return NoPlan("before")
-
-    plan = PlannerThread(before, woken.release, patience_s=0.0)
-    question = ((machine("ann"),), ())
-    with pytest.raises(StillPlanning):
-        plan(*question)
-    assert begun.wait(_WAIT_S)
-    plan.follow(lambda _machines, _serving: NoPlan("after"))
-    goes_on.set()
-    while True:
-        assert woken.acquire(timeout=_WAIT_S)
-        with contextlib.suppress(StillPlanning):
-            assert plan(*question) == NoPlan("after")
-            return
