@@ -4,6 +4,7 @@ With a fraction f of the layers a node computes f W / speed seconds, and reads w
 (f W - pinned) / disk rate seconds beside it (TPI-LLM, section 3.3: loading hides behind computing and communicating).
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,6 @@ from tpiedge.units import format_bytes, format_least
 
 __all__ = ["Bound", "fractions", "node_bound", "pinned_limit", "shortage", "whole_bytes"]
 
-_STEPS = 40
 _ALL = 1 - 1e-12  # of a layer: sums are rounded
 _FOREVER_S = 1e30  # of a node without any speed
 
@@ -58,6 +58,18 @@ class Bound:
         return max(0.0, -self.read_at_once / self.read_per_s)
 
     @property
+    def turns(self) -> list[float]:
+        """Where `at` may turn."""
+        computed, read, at_once = self.computed_per_s, self.read_per_s, self.read_at_once
+        levels = (0.0, self.limit, self.pinned)
+        found = [level / computed for level in levels] if computed else []
+        if read:
+            found += [(level - at_once) / read for level in levels]
+        if computed != read:
+            found.append(at_once / (computed - read))
+        return found
+
+    @property
     def in_memory(self) -> "Bound":
         """The same node where it streams nothing."""
         return Bound(min(self.limit, self.pinned), self.pinned, self.computed_per_s)
@@ -82,21 +94,32 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: i
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Fractions that sum to 1 with which the slowest node is as fast as can be, found by halving the time; and that
-    time, which whole units do not beat. None where the nodes cannot hold the model, each its own part of the program.
+    """Fractions that sum to 1 with which the slowest node is as fast as can be, and that time, which
+    whole units do not beat. None where the nodes cannot hold the model, each its own part of the program.
     """
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
-    # As long as it takes where every node can compute all the time.
-    low = high = 1 / max(sum(bound.computed_per_s for bound in bounds), 1 / _FOREVER_S)
-    while sum(bound.at(high) for bound in bounds) < _ALL and high < _FOREVER_S:
-        low, high = high, 2 * high
-    for _ in range(_STEPS if low < high else 0):
-        middle = (low + high) / 2
-        low, high = (low, middle) if sum(bound.at(middle) for bound in bounds) >= _ALL else (middle, high)
-    parts = [bound.at(high) for bound in bounds]
+    seconds = _seconds_for_all(bounds)
+    parts = [bound.at(seconds) for bound in bounds]
     whole = sum(parts)
-    return [part / whole for part in parts], max(high, *(bound.least_s for bound in bounds))
+    return [part / whole for part in parts], max(seconds, *(bound.least_s for bound in bounds))
+
+
+def _seconds_for_all(bounds: Sequence[Bound]) -> float:
+    """The time in which the nodes together take everything: their sum is a straight line between its turns."""
+
+    def taken(seconds: float) -> float:
+        return sum(bound.at(seconds) for bound in bounds)
+
+    # As long as it takes where every node can compute all the time.
+    least = 1 / max(sum(bound.computed_per_s for bound in bounds), 1 / _FOREVER_S)
+    if taken(least) >= _ALL:
+        return least
+    turns = [least, *sorted(turn for bound in bounds for turn in bound.turns if turn > least)]
+    last = min(bisect_left(turns, _ALL, key=taken), len(turns) - 1)
+    before, behind = turns[last - 1], turns[last]
+    at, at_behind = taken(before), taken(behind)
+    return before + (1 - at) / (at_behind - at) * (behind - before) if at_behind > at else behind
 
 
 def shortage(
