@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 _ADMINISTRATOR = "the administrator"
 _MAX_NAME = 256
-#: For a hundred machines a plan takes seconds. Clients wait longer than this for an answer.
+#: Clients wait longer than this for an answer.
 _PLAN_S = 30.0
 
 

@@ -22,8 +22,6 @@ _Share = tuple[UnitRange, UnitRange]
 
 #: In place of a worker's name: its node is lost, and the machine stays.
 _NOBODY: Final = ""
-#: The loss of so many workers is planned for: where there are more, each plan takes a second of the master's time.
-_MOST: Final = 16
 
 
 class Foresight:
@@ -63,15 +61,14 @@ class Foresight:
         self._facts = None
 
     def look(self, machines: Sequence[Machine], serving: Sequence[str]) -> None:
-        """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it. To
-        give many machines their order takes a part of a second: so no call does it twice.
+        """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it.
 
         `machines` are those that a plan would be made for now, `serving` the workers that serve.
         """
         facts = [one.planned_by for one in machines], tuple(serving)
         if facts != self._facts:
             self._facts = facts
-            self._due = [_NOBODY, *serving[:_MOST]]
+            self._due = [_NOBODY, *serving]
             self._needed = {one.name: {} for one in machines}
         if not self._due:
             return

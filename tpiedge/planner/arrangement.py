@@ -30,9 +30,8 @@ from tpiedge.planner.streaming import node_need, node_seconds
 __all__ = ["Arrangement", "Part"]
 
 _SLACK: Final = 1.05
-#: How many machines are taken out and put in again; less where each has many places, since others wait for the master.
+#: How many machines are taken out and put in again: others wait for the master.
 _MOVES: Final = 64
-_LOOKS: Final = 4096
 #: What a place lacks that would break law 1: more than all places that do not.
 _NEVER: Final = 1 << 80
 
@@ -135,7 +134,7 @@ class Arrangement:
     def _improved(self, start: _Ranks) -> tuple[int, _Ranks]:
         """(bytes that are lacking, order) of the best order that is reached from `start`."""
         least, order, in_vain = self.lacking(start), start, 0
-        for rank in islice(cycle(start[1:]), min(_MOVES, _LOOKS // len(start))):
+        for rank in islice(cycle(start[1:]), _MOVES):
             if not least or in_vain == len(start) - 1:
                 break
             lacking, other = self._put_in([one for one in order if one != rank], rank)

@@ -23,6 +23,7 @@ from tpiedge.planner.prediction import (
     machine_bounds,
     predict,
     with_speeds,
+    without_idle,
 )
 from tpiedge.planner.reasons import SpareReason, why_in, why_out
 from tpiedge.planner.solve import Plan
@@ -97,7 +98,7 @@ def _fastest(
     able = [index for index, bound in enumerate(bounds) if index == 0 or bound.limit > 0]
     if len(able) - 1 < demand.min_workers:
         able = list(range(len(filled)))  # refused below, with the numbers
-    found = _best_set(demand, filled, bounds, able)
+    found = _Candidates(demand, filled, bounds).best_set(able)
     if found is None:
         refusal = predict(demand, _pick(filled, able))
         if isinstance(refusal, Infeasible):
@@ -117,27 +118,66 @@ def _fastest(
     return _allocation(demand, machines, members, prediction, reasons, spare)
 
 
-def _best_set(
-    demand: Demand, machines: Sequence[MachineFacts], bounds: Sequence[Bound], able: Sequence[int]
-) -> _Option | None:
-    """The fastest set, of few machines; of many, the fastest within some round trip, improved by one machine at a
-    time. None if no set holds the model."""
-    if len(able) <= _FEW:
-        workers = able[1:]
-        counts = range(demand.min_workers, len(workers) + 1)
-        every = [[0, *chosen] for count in counts for chosen in combinations(workers, count)]
-        return _best_of(demand, machines, bounds, every, len(every))
-    nearest = sorted(able[1:], key=lambda index: (machines[index].round_trip_s, index))
-    sets = [[0, *nearest[:count]] for count in range(demand.min_workers, len(nearest) + 1)]
-    best = _best_of(demand, machines, bounds, sets, _TRIES) or _best_of(
-        demand, machines, bounds, sets, len(sets)
-    )
-    while best is not None:
-        near = _best_of(demand, machines, bounds, _neighbours(best[0], able), _TRIES, best)
-        if near is None or near is best:
-            break
-        best = near
-    return best
+@dataclass(frozen=True)
+class _Candidates:
+    """Machines that have speeds, the master's own first, and what each of them can take."""
+
+    demand: Demand
+    machines: Sequence[MachineFacts]
+    bounds: Sequence[Bound]
+
+    def best_set(self, able: Sequence[int]) -> _Option | None:
+        """The fastest set, of few machines; of many, the fastest within some round trip, improved by one machine at a
+        time. None if no set holds the model."""
+        least = self.demand.min_workers
+        if len(able) <= _FEW:
+            workers = able[1:]
+            counts = range(least, len(workers) + 1)
+            every = [[0, *chosen] for count in counts for chosen in combinations(workers, count)]
+            return self._best_of(every, len(every))
+        nearest = sorted(able[1:], key=lambda index: (self.machines[index].round_trip_s, index))
+        sets = [[0, *nearest[:count]] for count in range(least, len(nearest) + 1)]
+        best = self._best_of(sets, _TRIES) or self._best_of(sets, len(sets))
+        while best is not None:
+            near = self._best_of(_neighbours(best[0], able), _TRIES, best)
+            if near is None or near is best:
+                break
+            best = near
+        return best
+
+    def _best_of(
+        self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
+    ) -> _Option | None:
+        """The fastest of the sets that hold the model, and of `best`; without members that would get nothing.
+
+        Whole units are fitted for sets alone whose fractions are fast enough, and for at most `tries`: a plan is made
+        between two heartbeats.
+        """
+        ranked = [(self._least_step_s(members), members) for members in map(sorted, sets)]
+        promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
+        for least_s, members in promising[:tries]:
+            if best is not None and least_s > _cost(best)[0]:
+                break
+            option = self._option(members)
+            if option is not None and (best is None or _cost(option) < _cost(best)):
+                best = option
+        return best
+
+    def _least_step_s(self, members: Sequence[int]) -> float | None:
+        return least_step_s(
+            self.demand, _pick(self.machines, members), [self.bounds[index] for index in members]
+        )
+
+    def _option(self, members: list[int]) -> _Option | None:
+        prediction = predict(self.demand, _pick(self.machines, members))
+        if len(members) - 1 < self.demand.min_workers or isinstance(prediction, Infeasible):
+            return None
+        shares = enumerate(prediction.plan.shares)
+        busy = [rank for rank, share in shares if rank == 0 or share.attention or share.ffn]
+        if self.demand.min_workers < len(busy) < len(members):
+            members = [members[rank] for rank in busy]
+            prediction = without_idle(self.demand, _pick(self.machines, members), prediction, busy)
+        return members, prediction
 
 
 def _neighbours(members: Sequence[int], able: Sequence[int]) -> list[list[int]]:
@@ -145,46 +185,6 @@ def _neighbours(members: Sequence[int], able: Sequence[int]) -> list[list[int]]:
     return [[other for other in members if other != index] for index in members if index != 0] + [
         [*members, index] for index in able if index not in members
     ]
-
-
-def _best_of(
-    demand: Demand,
-    machines: Sequence[MachineFacts],
-    bounds: Sequence[Bound],
-    sets: Sequence[Sequence[int]],
-    tries: int,
-    best: _Option | None = None,
-) -> _Option | None:
-    """The fastest of the sets that hold the model, and of `best`; without members that would get nothing.
-
-    Whole units are fitted for sets alone whose fractions are fast enough, and for at most `tries`: a plan is made
-    between two heartbeats.
-    """
-    ranked = [
-        (
-            least_step_s(demand, _pick(machines, members), [bounds[index] for index in members]),
-            members,
-        )
-        for members in map(sorted, sets)
-    ]
-    promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
-    for least_s, members in promising[:tries]:
-        if best is not None and least_s > _cost(best)[0]:
-            break
-        option = _option(demand, machines, members)
-        if option is not None and (best is None or _cost(option) < _cost(best)):
-            best = option
-    return best
-
-
-def _option(demand: Demand, machines: Sequence[MachineFacts], members: list[int]) -> _Option | None:
-    prediction = predict(demand, _pick(machines, members))
-    if len(members) - 1 < demand.min_workers or isinstance(prediction, Infeasible):
-        return None
-    shares = zip(members, prediction.plan.shares, strict=True)
-    busy = [index for index, share in shares if index == 0 or share.attention or share.ffn]
-    smaller = _option(demand, machines, busy) if len(busy) < len(members) else None
-    return smaller or (members, prediction)
 
 
 def _cost(option: _Option) -> tuple[float, int]:

@@ -26,6 +26,7 @@ __all__ = [
     "node_facts",
     "predict",
     "with_speeds",
+    "without_idle",
 ]
 
 #: Bytes per second of a disk that was not measured.
@@ -90,6 +91,16 @@ def predict(
     if isinstance(plan, Infeasible):
         return Infeasible(_with_names(plan.reason, machines))
     return Prediction(plan, 2 * demand.model.num_layers * _all_reduce_s(demand, machines))
+
+
+def without_idle(
+    demand: Demand, machines: Sequence[MachineFacts], prediction: Prediction, busy: Sequence[int]
+) -> Prediction:
+    """The same plan of the `busy` ranks alone, which are those of `machines`: the others have no share in it."""
+    plan = prediction.plan
+    shares, needs = tuple(plan.shares[rank] for rank in busy), tuple(plan.needs[rank] for rank in busy)
+    reduce_s = 2 * demand.model.num_layers * _all_reduce_s(demand, machines)
+    return Prediction(replace(plan, shares=shares, needs=needs), reduce_s)
 
 
 def machine_bounds(demand: Demand, machines: Sequence[MachineFacts]) -> list[Bound]:

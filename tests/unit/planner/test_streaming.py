@@ -218,6 +218,10 @@ def test_fractions_keep_their_limits_and_sum_to_one(nodes: list[NodeFacts], toke
     assert (found is None) == (min(limits) < 0 or sum(limits) < 1)
     if found is not None:
         assert sum(found[0]) == pytest.approx(1)
+        assert sum(bound.at(found[1]) for bound in bounds) >= 1 - 1e-6
+        least_s = max(bound.least_s for bound in bounds)
+        sooner = 0.999 * found[1]
+        assert found[1] == least_s or sum(bound.at(sooner) for bound in bounds) < 1, "no time is wasted"
         assert all(-1e-9 <= part <= limit + 1e-6 for part, limit in zip(found[0], limits, strict=True))
 
 
