@@ -161,21 +161,17 @@ def _fit_whole_units(
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s
 
-    caps: dict[tuple[int, int], int] = {}
     # One after the other: a limit of time is a wish, so it is tried with everybody alone.
     leasts = sorted(part for part in set(parts) if part > 0)
     for least in leasts if limit_s == math.inf else leasts[:1]:
-        attention = _fit_attention(shape, [part if part >= least else 0 for part in parts], has_room, caps)
+        attention = _fit_attention(shape, [part if part >= least else 0 for part in parts], has_room)
         tiles = attention and _fit_ffn(shape, parts, attention, has_room)
         if attention and tiles:
             return tuple(map(NodeShare, attention, tiles))
     return None
 
 
-def _fit_attention(
-    shape: LayerShape, weights: Sequence[float], has_room: _HasRoom, caps: dict[tuple[int, int], int]
-) -> list[Share] | None:
-    """`caps`: the most cuts that fit on a rank, by the size of a cut, as far as they are known."""
+def _fit_attention(shape: LayerShape, weights: Sequence[float], has_room: _HasRoom) -> list[Share] | None:
     cut = heads_per_cut(shape, weights)
 
     def fits(rank: int, count: int) -> bool:
@@ -183,15 +179,7 @@ def _fit_attention(
         start = min(shape.group_size - cut, shape.heads - count * cut)
         return has_room(rank, NodeShare(Share(start, start + count * cut), Share(0, 0)))
 
-    def most(rank: int, count: int) -> int:
-        if (rank, cut) not in caps:
-            fitting = _most(count, partial(fits, rank))
-            if fitting == count:
-                return count
-            caps[rank, cut] = fitting
-        return min(count, caps[rank, cut])
-
-    counts = apportion_within(weights, shape.heads // cut, most)
+    counts = apportion_within(weights, shape.heads // cut, partial(_most, fits))
     return None if counts is None else intervals([cut * count for count in counts])
 
 
@@ -204,12 +192,12 @@ def _fit_ffn(
         start = shape.ffn_tiles - count if rank == last else 0  # the last tile may be a short one
         return has_room(rank, NodeShare(attention[rank], Share(start, start + count)))
 
-    counts = apportion_within(weights, shape.ffn_tiles, lambda rank, count: _most(count, partial(fits, rank)))
+    counts = apportion_within(weights, shape.ffn_tiles, partial(_most, fits))
     return None if counts is None else intervals(counts)
 
 
-def _most(units: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `units` that fits, 0 if none does."""
-    if fits(units):
+def _most(fits: Callable[[int, int], bool], rank: int, units: int) -> int:
+    """The largest number up to `units` that fits on `rank`, 0 if none does."""
+    if fits(rank, units):
         return units
-    return max(0, bisect_left(range(units), True, key=lambda count: not fits(count)) - 1)
+    return max(0, bisect_left(range(units), True, key=lambda count: not fits(rank, count)) - 1)
