@@ -49,7 +49,7 @@ from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.arithmetic import check_compute
+from tpiedge.planner.arithmetic import check_compute, check_native
 from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
@@ -229,6 +229,7 @@ class Node:
     def _build(self, assign: Assign, communicator: Communicator) -> Engine:
         pack = Pack.open(self._pack(assign))
         check_compute(pack.precision, assign.compute)
+        check_native(pack.precision, assign.kv)
         check_exponents(assign.grids, pack)
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         config = config_of_pack(pack)
