@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
 	@$(PIP) --editable '.[dev]' || { \
 	echo "setup: tpiedge was not installed, as pip says above: make setup tries again" >&2; exit 1; }
 	@ls tpiedge/kernels/_native*.so >/dev/null 2>&1 || \
-	echo "setup: the native kernels did not compile (is there a C++ compiler?): torch computes in their place, slower"
+	echo "setup: the native kernels did not compile (is there a C++ compiler?): no q8, no q4, slower f32 and bf16"
 	@touch $@
 	@spent=$$(($$(date +%s) - $(STARTED))); \
 	echo "setup: done after $$((spent / 60)) min $$((spent % 60)) s: 'make demo' shows it"

@@ -73,6 +73,40 @@ def test_an_arithmetic_that_does_not_go_with_the_weights(flags, words, tpiedge):
     assert words in ended.err
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--precision", "q4"), ("weights in q4 need native kernels", "or choose --precision bf16")),
+        (
+            ("--kv-precision", "q8"),
+            ("keys and values in q8 need native kernels", "or choose --kv-precision bf16"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("verb", ["run", "master"])
+def test_without_native_kernels_what_is_quantised_is_refused(verb, flags, words, tmp_path):
+    """Before anything is packed, and before a master listens."""
+    folders = ("--cache", tmp_path / "cache")
+    given = ("--prompt", PROMPT) if verb == "run" else ("--state", tmp_path / "state")
+    ended = run_command(verb, "--model", "demo", *flags, *given, *folders, TPIEDGE_NATIVE="0")
+    assert ended.status == USER
+    (line,) = ended.err.splitlines()
+    assert "which are switched off (TPIEDGE_NATIVE=0): unset it" in line
+    assert all(part in line for part in words)
+    assert not ended.out
+    assert not list(tmp_path.glob("cache/**/manifest.json"))
+
+
+@pytest.mark.thin
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_without_native_kernels_other_weights_give_the_same_answer(precision):
+    flags = ("--precision", precision, "--raw", "--prompt", PROMPT, "--max-tokens", 24, "--temperature", 0)
+    command = ("run", "--model", "demo", *flags, "--nodes", 2, "--json")
+    native, without = run_command(*command), run_command(*command, TPIEDGE_NATIVE="0")
+    assert (native.status, without.status) == (0, 0), without.err
+    assert json.loads(native.out)["token_ids"] == json.loads(without.out)["token_ids"]
+
+
 def test_weights_in_q4_stream_within_the_least_memory(generate, tpiedge):
     flags = (
         "--model",

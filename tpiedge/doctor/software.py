@@ -69,6 +69,8 @@ def judge_arithmetic(status: int, out: str, err: str, wanted: str) -> Sequence[F
 def _kernels(isa: str | None, wanted: str) -> Finding:
     if isa is not None:
         return ok("kernels", f"native, {isa}")
+    lack = "no q8 and q4, and f32 and bf16 are slower"
     if wanted == "0":
-        return warn("kernels", "switched off", "unset TPIEDGE_NATIVE to compute faster")
-    return warn("kernels", "not built: torch computes, slower", "install a C++ compiler, then tpiedge again")
+        return warn("kernels", f"switched off: {lack}", "unset TPIEDGE_NATIVE")
+    advice = "install a C++ compiler and type 'make setup', or install a wheel of tpiedge"
+    return warn("kernels", f"not built: {lack}", advice)

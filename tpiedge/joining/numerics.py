@@ -1,6 +1,6 @@
 """What two machines must have in common to compute the same numbers: torch's release, and how numbers lie in memory.
 
-The processor may differ, and so may the kernels (native ones or torch's): neither changes what a sum is made of.
+The processor may differ, and so may the kernels (in f32 and bf16 torch's): neither changes what a sum is made of.
 """
 
 import struct

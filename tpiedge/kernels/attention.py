@@ -1,4 +1,5 @@
-"""Causal attention over the pages of a KV cache, and appending to them: natively, or by torch.
+"""Causal attention over the pages of a KV cache, and appending to them: natively, or by torch where they are
+in f32 or bf16.
 
 T tokens of all spans, N query heads, K KV heads, d head width.
 
@@ -18,8 +19,7 @@ from torch import Tensor
 from tpiedge.kernels.dispatch import for_attention
 from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import Pool
-from tpiedge.kernels.torch_attention import attention
-from tpiedge.kernels.torch_pages import append_by_torch, rows_in_pages
+from tpiedge.kernels.torch_attention import append_by_torch, attention, rows_in_pages
 
 __all__ = ["append_pages", "attention_pages", "head_starts", "kv_of_heads"]
 

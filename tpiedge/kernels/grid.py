@@ -22,10 +22,7 @@ __all__ = [
     "MOST",
     "NOT_A_NUMBER",
     "Grid",
-    "add_steps",
     "add_sums",
-    "narrowed",
-    "steps_of",
     "sums_of",
     "widened",
 ]
@@ -36,7 +33,6 @@ NOT_A_NUMBER: Final = -(1 << 63)
 MOST: Final = 1 << 56
 
 _INT32: Final = (1 << 31) - 1
-_MOST_OF_A_PART: Final = 1 << 46
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +56,6 @@ def sums_of(shape: tuple[int, int], compute: Callable[[Tensor, bool], bool]) -> 
         sums = torch.empty(shape, dtype=torch.int64)
         compute(sums, True)
     return sums
-
-
-def steps_of(part: Tensor, grid: Grid) -> Tensor:
-    """int64: the f32 part of one unit in steps, to the nearest, halves to even."""
-    steps = (part.double() * 2.0**-grid.exponent).round()
-    number = steps.abs() <= _MOST_OF_A_PART  # not where it is no number
-    return torch.where(number, steps, 0).to(torch.int64).masked_fill(~number, NOT_A_NUMBER)
-
-
-def add_steps(sums: Tensor, steps: Tensor) -> None:
-    """sums += steps, in int64, in place; what is NOT_A_NUMBER stays so."""
-    lost = (sums == NOT_A_NUMBER) | (steps == NOT_A_NUMBER)
-    sums += steps
-    sums.masked_fill_(lost, NOT_A_NUMBER)
-
-
-def narrowed(sums: Tensor, grid: Grid) -> Tensor:
-    """int32 where that is enough for sums in int64; may be the tensor itself."""
-    if sums.numel() and not (int(sums.max()) <= grid.most and int(sums.min()) >= -grid.most):
-        return sums
-    return sums.to(torch.int32)
 
 
 def widened(sums: Tensor, grid: Grid) -> Tensor:

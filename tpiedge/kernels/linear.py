@@ -3,7 +3,8 @@
 T tokens, I input features, O output features, R rows of the stored weight.
 
 dispatch.py says which products the native kernels compute; there a row of the result has the same bits whatever else
-is in the step and however many threads work. Quantised matrices are always multiplied in INT8 arithmetic.
+is in the step and however many threads work. Quantised matrices are always multiplied in INT8 arithmetic, and by the
+native kernels alone.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tpiedge.kernels import torch_linear, torch_panels
+from tpiedge.kernels import torch_linear
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.dispatch import for_product
 from tpiedge.kernels.grid import Grid, sums_of
@@ -28,7 +29,7 @@ class Linear:
     """Computes with `threads` native threads (the caller is one of them); `close` ends the others.
 
     Calls of several threads wait for each other. MemoryError where the system has no memory for what a product keeps
-    meanwhile. `library=None` computes with torch alone.
+    meanwhile. `library=None` computes with torch alone, and refuses quantised matrices with ValueError.
     """
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
@@ -121,9 +122,7 @@ class Linear:
         return outputs
 
     def _project_panels(self, x_TI: Tensor, weights: Sequence[PanelMatrix]) -> list[Tensor]:
-        pool = for_product(self._pool, weights[0], x_TI.shape[0])
-        if pool is None:
-            return [torch_panels.project(x_TI, w) for w in weights]
+        pool = self._native_pool()
         outputs = [torch.empty((x_TI.shape[0], w.rows)) for w in weights]
         pool.project_panels(x_TI.contiguous(), weights, outputs)
         return outputs
@@ -131,16 +130,19 @@ class Linear:
     def _contract_panels(self, x_TR: Tensor, w: PanelMatrix, grid: Grid | None) -> Tensor:
         if grid is None:
             raise ValueError("the sums of a quantised matrix need a grid")
-        pool = for_product(self._pool, w, x_TR.shape[0])
-        if pool is None:
-            return torch_panels.contract(x_TR, w, grid)
-        x_TR, tokens = x_TR.contiguous(), x_TR.shape[0]
+        pool, tokens = self._native_pool(), x_TR.shape[0]
+        x_TR = x_TR.contiguous()
 
         def multiply(sums_TO: Tensor, wide: bool) -> bool:
             packed = pack_row_parallel(w, grid.exponent, grid.most, sums_TO.data_ptr())
             return pool.contract_panels(packed, x_TR.data_ptr(), tokens, wide)
 
         return sums_of((tokens, w.cols), multiply)
+
+    def _native_pool(self) -> Pool:
+        if self._pool is None:
+            raise ValueError("quantised matrices need the native kernels")
+        return self._pool
 
     def _input(self, x: Tensor) -> Tensor:
         if self.arithmetic is Arithmetic.BF16:

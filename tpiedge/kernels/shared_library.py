@@ -12,12 +12,16 @@ from pathlib import Path
 from tpiedge.kernels.signatures import ABI, SIGNATURES
 from tpiedge.native_code import find_library, load_library
 
-__all__ = ["ISAS", "MAX_HEAD_WIDTH", "KernelLibrary", "kernel_library", "load"]
+__all__ = ["ISAS", "MAX_HEAD_WIDTH", "NO_ISA", "KernelLibrary", "kernel_library", "load", "why_missing"]
 
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
+#: The name of what computes where there are no native kernels.
+NO_ISA = "torch"
 #: Columns of an attention head; torch computes wider ones (native/kv.h).
 MAX_HEAD_WIDTH = 256
+
+_INSTALL = "install a C++ compiler and type 'make setup', or install a wheel of tpiedge"
 
 _log = logging.getLogger(__name__)
 
@@ -38,21 +42,36 @@ def kernel_library() -> KernelLibrary | None:
 
     TPIEDGE_NATIVE=0 switches them off; the name of an instruction set (one of ISAS) picks it.
     """
+    found = _find()
+    if isinstance(found, KernelLibrary):
+        return found
+    level = logging.INFO if os.environ.get("TPIEDGE_NATIVE") == "0" else logging.WARNING
+    _log.log(
+        level, "native kernels %s; without them q8 and q4 cannot be computed, f32 and bf16 are slower", found
+    )
+    return None
+
+
+def why_missing() -> str:
+    """Why there are no native kernels, and what to do about it; "" where there are."""
+    if kernel_library() is not None:
+        return ""
+    found = _find()
+    return found if isinstance(found, str) else ""
+
+
+def _find() -> KernelLibrary | str:
+    """The kernels, or the words that follow "native kernels" where there are none."""
     wanted = os.environ.get("TPIEDGE_NATIVE", "")
     if wanted == "0":
-        _log.info("native kernels are switched off (TPIEDGE_NATIVE=0): torch computes everything")
-        return None
+        return "are switched off (TPIEDGE_NATIVE=0): unset it"
     path = find_library(Path(__file__).parent)
     if path is None:
-        _log.warning(
-            "native kernels are not built: torch computes everything, slower; reinstall with a C++ compiler"
-        )
-        return None
+        return f"are not built: {_INSTALL}"
     try:
         return KernelLibrary(load(path), wanted or None)
     except (OSError, ValueError) as error:
-        _log.warning("native kernels cannot be used (%s): torch computes everything, slower", error)
-        return None
+        return f"cannot be used ({error}): {_INSTALL}"
 
 
 def load(path: Path) -> ctypes.CDLL:

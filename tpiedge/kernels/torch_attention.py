@@ -1,38 +1,33 @@
-"""Causal attention of one segment against its keys and values, by torch in f32, with bounded scratch memory.
+"""Causal attention of one segment against its keys and values in f32 or bf16, by torch with bounded scratch memory, and
+copying those from and to the pages of a KV cache.
 
-T new tokens, N query heads, K KV heads, g query heads of one KV head, S cached positions, d head width.
+T new tokens, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a page, d head
+width, B bytes of a row.
 """
 
-import math
-from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpiedge.kernels.kv_format import KV_GROUP
-from tpiedge.kernels.kv_rows import QuantisedRows
+from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
+from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
-__all__ = ["Rows", "attention"]
+__all__ = ["append_by_torch", "attention", "rows_in_pages"]
 
-Rows = Tensor | QuantisedRows
-"""Keys or values [K, S, d] of some heads at successive positions."""
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 # Bound on the mask of one query tile: a long prompt must not need T x S floats.
 _MASK_ELEMENTS = 1 << 21
 # Up to this size the bf16 keys of all KV heads are widened and computed at once; else one head at a time.
 _WIDENED_ELEMENTS = 1 << 20
-# Quantised keys, and as many values, of one KV head that are numbers at once; scores of them that are there at once,
-# and numbers of the queries that they are of.
-_DECODED_ELEMENTS = 1 << 19
-_SCORE_ELEMENTS = 1 << 20
 
 
 def attention(
     q_TNd: Tensor,
-    k_KSd: Rows,
-    v_KSd: Rows,
+    k_KSd: Tensor,
+    v_KSd: Tensor,
     kv_of_head: tuple[int, ...],
     first_position: int,
     *,
@@ -42,13 +37,12 @@ def attention(
 ) -> Tensor:
     """[T, N, d] f32 of f32 queries at positions first_position, first_position + 1, ...
 
-    k and v (f32, bf16 or quantised, any strides with a contiguous last dimension) hold positions first_key,
+    k and v (f32 or bf16, any strides with a contiguous last dimension) hold positions first_key,
     first_key + 1, ... and include the new tokens. A query sees keys up to its own position, and with `window`
     only those at a position greater than its own minus `window` (Hugging Face's meaning). `kv_of_head` is
     non-decreasing, one entry per query head. `scale` is 1 / sqrt(d) unless given.
 
-    Scratch: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16; 12 MiB where they
-    are quantised, and two numbers for each query of a KV head's group.
+    Scratch: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16.
     """
     tokens, _, width = q_TNd.shape
     offset = first_position - first_key
@@ -59,86 +53,12 @@ def attention(
     result = torch.empty(q_TNd.shape)
     low = 0 if window is None else max(0, offset + 1 - window)
     k_KSd, v_KSd = k_KSd[:, low:], v_KSd[:, low:]
-    if isinstance(k_KSd, QuantisedRows) or isinstance(v_KSd, QuantisedRows):
-        scale = 1 / math.sqrt(width) if scale is None else scale
-        for kv, heads in _runs(kv_of_head, whole=False):
-            k_1Sd, v_1Sd = k_KSd[kv, :], v_KSd[kv, :]
-            _decoding(q_TNd[:, heads], k_1Sd, v_1Sd, offset - low, window, scale, result[:, heads])
-        return result
     whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= _WIDENED_ELEMENTS
     for kv, heads in _runs(kv_of_head, whole):
         q_TKgd = q_TNd[:, heads].view(tokens, kv.stop - kv.start, -1, width)
         out_TKgd = result[:, heads].view(tokens, kv.stop - kv.start, -1, width)
         _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), offset - low, window, scale, out_TKgd)
     return result
-
-
-def _decoding(
-    q_Tgd: Tensor,
-    k_1Sd: Rows,
-    v_1Sd: Rows,
-    offset: int,
-    window: int | None,
-    scale: float,
-    out_Tgd: Tensor,
-) -> None:
-    """Fill `out_Tgd` of the query heads of one KV head; its cache is decoded once, a part at a time.
-
-    What a query has seen is kept as the largest score and the sum of the weights so far, relative to it (online
-    softmax), and in `out_Tgd`.
-    """
-    tokens, group, width = q_Tgd.shape
-    most_Tg1 = torch.full((tokens, group, 1), -math.inf)
-    sum_Tg1 = torch.zeros((tokens, group, 1))
-    out_Tgd.zero_()
-    # Rows are whole groups while they are decoded, and no query's scores alone may be too many.
-    padded_width = -(-width // KV_GROUP) * KV_GROUP
-    step = max(1, min(_DECODED_ELEMENTS // padded_width, _SCORE_ELEMENTS // group))
-    for start in range(0, k_1Sd.shape[1], step):
-        stop = min(start + step, k_1Sd.shape[1])
-        k_sd, v_sd = _numbers(k_1Sd, slice(start, stop)), _numbers(v_1Sd, slice(start, stop))
-        tile = max(1, _SCORE_ELEMENTS // (group * max(width, stop - start)))
-        for some in _seeing(start, stop, offset, tokens, window, tile):
-            seen_ts = _mask(offset + some.start - start, some.stop - some.start, stop - start, window)
-            _add_part(q_Tgd[some], k_sd, v_sd, seen_ts, scale, most_Tg1[some], sum_Tg1[some], out_Tgd[some])
-        del k_sd, v_sd  # before the next ones are decoded
-    out_Tgd /= sum_Tg1
-
-
-def _seeing(
-    start: int, stop: int, offset: int, tokens: int, window: int | None, tile: int
-) -> Iterator[slice]:
-    """The queries, by tiles, that see any of the keys [start, stop); query t is at key index offset + t."""
-    first = max(0, start - offset)
-    last = tokens if window is None else min(tokens, stop + window - 1 - offset)
-    return (slice(at, min(at + tile, last)) for at in range(first, last, tile))
-
-
-def _add_part(
-    q_tgd: Tensor,
-    k_sd: Tensor,
-    v_sd: Tensor,
-    seen_ts: Tensor,
-    scale: float,
-    most_tg1: Tensor,
-    sum_tg1: Tensor,
-    out_tgd: Tensor,
-) -> None:
-    """Take some keys and values into what the queries have seen of earlier ones."""
-    weights_tgs = (q_tgd @ k_sd.T).mul_(scale).masked_fill_(~seen_ts[:, None], -math.inf)
-    now_tg1 = torch.maximum(most_tg1, weights_tgs.amax(-1, keepdim=True))
-    base_tg1 = now_tg1.masked_fill(now_tg1 == -math.inf, 0)  # of a query that sees none of them
-    weights_tgs.sub_(base_tg1).exp_()
-    kept_tg1 = (most_tg1 - base_tg1).exp_()
-    sum_tg1.mul_(kept_tg1).add_(weights_tgs.sum(-1, keepdim=True))
-    out_tgd.mul_(kept_tg1).add_(weights_tgs @ v_sd)
-    most_tg1.copy_(now_tg1)
-
-
-def _numbers(x_1Sd: Rows, part: slice) -> Tensor:
-    """[S, d] f32."""
-    some = x_1Sd[0:1, part]
-    return (some.numbers() if isinstance(some, QuantisedRows) else some.float())[0]
 
 
 def _group(
@@ -191,3 +111,50 @@ def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]
     if whole and len(runs) > 1 and len(sizes) == 1 and adjacent:
         return [(slice(runs[0][0].start, runs[-1][0].stop), slice(0, len(kv_of_head)))]
     return runs
+
+
+def rows_in_pages(span: Span, layout: PageLayout, first: int) -> tuple[Tensor, Tensor]:
+    """Copies of the sequence's keys and values [K, S, d] from position `first`, a multiple of P, to the span's end."""
+    dtype = _dtype(layout)
+    pages = _page_numbers(span, layout)[first // layout.positions : -(-span.stop // layout.positions)]
+    keys, values = (
+        part_pKPB[pages].transpose(0, 1).flatten(1, 2)[:, : span.stop - first].view(dtype)
+        for part_pKPB in _parts(layout)
+    )
+    return keys, values
+
+
+def append_by_torch(k_TKd: Tensor, v_TKd: Tensor, spans: Spans, layout: PageLayout) -> None:
+    """Store every span's rows at its positions, rounded as the cache keeps them."""
+    dtype = _dtype(layout)
+    for rows, span in spans:
+        positions = torch.arange(span.start, span.stop)
+        pages = _page_numbers(span, layout)[positions // layout.positions]
+        for part_pKPB, x_TKd in zip(_parts(layout), (k_TKd, v_TKd), strict=True):
+            x_TKB = x_TKd[rows].to(dtype).contiguous().view(torch.uint8)
+            part_pKPB[pages, :, positions % layout.positions] = x_TKB
+
+
+def _dtype(layout: PageLayout) -> torch.dtype:
+    """Raises ValueError where keys and values are quantised."""
+    if layout.format.quantised:
+        raise ValueError(
+            f"keys and values in {layout.format.precision} need the native kernels, and heads of at most "
+            f"{MAX_HEAD_WIDTH} columns"
+        )
+    return _DTYPES[layout.format.precision]
+
+
+def _page_numbers(span: Span, layout: PageLayout) -> Tensor:
+    store_PB = layout.store_PB
+    return (torch.from_numpy(span.table) - store_PB.data_ptr()) // max(1, store_PB.stride(0))
+
+
+def _parts(layout: PageLayout) -> tuple[Tensor, Tensor]:
+    """Views [pages, K, P, B] of all pages' keys and values."""
+    store_PB = layout.store_PB
+    shape = store_PB.shape[0], layout.kv_heads, layout.positions, layout.row_bytes
+    strides = store_PB.stride(0), layout.head_bytes, layout.row_bytes, 1
+    first = store_PB.storage_offset() + layout.layer_offset
+    keys, values = (store_PB.as_strided(shape, strides, first + offset) for offset in (0, layout.value_bytes))
+    return keys, values

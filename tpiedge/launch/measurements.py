@@ -15,7 +15,7 @@ from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.disk_speed import measure_disk
 from tpiedge.host.private_file import read_private, replace_private
 from tpiedge.host.usage import cpu_name
-from tpiedge.kernels.shared_library import kernel_library
+from tpiedge.kernels.shared_library import NO_ISA, kernel_library
 from tpiedge.launch.readiness import NodeReport
 from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.schema import schema_of
@@ -34,7 +34,7 @@ class Measurements:
         self._conditions = {
             "version": __version__,
             "cpu": cpu_name(),
-            "kernels": library.isa if library else "torch",
+            "kernels": library.isa if library else NO_ISA,
             "threads": threads,
         }
         self._now = wall_clock

@@ -27,7 +27,7 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME, TEXT_FOLDER
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.use import PackHold
-from tpiedge.planner.arithmetic import check_compute, usual_compute
+from tpiedge.planner.arithmetic import check_compute, check_head_width, check_native, usual_compute
 from tpiedge.progress import say
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.fields import Compute, KVPrecision
@@ -71,6 +71,7 @@ class PreparedModel:
         self.compute = compute
         self.kv = kv or usual_kv(compute)
         self.config = config_of_pack(pack)
+        check_head_width(self.kv, self.config.head_dim)
         self._folder = folder
         self._hold = PackHold(pack.path)
         mark_used(pack.path)
@@ -160,7 +161,7 @@ def prepare(
     if found.kind is ModelKind.GGUF:
         return _prepare_gguf(found.path, precision, compute, cache, kv)
     checkpoint = Checkpoint.open(found.path)
-    choice = choose_arithmetics(source_precision(checkpoint), precision, compute)
+    choice = _choose(source_precision(checkpoint), precision, compute, kv)
     out = cached_pack(checkpoint, choice.precision, cache)
     if not _is_complete(out):
         pack_checkpoint(checkpoint, choice.precision, out)
@@ -177,7 +178,7 @@ def _prepare_gguf(
 ) -> PreparedModel:
     """The model is called like its pack, not by the path of the file."""
     model = GgufModel.open(path)
-    choice = choose_arithmetics(model.storage(None).layers, precision, compute)
+    choice = _choose(model.storage(None).layers, precision, compute, kv)
     storage = model.storage(choice.precision)
     out = cached_gguf_pack(model, storage, cache)
     if not _is_complete(out):
@@ -214,7 +215,7 @@ def _prepare_pack(
             f"the pack {name} is stored in {stored.value}: give what it was made from with --precision {precision}, "
             f"which is {sanitised_line(source)}"
         )
-    choice = choose_arithmetics(stored, None if stored.value == precision else precision, compute)
+    choice = _choose(stored, None if stored.value == precision else precision, compute, kv)
     text = path / TEXT_FOLDER
     folder = text if text.is_dir() else None
     return PreparedModel(name, pack, choice.compute, folder, kv, (load_label(path).name,), _path(name))
@@ -223,6 +224,15 @@ def _prepare_pack(
 def _path(name: str) -> str | None:
     """The name that a model was given by, if it is a path."""
     return name if name != DEMO and os.path.exists(name) else None
+
+
+def _choose(
+    source: Precision, precision: str | None, compute: Compute | None, kv: KVPrecision | None
+) -> Arithmetics:
+    """As `choose_arithmetics`. Raises UserError also where this computer lacks what that needs."""
+    choice = choose_arithmetics(source, precision, compute)
+    check_native(choice.precision, kv or usual_kv(choice.compute))
+    return choice
 
 
 def choose_arithmetics(source: Precision, precision: str | None, compute: Compute | None) -> Arithmetics:

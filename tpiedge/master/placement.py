@@ -14,7 +14,7 @@ from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
 from tpiedge.planner.partition import ShareWeight, partition
 from tpiedge.planner.prediction import Demand
-from tpiedge.planner.reasons import SpareReason, slower, too_small, too_small_for, why_in
+from tpiedge.planner.reasons import SpareReason, slower, too_small, too_small_for, why_in, without_native
 from tpiedge.units import counted
 
 __all__ = ["OWN_NAME", "NodePlacement"]
@@ -47,9 +47,9 @@ class NodePlacement:
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         """The assignments, or why there are none. `serving`: the workers of the serving plan."""
-        small = self._small(machines)
-        found = self._of_fit(tuple(one for one in machines if one.name not in small), serving)
-        return replace(found, spare={**small, **found.spare})
+        unfit = self._unfit(machines)
+        found = self._of_fit(tuple(one for one in machines if one.name not in unfit), serving)
+        return replace(found, spare={**unfit, **found.spare})
 
     def give(self, memory_bytes: int) -> None:
         """The master's machine gives so much from now on."""
@@ -102,9 +102,12 @@ class NodePlacement:
         step_s = found.step_s + line.seconds(order, shares) - line.seconds(line.own)
         return replace(found, assignments=tuple(map(placed, order, shares, needs)), step_s=step_s)
 
-    def _small(self, machines: tuple[Machine, ...]) -> dict[str, SpareReason]:
-        """The machines whose memory holds no share at all."""
-        found = {one.name: too_small(self.demand, self._offered(one)) for one in machines}
+    def _unfit(self, machines: tuple[Machine, ...]) -> dict[str, SpareReason]:
+        """The machines that lack native kernels, or whose memory holds no share at all."""
+        found = {
+            one.name: without_native(self.demand, one.offer.isa) or too_small(self.demand, self._offered(one))
+            for one in machines
+        }
         return {name: reason for name, reason in found.items() if reason is not None}
 
     def _of_fit(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:

@@ -14,7 +14,7 @@ from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment, Fetching, Served
-from tpiedge.master.blame import Failure, failure_of, machine_words
+from tpiedge.master.blame import Failure, failure_of
 from tpiedge.master.counters import Counted, CounterLog
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership, NodeState
@@ -383,20 +383,12 @@ class Session:
     @property
     def split_shows(self) -> str:
         """Why the last bits of answers may depend on who computes them; "" where they do not, as a quantised
-        model's with native kernels and a wire that does not round (docs/kernels.md)."""
+        model's with a wire that does not round (docs/kernels.md)."""
         if not self._served.quantised:
             return f"{self._served.compute} arithmetic"
         if self._served.wire != "f32":
             return f"parts that travel as {self._served.wire}"
-        if self._served.apart:
-            return self._served.apart
-        without = [
-            rank
-            for rank, said in sorted(self._loading.items())
-            if isinstance(said, Ready) and not said.native
-        ]
-        names = [machine_words(self.assignments[rank]) for rank in without]
-        return f"nodes without native kernels: {', '.join(names)}" if names else ""
+        return self._served.apart
 
     def _loads(self, event: Loading | Ready) -> None:
         now = self._clock.now()

@@ -30,14 +30,13 @@ _MAX_BUFFER = 160 * MIB
 _SMALL_BUFFER = 8 * MIB
 _COLUMNS = 2048
 _PANEL_BITS = 4
-_TORCH_PANEL_BYTES = MIB
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1024, "M": MIB}
 
 
 def measure(threads: int) -> Capacity:
-    """Measure with `threads` threads, in about 0.3 s (without native kernels longer) and at most 160 MiB, which are
-    given back. Sets torch's number of threads, for the whole process."""
+    """Measure with `threads` threads, in about 0.3 s and at most 160 MiB, which are given back. Without native
+    kernels it takes no panels. Sets torch's number of threads, for the whole process."""
     torch.set_num_threads(threads)
     weights = _weights(_buffer_bytes())
     # A quota is used up in bursts, between which so short a measurement fits.
@@ -46,7 +45,7 @@ def measure(threads: int) -> Capacity:
         return Capacity(
             threads,
             part * _weight_bytes_per_s(linear, weights),
-            part * _panel_bytes_per_s(linear, weights),
+            part * _panel_bytes_per_s(linear, weights) if linear.native else 0.0,
         )
 
 
@@ -77,10 +76,7 @@ def _weight_bytes_per_s(linear: Linear, weights: Tensor) -> float:
 
 def _panel_bytes_per_s(linear: Linear, weights: Tensor) -> float:
     """With the same bytes as panels: what codes and scales are makes no difference in time."""
-    # Torch widens what it multiplies, a hundred times as slowly as memory is read: a whole buffer would take seconds.
     part = weights.view(torch.uint8).flatten()
-    if not linear.native:
-        part = part[:_TORCH_PANEL_BYTES]
     panel = PanelShape(_PANEL_BITS, PANEL, _COLUMNS)
     panels = part.nbytes // panel.nbytes
     rows = panels * PANEL

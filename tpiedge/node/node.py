@@ -49,7 +49,7 @@ from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.arithmetic import check_compute
+from tpiedge.planner.arithmetic import check_compute, check_native
 from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
@@ -143,7 +143,7 @@ class Node:
         if locker is not None:
             _clear(locker)
         self._loaded = None
-        self.link.post(self._ready(assign, engine.config, plane, load_s, engine.linear.native))
+        self.link.post(self._ready(assign, engine.config, plane, load_s))
         gc.freeze()  # what lives until the end is not worth another look in the middle of a step
         if rank == 0:
             leader = self._leader(engine, assign)
@@ -229,6 +229,7 @@ class Node:
     def _build(self, assign: Assign, communicator: Communicator) -> Engine:
         pack = Pack.open(self._pack(assign))
         check_compute(pack.precision, assign.compute)
+        check_native(pack.precision, assign.kv)
         check_exponents(assign.grids, pack)
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         config = config_of_pack(pack)
@@ -282,20 +283,18 @@ class Node:
                 Loading(self._epoch, self._bootstrap.rank, done + moved_bytes, total + moved_bytes)
             )
 
-    def _ready(
-        self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float, native: bool
-    ) -> Ready:
+    def _ready(self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> Ready:
         """What the master is told, and on rank 0 the decision on which way the all-reduces go."""
         weight_bytes = self._weights.weight_bytes if self._weights else 0
         if assign.rank != 0 or len(assign.nodes) == 1:
-            return Ready(assign.epoch, assign.rank, weight_bytes, load_s, native=native)
+            return Ready(assign.epoch, assign.rank, weight_bytes, load_s)
         row_bytes = 4 * config.hidden_size
         chunk_bytes = row_bytes * StepLimits.of(config.hidden_size).chunk_tokens
         size = len(assign.nodes)
         self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)
         small, bulk = self._route.small, self._route.bulk
         links = worker_links(plane.facts)
-        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], native, links)
+        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], links)
 
     def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
         self._loaded = done_bytes, total_bytes

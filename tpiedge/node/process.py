@@ -83,13 +83,13 @@ def _get_ready(order: StandbyOrder, lines: Lines) -> None:
     pipe = _take_standard_output()
     _import_engine()
     from tpiedge.host.usage import cpu_name, forget_peak_rss
-    from tpiedge.kernels.shared_library import kernel_library
+    from tpiedge.kernels.shared_library import NO_ISA, kernel_library
     from tpiedge.node.capacity import measure
 
     capacity = measure(order.threads) if order.measure and not lines.waiting else NOT_MEASURED
     forget_peak_rss()  # a node is charged with what it uses, not with what its measurement used
     library = kernel_library()
-    report = NodeReport(os.getpid(), cpu_name(), library.isa if library else "torch", capacity)
+    report = NodeReport(os.getpid(), cpu_name(), library.isa if library else NO_ISA, capacity)
     with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
         stream.write(report.to_line() + b"\n")
 

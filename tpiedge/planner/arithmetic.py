@@ -1,12 +1,16 @@
-"""Which arithmetic goes with which stored weights. Pure."""
+"""Which arithmetic goes with which stored weights, and what this computer lacks for it."""
+
+from typing import Final
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
+from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH, why_missing
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.storage import Storage
-from tpiedge.wire.fields import Compute
+from tpiedge.wire.fields import Compute, KVPrecision
 
-__all__ = ["check_compute", "computed_apart", "usual_compute"]
+__all__ = ["check_compute", "check_head_width", "check_native", "computed_apart", "usual_compute"]
+
+_NUMBERS: Final = ("f32", "bf16")
 
 
 def usual_compute(stored: Precision) -> Compute:
@@ -27,6 +31,27 @@ def check_compute(stored: Precision, compute: Compute) -> None:
         )
     if compute == "bf16" and stored is Precision.F32:
         raise UserError("--compute bf16 needs weights in bf16: add --precision bf16")
+
+
+def check_native(stored: Precision, kv: KVPrecision) -> None:
+    """Raises UserError, in words of the flags, where this computer lacks the native kernels that layers which are
+    `stored` so, or such keys and values, are computed with."""
+    weights = (f"weights in {stored.value}", "--precision bf16")
+    keys = (f"keys and values in {kv}", "--kv-precision bf16")
+    quantised = [weights] * stored.quantised + [keys] * (kv not in _NUMBERS)
+    missing = why_missing() if quantised else ""
+    if missing:
+        what, flags = (" and ".join(words) for words in zip(*quantised, strict=True))
+        raise UserError(f"{what} need native kernels, which {missing}; or choose {flags}")
+
+
+def check_head_width(kv: KVPrecision, head_dim: int) -> None:
+    """Raises UserError where keys and values of such heads cannot be kept in that precision."""
+    if kv not in _NUMBERS and head_dim > MAX_HEAD_WIDTH:
+        raise UserError(
+            f"keys and values of heads of {head_dim} columns, more than {MAX_HEAD_WIDTH}, cannot be kept in {kv}: "
+            "choose --kv-precision bf16"
+        )
 
 
 def computed_apart(storage: Storage, head_dim: int) -> str:

@@ -45,4 +45,5 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
         smaller_precision="" if layer.precision is _SMALLEST else _SMALLEST.value,
         quantised=layer.precision.quantised,
         head_quantised=head_layout.precision.quantised,
+        needs_native=layer.precision.quantised or stored.quantised,
     )

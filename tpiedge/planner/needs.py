@@ -55,6 +55,8 @@ class ModelFacts:
     #: Whether the layers' matrices are quantised, and whether the LM head is: machines have another speed with those.
     quantised: bool = False
     head_quantised: bool = False
+    #: Whether machines without native kernels have no part in it: the layers, or keys and values, are quantised.
+    needs_native: bool = False
 
     @cached_property
     def unit_bytes(self) -> tuple[int, int, int, int]:

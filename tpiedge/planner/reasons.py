@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tpiedge.kernels.shared_library import NO_ISA
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import Bound, pinned_limit
 from tpiedge.planner.needs import Infeasible, NodeNeed
@@ -21,6 +22,7 @@ __all__ = [
     "too_small_for",
     "why_in",
     "why_out",
+    "without_native",
 ]
 
 
@@ -47,6 +49,17 @@ def drained(name: str) -> SpareReason:
         "drained",
         f"it may be switched off; 'tpiedge nodes drain {name} --undo' on the master's computer takes it in again, as "
         "does a new start of its worker",
+    )
+
+
+def without_native(demand: Demand, isa: str) -> SpareReason | None:
+    """Why a worker that computes with `isa` has no part in the model; None where it can have one."""
+    if not demand.model.needs_native or isa != NO_ISA:
+        return None
+    return SpareReason(
+        "no room",
+        "it has no native kernels, which weights, keys and values in q8 and q4 need: on its computer, unset "
+        "TPIEDGE_NATIVE, or install a C++ compiler and type 'make setup', or install a wheel of tpiedge",
     )
 
 

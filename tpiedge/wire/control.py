@@ -174,7 +174,7 @@ class WorkerLink:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Node to master: it can take steps, `native` with the native kernels. Rank 0 also says by which collective the
+    """Node to master: it can take steps. Rank 0 also says by which collective the
     all-reduces of one token will go, and those of a whole chunk, and why where the user might wonder; and where there
     was a choice, the links between workers, the slowest where they are very many."""
 
@@ -185,7 +185,6 @@ class Ready:
     collective: Name = ""
     bulk_collective: Name = ""
     why: Text = ""
-    native: bool = True
     links: Annotated[tuple[WorkerLink, ...], MaxItems(MAX_ARRAY)] = ()
 
 

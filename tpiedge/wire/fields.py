@@ -105,8 +105,9 @@ SpareKind = Literal[
     "slower", "too small", "no room", "shares", "too many", "excluded", "drained", "fetching", "no plan"
 ]
 """Why a machine has no part in the plan: answers would be slower with it, or hardly faster; its memory holds no share
-of the model at all, or no share finds room in its memory or on its disk; --shares has nothing for it; there are more
-machines than a cluster can have; it has failed; it is drained; its weights take long to come; or there is no plan."""
+of the model at all; no share finds room in its memory or on its disk, or it lacks native kernels; --shares has nothing
+for it; there are more machines than a cluster can have; it has failed; it is drained; its weights take long to come; or
+there is no plan."""
 Pin = Literal["none", "auto", "all"]
 
 

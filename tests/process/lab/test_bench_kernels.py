@@ -76,6 +76,9 @@ def test_without_native_kernels() -> None:
     assert ended.status == 0, ended.err
     assert "project 64x192 (torch)" in ended.out
     assert "repeats: 1; instruction set: none, torch computes" in ended.out
+    ended = run_command("bench", "kernels", *SMALL, "--precisions", "f32,q4", TPIEDGE_NATIVE="0")
+    assert ended.status == 2
+    assert "q8 and q4 need native kernels, which are switched off (TPIEDGE_NATIVE=0): unset it" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import psutil
 
 from tests.process.command import COMMAND
 from tpiedge.host.addresses import Address
+from tpiedge.kernels.shared_library import NO_ISA, kernel_library
 from tpiedge.launch.measurements import Measurements
 from tpiedge.launch.readiness import NodeReport
 from tpiedge.wire.epochs import Capacity
@@ -29,7 +30,9 @@ def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
     """As if this machine had measured itself before: the speed is the same each time, and so are the shares."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     of_panels = bytes_per_s / PANELS_SLOWER
-    report = NodeReport(1, "", "torch", Capacity(THREADS, bytes_per_s, of_panels))
+    library = kernel_library()
+    isa = library.isa if library else NO_ISA
+    report = NodeReport(1, "", isa, Capacity(THREADS, bytes_per_s, of_panels))
     Measurements(folder, THREADS).keep(report)
 
 

@@ -100,8 +100,8 @@ def test_nodes_shows_it_and_why(
         (True, "", "answers: the same to the last bit, whoever computes them"),
         (
             True,
-            "nodes without native kernels: pi \x07",
-            "answers: their last bits may depend on who computes them, because of nodes without",
+            "parts that travel as bf16 \x07",
+            "answers: their last bits may depend on who computes them, because of parts that travel as",
         ),
         (False, "", None),
     ],

@@ -172,6 +172,9 @@ def test_a_running_master_has_its_ports_in_order(monkeypatch, verb, result):
 def test_arithmetic(status, out, wanted, verdicts):
     found = software.judge_arithmetic(status, out, "Traceback\nModuleNotFoundError: no torch\n", wanted)
     assert [result_of(item) for item in found] == verdicts
+    if verdicts == ["ok", "warn"]:
+        assert "no q8 and q4, and f32 and bf16 are slower" in found[1].found
+        assert ("unset TPIEDGE_NATIVE" if wanted else "make setup") in found[1].advice
     if status > 0:
         assert found[0].found == "ModuleNotFoundError: no torch"
     if status < 0:

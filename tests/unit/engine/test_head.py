@@ -13,6 +13,7 @@ from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PanelShape
 from tpiedge.kernels.quantise import quantise_unit
+from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 
@@ -45,12 +46,19 @@ class Tiles:
         return {"final_norm": torch.linspace(0.5, 2, HIDDEN)}
 
 
+@pytest.fixture
+def linear(bits: int | None) -> Iterator[Linear]:
+    """By torch where the head is not quantised."""
+    with Linear(Arithmetic.F32, 1, kernel_library() if bits else None) as made:
+        yield made
+
+
 @pytest.mark.parametrize("positions", [1, 64, 200])
 @pytest.mark.parametrize("bits", [None, 8, 4])
-def test_the_scores_of_a_text(positions: int, bits: int | None) -> None:
+def test_the_scores_of_a_text(positions: int, bits: int | None, linear: Linear) -> None:
     tiles = Tiles(bits)
     config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5))
-    head = Head(config, cast(Weights, tiles), Linear(Arithmetic.F32, 1, None))
+    head = Head(config, cast(Weights, tiles), linear)
     x_MH, ids_M = torch.randn(positions, HIDDEN), torch.randint(VOCABULARY, (positions,))
     ids_M[0] = VOCABULARY - 1
     scores, best = head.scores(x_MH, ids_M, LIKELIEST)

@@ -18,7 +18,7 @@ from tests.unit.kernels.panel_reference import F32, I64, lay_out, share_of
 from tpiedge.kernels.attention import kv_of_heads
 from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, RotaryRows
 from tpiedge.kernels.ffn import FusedFFN
-from tpiedge.kernels.grid import Grid, add_steps, add_sums
+from tpiedge.kernels.grid import NOT_A_NUMBER, Grid, add_sums
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import Pool
@@ -29,7 +29,7 @@ from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.share import Share, kv_share
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["FFN_UNITS", "HEADS", "Layer", "digest", "inputs", "layers", "on_nodes", "stacked"]
+__all__ = ["FFN_UNITS", "HEADS", "Layer", "add_steps", "digest", "inputs", "layers", "on_nodes", "stacked"]
 
 HIDDEN, HEADS, GROUP, WIDTH, INNER, UNIT, LAYERS, CAPACITY = 96, 6, 2, 36, 272, 128, 2, 48
 KV_HEADS, FFN_UNITS, EPS, WINDOW = HEADS // GROUP, -(-INNER // UNIT), 1e-5, 20
@@ -208,6 +208,13 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
     for part in reversed(parts):
         add_steps(total, part.long())
     return total
+
+
+def add_steps(sums: Tensor, steps: Tensor) -> None:
+    """sums += steps, in int64, in place; what is NOT_A_NUMBER stays so."""
+    lost = (sums == NOT_A_NUMBER) | (steps == NOT_A_NUMBER)
+    sums += steps
+    sums.masked_fill_(lost, NOT_A_NUMBER)
 
 
 def digest(x_TH: Tensor) -> str:

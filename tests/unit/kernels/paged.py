@@ -7,12 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.unit.kernels.kv_rows import QuantisedRows, Rows
 from tpiedge.kernels.attention import attention_pages
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import KEYS, PageLayout, Span, Spans
-from tpiedge.kernels.kv_rows import QuantisedRows
 from tpiedge.kernels.library import Pool
-from tpiedge.kernels.torch_attention import Rows
 from tpiedge.pack.layout import whole_pages
 from tpiedge.wire.fields import KVPrecision
 

@@ -20,7 +20,6 @@ __all__ = [
     "NOT_A_NUMBER",
     "Quantised",
     "added",
-    "bound",
     "fused",
     "lay_out",
     "product",
@@ -214,17 +213,6 @@ def fused(a: F32, b: F32, c: F32) -> F32:
         away = (error > 0) == (total > 0)
         moved = np.where((error != 0) & np.isfinite(error) & even, np.where(away, bits + 1, bits - 1), bits)
         return moved.view(np.float64).astype(np.float32)
-
-
-def bound(x_TI: F32, w: Quantised) -> F64:
-    """Of the distance between results in f32 that differ in the order of rounding: [T, O]."""
-    total = np.zeros((len(x_TI), w.matrix.outputs))
-    for t, row in enumerate(x_TI):
-        for part, codes, scales in _units(row, w):
-            q, dx = quantise_activations(part)
-            rounded = np.abs(q) * np.repeat(dx.astype(np.float64), 32)[: len(q)]
-            total[t] += np.abs(widened(codes, scales)) @ rounded
-    return total * (w.matrix.inputs + 8) * 2.0**-23 + 1e-36
 
 
 def _units(row: F32, w: Quantised) -> Iterator[tuple[F32, npt.NDArray[np.int64], npt.NDArray[np.float16]]]:

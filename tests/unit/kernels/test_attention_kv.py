@@ -9,25 +9,20 @@ import torch
 from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.kv_rows import QuantisedRows, Rows, encode
 from tests.unit.kernels.paged import attend
 from tests.unit.kernels.test_attention import HEADS, naive
 from tests.unit.kernels.test_linear import open_library
-from tpiedge.kernels import torch_attention as module
 from tpiedge.kernels.attention import kv_of_heads
 from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.kernels.kv_rows import QuantisedRows, encode
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
-from tpiedge.kernels.torch_attention import Rows
 
 STORED = ["f32", "bf16", "q8", "q4"]
 WINDOWS = [None, 1, 5, 64, 70]
 
 
-@pytest.fixture(params=["torch", *AVAILABLE])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool | None]:
-    if request.param == "torch":
-        yield None
-        return
+@pytest.fixture(params=AVAILABLE)
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     opened_pool = Pool(open_library(request.param), 2)
     yield opened_pool
     opened_pool.close()
@@ -50,9 +45,7 @@ def stored(x_KSd: Tensor, precision: str) -> tuple[Rows, Tensor]:
 @pytest.mark.parametrize("precision", ["q8", "q4"])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("kv", HEADS.values(), ids=HEADS.keys())
-def test_equals_the_definition(
-    pool: Pool | None, kv: tuple[int, ...], window: int | None, precision: str
-) -> None:
+def test_equals_the_definition(pool: Pool, kv: tuple[int, ...], window: int | None, precision: str) -> None:
     for tokens, before, width in [
         (1, 0, 64),
         (1, 200, 128),
@@ -71,8 +64,17 @@ def test_equals_the_definition(
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=5e-6)
 
 
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_of_a_long_prompt_after_others_by_torch(precision: str) -> None:
+    _compare_a_long_prompt(None, precision)
+
+
 @pytest.mark.parametrize("precision", STORED)
-def test_of_a_long_prompt_after_others(pool: Pool | None, precision: str) -> None:
+def test_of_a_long_prompt_after_others(pool: Pool, precision: str) -> None:
+    _compare_a_long_prompt(pool, precision)
+
+
+def _compare_a_long_prompt(pool: Pool | None, precision: str) -> None:
     kv, tokens, before = kv_of_heads(0, 4, 2), 130, 75
     (k, k_KSd), (v, v_KSd) = (stored(torch.randn(2, before + tokens, 64), precision) for _ in "kv")
     q = torch.randn(tokens, 4, 64) * 4
@@ -142,19 +144,7 @@ def test_what_is_no_number_reaches_those_that_see_it(isa: str, precision: str) -
         assert windowed.tolist() == [False] * 70 + [True] * 10 + [False] * 10
 
 
-@pytest.mark.parametrize("precision", ["q8", "q4"])
-def test_tiles_of_torch_change_nothing(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kv = kv_of_heads(0, 4, 2)
-    (k, k_KSd), (v, v_KSd) = (stored(torch.randn(2, 60, 32), precision) for _ in "kv")
-    q = torch.randn(50, 4, 32)
-    monkeypatch.setattr(module, "_MASK_ELEMENTS", 500)
-    monkeypatch.setattr(module, "_DECODED_ELEMENTS", 300)
-    for window in (None, 7):
-        out = attend(q, k, v, kv, 10, window=window)
-        torch.testing.assert_close(out.double(), naive(q, k_KSd, v_KSd, kv, 10, window), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("precision", ["q8", "q4"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_heads_too_wide_for_the_native_kernels(precision: str) -> None:
     width = MAX_HEAD_WIDTH + 1
     (k, k_KSd), (v, v_KSd) = (stored(torch.randn(1, 9, width), precision) for _ in "kv")
@@ -162,3 +152,11 @@ def test_heads_too_wide_for_the_native_kernels(precision: str) -> None:
     with Closing(Pool(open_library(), 1)) as pool:
         out = attend(q, k, v, (0,), 7, pool=pool)
     torch.testing.assert_close(out.double(), naive(q, k_KSd, v_KSd, (0,), 7, None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["q8", "q4"])
+@pytest.mark.parametrize(("width", "native"), [(64, False), (MAX_HEAD_WIDTH + 1, True)])
+def test_torch_refuses_what_is_quantised(width: int, native: bool, precision: str) -> None:
+    k, v = (stored(torch.randn(1, 9, width), precision)[0] for _ in "kv")
+    with Closing(Pool(open_library(), 1)) as pool, pytest.raises(ValueError, match="need the native kernels"):
+        attend(torch.randn(2, 1, width), k, v, (0,), 7, pool=pool if native else None)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
-from tests.unit.kernels.panel_reference import added
 from tests.unit.kernels.test_linear import open_library
-from tpiedge.kernels.grid import MOST, NOT_A_NUMBER, Grid, add_sums, narrowed, steps_of, widened
+from tpiedge.kernels.grid import MOST, NOT_A_NUMBER, Grid, add_sums, widened
 from tpiedge.kernels.library import Pool
 
 INT32 = (1 << 31) - 1
@@ -104,20 +103,6 @@ def test_what_add_sums_refuses(pool: Pool) -> None:
     ):
         with pytest.raises(ValueError, match="do not fit"):
             add_sums(bad_x, bad_sums, grid, pool)
-
-
-@given(st.floats(width=32), st.integers(-40, 20))
-def test_a_part_in_steps(part: float, exponent: int) -> None:
-    """To the nearest, halves to even; NOT_A_NUMBER beyond 2**46."""
-    exact = part * 2.0**-exponent if abs(part) < 1e30 else part  # in f64
-    assert int(steps_of(torch.tensor([part]), Grid(exponent))) == added([np.float64(exact)])
-
-
-def test_sums_are_narrow_where_they_are_within_the_most() -> None:
-    for value, kind in ((7, torch.int32), (-7, torch.int32), (8, torch.int64), (-8, torch.int64)):
-        assert narrowed(torch.tensor([[value, 0]]), Grid(0, 7)).dtype is kind
-    assert narrowed(torch.tensor([[NOT_A_NUMBER]]), Grid(0)).dtype is torch.int64
-    assert narrowed(torch.zeros((0, 4), dtype=torch.int64), Grid(0)).dtype is torch.int32
 
 
 def test_a_grid_among_nodes() -> None:

@@ -9,26 +9,34 @@ import torch
 from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.kv_rows import encode
 from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.test_linear import open_library
 from tpiedge.kernels.attention import append_pages, attention_pages
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import Span, Spans
-from tpiedge.kernels.kv_rows import encode
 from tpiedge.kernels.library import Pool
 from tpiedge.wire.fields import KVPrecision
 
-STORED: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
+NUMBERS: list[KVPrecision] = ["f32", "bf16"]
+STORED: list[KVPrecision] = [*NUMBERS, "q8", "q4"]
 WIDTH, KV_HEADS = 40, 2
 
 
-@pytest.fixture(params=["torch", *AVAILABLE])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool | None]:
+CASES = [
+    (engine, stored)
+    for engine in ("torch", *AVAILABLE)
+    for stored in (STORED if engine != "torch" else NUMBERS)
+]
+
+
+@pytest.fixture
+def pool(engine: str) -> Iterator[Pool | None]:
     """Three threads: each appends some rows of a long prompt."""
-    if request.param == "torch":
+    if engine == "torch":
         yield None
         return
-    opened_pool = Pool(open_library(request.param), 3)
+    opened_pool = Pool(open_library(engine), 3)
     yield opened_pool
     opened_pool.close()
 
@@ -42,7 +50,7 @@ def bytes_of(x_TKd: Tensor, format_: KVFormat) -> Tensor:
 
 
 @pytest.mark.parametrize("positions", [64, 192])
-@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize(("engine", "precision"), CASES)
 def test_rows_go_to_their_positions(pool: Pool | None, precision: KVPrecision, positions: int) -> None:
     """Of three sequences at once, two spans of one among them, into the second of three layers; other rows stay."""
     cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS, layers=3, positions=positions, pages=40)
@@ -62,7 +70,7 @@ def test_rows_go_to_their_positions(pool: Pool | None, precision: KVPrecision, p
     assert 0.9 * rows < written <= rows  # some bytes are what was there
 
 
-@pytest.mark.parametrize("precision", STORED)
+@pytest.mark.parametrize(("engine", "precision"), CASES)
 def test_rows_may_have_strides(pool: Pool | None, precision: KVPrecision) -> None:
     """As they come from a projection with padding."""
     cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS)
@@ -74,15 +82,16 @@ def test_rows_may_have_strides(pool: Pool | None, precision: KVPrecision) -> Non
         assert torch.equal(found[:, 50:], bytes_of(x.contiguous(), layout.format))
 
 
-def test_no_rows_of_the_wrong_kind(pool: Pool | None) -> None:
-    cache = PagedCache(KVFormat("q8", WIDTH), KV_HEADS)
+@pytest.mark.parametrize(("engine", "precision"), CASES)
+def test_no_rows_of_the_wrong_kind(pool: Pool | None, precision: KVPrecision) -> None:
+    cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS)
     x, spans = torch.zeros(3, KV_HEADS, WIDTH), cache.spans((3, 0, cache.table(3)))
     append_pages(x, x, spans, cache.layout, pool)
     for wrong in (x.double(), x[:2], x[:, :1], x[..., 1:]):
         for k, v in ((wrong, x), (x, wrong)):
             with pytest.raises(ValueError, match="keys" if k is wrong else "values"):
                 append_pages(k, v, spans, cache.layout, pool)
-    larger = PagedCache(KVFormat("q8", WIDTH), KV_HEADS, positions=128)
+    larger = PagedCache(KVFormat(precision, WIDTH), KV_HEADS, positions=128)
     with pytest.raises(ValueError, match="128"):
         append_pages(x, x, spans, larger.layout, pool)
     with pytest.raises(ValueError, match="128"):
@@ -141,3 +150,11 @@ def test_layouts_that_do_not_fit_are_refused(precision: KVPrecision) -> None:
             replace(good, layer_offset=good.layer_offset - 1)
     assert replace(good, kv_heads=1) != good
     assert replace(good) == good
+
+
+@pytest.mark.parametrize("precision", ["q8", "q4"])
+def test_torch_appends_nothing_that_is_quantised(precision: KVPrecision) -> None:
+    cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS)
+    x, spans = torch.zeros(3, KV_HEADS, WIDTH), cache.spans((3, 0, cache.table(3)))
+    with pytest.raises(ValueError, match="need the native kernels"):
+        append_pages(x, x, spans, cache.layout)

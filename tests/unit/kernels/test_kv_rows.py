@@ -12,11 +12,11 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.kv_rows import decode, encode
 from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.test_linear import open_library
 from tpiedge.kernels.attention import append_pages
 from tpiedge.kernels.kv_format import KV_GROUP, KVFormat, usual_kv
-from tpiedge.kernels.kv_rows import QuantisedRows, decode, encode
 from tpiedge.kernels.library import Pool
 
 WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256]
@@ -145,16 +145,3 @@ def test_q4_reaches_as_far_as_f16() -> None:
     for x, lost in [(HALF_MAX, False), (-HALF_MAX, False), (7e4, False), (-7e4, True)]:
         row = encode(torch.full((1, 1, 32), x), KVFormat("q4", 32))
         assert bool(decode(row, KVFormat("q4", 32)).isnan().all()) is lost
-
-
-def test_wrong_rows_are_refused() -> None:
-    format_ = KVFormat("q8", 8)
-    rows = torch.zeros(2, 1, format_.row_nbytes, dtype=torch.uint8)
-    for data, of in [
-        (rows[0], format_),
-        (rows.float(), format_),
-        (rows[..., 1:], format_),
-        (rows, KVFormat("f32", 8)),
-    ]:
-        with pytest.raises(ValueError, match="rows"):
-            QuantisedRows(of, data)

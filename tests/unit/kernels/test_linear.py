@@ -249,7 +249,8 @@ def test_switched_off_computes_with_torch_and_says_so_once(
         with Linear.create(Arithmetic.F32, 2) as linear:
             assert not linear.native
     assert [record.message for record in caplog.records] == [
-        "native kernels are switched off (TPIEDGE_NATIVE=0): torch computes everything"
+        "native kernels are switched off (TPIEDGE_NATIVE=0): unset it; "
+        "without them q8 and q4 cannot be computed, f32 and bf16 are slower"
     ]
 
 
@@ -260,6 +261,9 @@ def test_not_built_computes_with_torch_and_says_so(
     monkeypatch.setattr(library, "find_library", lambda folder: None)
     assert fresh_lookup() is None
     assert "not built" in caplog.text
+    assert library.why_missing() == (
+        "are not built: install a C++ compiler and type 'make setup', or install a wheel of tpiedge"
+    )
 
 
 def test_an_unknown_instruction_set_is_noticed(fresh_lookup: Lookup, monkeypatch: Patch, caplog: Log) -> None:
@@ -267,6 +271,7 @@ def test_an_unknown_instruction_set_is_noticed(fresh_lookup: Lookup, monkeypatch
     monkeypatch.setenv("TPIEDGE_NATIVE", "sse9")
     assert fresh_lookup() is None
     assert "sse9" in caplog.text
+    assert library.why_missing().startswith("cannot be used (this CPU or build of the kernels has no sse9): ")
 
 
 def test_a_named_instruction_set_is_used(fresh_lookup: Lookup, monkeypatch: Patch) -> None:
@@ -275,6 +280,7 @@ def test_a_named_instruction_set_is_used(fresh_lookup: Lookup, monkeypatch: Patc
     found = fresh_lookup()
     assert found is not None
     assert found.isa == "portable"
+    assert library.why_missing() == ""
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:

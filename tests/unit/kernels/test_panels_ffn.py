@@ -45,7 +45,7 @@ def _panels(bits: int) -> tuple[PanelMatrix, PanelMatrix, PanelMatrix]:
 @pytest.mark.parametrize("of", GRIDS)
 @pytest.mark.parametrize("biased", [(False, False), (True, True), (True, False), (False, True)], ids=str)
 @pytest.mark.parametrize("bits", MATRICES)
-@pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
+@pytest.mark.parametrize("engine", AVAILABLE)
 def test_has_the_integers_of_its_parts(engine: str, bits: int, biased: tuple[bool, bool], of: str) -> None:
     grid = GRIDS[of] or FINE[bits]
     gate, up, down = _panels(bits)
@@ -96,11 +96,9 @@ def test_equals_float64_within_what_quantising_activations_costs(bits: int) -> N
     raised = h @ gate.T
     inner = raised / (1 + np.exp(-raised)) * (h @ up.T)
     expected = inner @ down.T
-    for engine in ("torch", None):
-        found = None if engine else open_library()
-        with Linear(INT8, 2, found) as linear:
-            y = widened(ffn(x, norm, 1e-5, *_panels(bits), linear, grid=GRID), GRID).numpy()
-        assert np.abs(y - expected).max() < 0.02 * np.abs(expected).max()
+    with Linear(INT8, 2, open_library()) as linear:
+        y = widened(ffn(x, norm, 1e-5, *_panels(bits), linear, grid=GRID), GRID).numpy()
+    assert np.abs(y - expected).max() < 0.02 * np.abs(expected).max()
 
 
 def test_an_empty_share_adds_nothing() -> None:
@@ -133,19 +131,15 @@ def _zeros(bits: int, rows: int, cols: int, transposed: bool) -> PanelMatrix:
 @pytest.mark.parametrize(
     ("tokens", "hidden", "columns", "least"), [(700, 32, 9000, 6 << 20), (3000, 1500, 32, 1 << 20)]
 )
-@pytest.mark.parametrize("native", [False, True])
-def test_temporaries_stay_within_their_budget(
-    native: bool, tokens: int, hidden: int, columns: int, least: int
-) -> None:
+def test_temporaries_stay_within_their_budget(tokens: int, hidden: int, columns: int, least: int) -> None:
     x = torch.randn(tokens, hidden)
     gate, up = (_zeros(4, columns, hidden, False) for _ in range(2))
     down = _zeros(4, columns, 32, True)
-    with Linear(INT8, 1, open_library() if native else None) as linear, Allocations() as seen:
+    with Linear(INT8, 1, open_library()) as linear, Allocations() as seen:
         seen._known.add(x.untyped_storage().data_ptr())
         y = ffn(x, torch.ones(hidden), 1e-5, gate, up, down, linear, grid=GRID)
     assert not y.any()
-    # Torch widens weights and activations, too.
-    assert least < seen.most < SCRATCH_BYTES + NORMED_BYTES + ((1 if native else 12) << 20)
+    assert least < seen.most < SCRATCH_BYTES + NORMED_BYTES + (1 << 20)
     assert tokens * max(2 * columns, hidden) * 4 > SCRATCH_BYTES + NORMED_BYTES + (1 << 20)
 
 

@@ -6,16 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.unit.kernels.kv_rows import numbers_in_pages
 from tests.unit.kernels.test_linear import open_library
 from tpiedge.errors import OutOfMemory, ProtocolError
 from tpiedge.kernels.attention import append_pages, attention_pages
 from tpiedge.kernels.kv_pages import Spans
-from tpiedge.kernels.kv_rows import QuantisedRows
 from tpiedge.kernels.library import Pool
-from tpiedge.kernels.torch_pages import rows_in_pages
 from tpiedge.kv.cache import KVCache
 from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.fields import KVPrecision
+
+PRECISIONS: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
+#: Torch computes nothing with what is quantised.
+CASES = pytest.mark.parametrize(
+    ("precision", "native"), [*((one, True) for one in PRECISIONS), ("f32", False), ("bf16", False)]
+)
 
 
 def make(precision: KVPrecision = "f32", **changes: int) -> KVCache:
@@ -86,8 +91,7 @@ def test_a_step_beyond_the_pages_is_a_protocol_error() -> None:
         cache.change((), [9])
 
 
-@pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("precision", ["f32", "bf16", "q8", "q4"])
+@CASES
 def test_a_growing_sequence_has_the_bits_of_one_prompt(precision: KVPrecision, native: bool) -> None:
     """Token by token as in decode, in chunks as in prefill, or at once; in pages that lie in another order."""
     pool = Pool(open_library(), 2) if native else None
@@ -209,8 +213,7 @@ def test_what_is_not_committed_is_dropped() -> None:
     cache.begin([segment(0, 20, 21)])
 
 
-@pytest.mark.parametrize("native", [False, True])
-@pytest.mark.parametrize("precision", ["f32", "bf16", "q8", "q4"])
+@CASES
 def test_what_is_appended_is_in_the_pages(precision: KVPrecision, native: bool) -> None:
     """Positions on both sides of a page's end, in a layer that is not the first, read byte by byte."""
     cache = make(precision, capacity=3 * make(precision).format.page_positions)
@@ -220,9 +223,8 @@ def test_what_is_appended_is_in_the_pages(precision: KVPrecision, native: bool) 
     cache.change([TableChange(1, 0, (2, 0), 0)], ())
     append(cache, 1, 0, x, pool)
     span, layout = cache.span(1, 0, size + 9), cache.layout(1)
-    keys, values = rows_in_pages(span, layout, 0)
-    for found, expected in ((keys, x), (values, -x)):
-        numbers = found.numbers() if isinstance(found, QuantisedRows) else found.float()
+    for values, expected in ((False, x), (True, -x)):
+        numbers = numbers_in_pages(span, layout, values=values)
         errors = {"f32": 0, "bf16": 0.02, "q8": 0.03, "q4": 0.4}
         torch.testing.assert_close(numbers.transpose(0, 1), expected, rtol=0, atol=errors[precision])
     if pool is not None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.master.players import offer
+from tpiedge.kernels.shared_library import NO_ISA
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.roster import Machine
@@ -96,6 +97,22 @@ def test_the_speed_that_counts_is_that_with_the_model_s_weights(
     ).assignments
     assert [len(assignment.share.ffn) for assignment in assignments] == tiles
     assert assignments[1].speed == speed
+
+
+def test_a_machine_without_native_kernels_has_no_part_in_a_quantised_model() -> None:
+    """Nor is it waited for in vain without a word; in another model it has one."""
+    able, lacking = machine("w-1"), machine("w-2")
+    lacking = replace(lacking, offer=replace(lacking.offer, isa=NO_ISA))
+    found = arranged(placement(model=replace(MODEL, needs_native=True))((able, lacking), ()))
+    assert [one.machine for one in found.assignments] == ["", "w-1"]
+    kind, why = spare(found)["w-2"]
+    assert kind == "no room"
+    assert "has no native kernels" in why
+    assert "make setup" in why
+    none = placement(min_workers=1, model=replace(MODEL, needs_native=True))((lacking,), ())
+    assert refused(none) == "0 of 1 worker here: waiting for 1 more"
+    assert list(none.spare) == ["w-2"]
+    assert len(arranged(placement()((able, lacking), ())).assignments) == 3
 
 
 @pytest.mark.parametrize(("tile_bytes", "least", "most"), [(1000, 1.0, 1.1), (10 * MIB, 2.9, 3.0)])

@@ -157,23 +157,19 @@ def test_what_rank_0_has_chosen_is_kept_and_told(
 
 
 @pytest.mark.parametrize(
-    ("compute", "wire", "native", "shows"),
+    ("compute", "wire", "shows"),
     [
-        ("int8", "f32", (True, True), ""),
-        ("int8", "f32", (True, False), "nodes without native kernels: pi"),
-        ("int8", "f32", (False, False), "nodes without native kernels: the master, pi"),
-        ("int8", "bf16", (True, True), "parts that travel as bf16"),
-        ("f32", "f32", (True, True), "f32 arithmetic"),
+        ("int8", "f32", ""),
+        ("int8", "bf16", "parts that travel as bf16"),
+        ("f32", "f32", "f32 arithmetic"),
     ],
 )
 def test_whether_answers_depend_on_the_split_is_known(
-    compute: Compute, wire: WirePrecision, native: tuple[bool, bool], shows: str
+    compute: Compute, wire: WirePrecision, shows: str
 ) -> None:
     run = Run("w-1", served=dataclasses.replace(SERVED, compute=compute, wire=wire))
     run.launched()
     run.hello()
-    for rank, has in enumerate(native):
-        run.node(rank, Ready(EPOCH, rank, 1, 0.1, native=has))
     assert run.session.split_shows == shows
 
 

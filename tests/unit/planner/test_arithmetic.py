@@ -5,8 +5,15 @@ import pytest
 from tpiedge.errors import UserError
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.storage import Storage
-from tpiedge.planner.arithmetic import check_compute, computed_apart, usual_compute
-from tpiedge.wire.fields import Compute
+from tpiedge.planner import arithmetic
+from tpiedge.planner.arithmetic import (
+    check_compute,
+    check_head_width,
+    check_native,
+    computed_apart,
+    usual_compute,
+)
+from tpiedge.wire.fields import Compute, KVPrecision
 
 GOES = {
     Precision.F32: {"f32"},
@@ -43,3 +50,46 @@ def test_what_machines_compute_with_other_bits(layers: Precision) -> None:
     for head in (Precision.BF16, Precision.F32):
         stored = Storage.of(layers, tied=False, head=head)
         assert computed_apart(stored, 64) == f"a head kept in {head.value}"
+
+
+@pytest.mark.parametrize(
+    ("stored", "kv", "words"),
+    [
+        (Precision.F32, "f32", ""),
+        (Precision.BF16, "bf16", ""),
+        (
+            Precision.Q4,
+            "bf16",
+            "weights in q4 need native kernels, which are gone; or choose --precision bf16",
+        ),
+        (
+            Precision.BF16,
+            "q8",
+            "keys and values in q8 need native kernels, which are gone; or choose --kv-precision bf16",
+        ),
+        (
+            Precision.Q8,
+            "q4",
+            "weights in q8 and keys and values in q4 need native kernels, which are gone; or choose --precision bf16 "
+            "and --kv-precision bf16",
+        ),
+    ],
+)
+def test_what_needs_native_kernels(
+    stored: Precision, kv: KVPrecision, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arithmetic, "why_missing", lambda: "")
+    check_native(stored, kv)
+    monkeypatch.setattr(arithmetic, "why_missing", lambda: "are gone")
+    if not words:
+        return check_native(stored, kv)
+    with pytest.raises(UserError) as refused:
+        check_native(stored, kv)
+    assert str(refused.value) == words
+
+
+def test_the_widest_heads_have_keys_and_values_in_numbers() -> None:
+    for kv, width in (("q8", 256), ("bf16", 257), ("f32", 999)):
+        check_head_width(kv, width)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="heads of 257 columns, more than 256, cannot be kept in q4: choose"):
+        check_head_width("q4", 257)

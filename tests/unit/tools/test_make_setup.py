@@ -15,7 +15,9 @@ PARTS = [
     "setup: installing the dependencies, torch among them: some minutes the first time",
     "setup: compiling the native kernels and installing tpiedge",
 ]
-KERNELS = "setup: the native kernels did not compile (is there a C++ compiler?): torch computes in their place, slower"
+KERNELS = (
+    "setup: the native kernels did not compile (is there a C++ compiler?): no q8, no q4, slower f32 and bf16"
+)
 #: It writes down what it is asked for, and fails at what FAILS names.
 INTERPRETER = """#!/bin/sh
 echo "$*" >> asked

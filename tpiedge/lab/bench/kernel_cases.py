@@ -72,6 +72,11 @@ class Case:
     run: Run
 
     @property
+    def quantised(self) -> bool:
+        """Whether weights, keys or values are: torch computes nothing with those."""
+        return self.precision in BITS
+
+    @property
     def arithmetic(self) -> Arithmetic:
         return Arithmetic.INT8 if self.int8 else Arithmetic.F32
 
@@ -267,9 +272,11 @@ def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, lis
     )
     numbers = np.random.default_rng(0).permutation(len(store_PB)).reshape(count, pages)
     tables = [store_PB.data_ptr() + store_PB.stride(0) * of_one.astype(np.int64) for of_one in numbers]
-    for table in tables:
-        k_SKd, v_SKd = (torch.randn(POSITIONS, kv_heads, stored.width) for _ in "kv")
-        append_pages(k_SKd, v_SKd, Spans([Span(POSITIONS, 0, table)], PAGE_POSITIONS), layout)
+    with Linear.create(Arithmetic.F32, 1) as linear:
+        for table in tables:
+            k_SKd, v_SKd = (torch.randn(POSITIONS, kv_heads, stored.width) for _ in "kv")
+            spans = Spans([Span(POSITIONS, 0, table)], PAGE_POSITIONS)
+            append_pages(k_SKd, v_SKd, spans, layout, linear.pool)
     return layout, tables
 
 

@@ -49,7 +49,8 @@ class _Samples:
 
 
 class Bench:
-    """`library` None: torch alone, without a bound to compare with. `say` gets a line as each case begins."""
+    """`library` None: torch alone, without a bound to compare with, and no quantised cases. `say` gets a line as each
+    case begins."""
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
@@ -71,12 +72,11 @@ class Bench:
         torch.set_num_threads(threads)
         samples = _Samples()
         with ExitStack() as pools:
-            own, peer = (
-                pools.enter_context(Linear(case.arithmetic, threads, library))
-                for library in (self._library, None)
-            )
+            own = pools.enter_context(Linear(case.arithmetic, threads, self._library))
             native = own.native and _is_native(case)
-            own_timer, peer_timer = _CallTimer(case, own), _CallTimer(case, peer)
+            own_timer, peer_timer = _CallTimer(case, own), None
+            if not case.quantised:
+                peer_timer = _CallTimer(case, pools.enter_context(Linear(case.arithmetic, threads, None)))
             for _ in repeats.of_next_case():
                 if self._probes is not None:
                     # The peak first: torch's threads spin for some milliseconds after their work.
@@ -84,9 +84,10 @@ class Bench:
                     samples.peak_per_s.append(peak)
                     samples.read_bytes_per_s.append(self._probes.bytes_per_s(threads))
                 samples.own_s.append(own_timer.sample())
-                # Where torch takes long it is compared with, not studied.
-                slow = peer_timer.first_s > _SLOW_S
-                samples.torch_s.append(peer_timer.first_s if slow else peer_timer.sample())
+                if peer_timer is not None:
+                    # Where torch takes long it is compared with, not studied.
+                    slow = peer_timer.first_s > _SLOW_S
+                    samples.torch_s.append(peer_timer.first_s if slow else peer_timer.sample())
         return _report(case, threads, native, samples)
 
 
@@ -140,14 +141,18 @@ def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[s
         "seconds": spread(samples.own_s),
         "bytes_per_s": spread([case.nbytes / own_s for own_s in samples.own_s]),
         "operations_per_s": spread([case.operations / own_s for own_s in samples.own_s]),
-        "torch_seconds": spread(samples.torch_s),
-        "times_torch": spread([t / own_s for t, own_s in zip(samples.torch_s, samples.own_s, strict=True)]),
+        "torch_seconds": None,
+        "times_torch": None,
         "read_bytes_per_s": None,
         "peak_operations_per_s": None,
         "of_read_bandwidth": None,
         "of_peak": None,
         "of_roofline": None,
     }
+    if samples.torch_s:
+        pairs = zip(samples.torch_s, samples.own_s, strict=True)
+        report["torch_seconds"] = spread(samples.torch_s)
+        report["times_torch"] = spread([torch_s / own_s for torch_s, own_s in pairs])
     if not samples.peak_per_s:
         return report
     bounds = list(zip(samples.own_s, samples.read_bytes_per_s, samples.peak_per_s, strict=True))

@@ -15,7 +15,7 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_threads
 from tpiedge.lab.bench.figures import check_names, milliseconds
-from tpiedge.lab.bench.kernel_memory import Rotation, check_room, largest
+from tpiedge.lab.bench.kernel_memory import BITS, Rotation, check_room, largest
 from tpiedge.lab.bench.repeats import Repeats
 from tpiedge.progress import StepProgress
 from tpiedge.tracing.collection import writable
@@ -70,7 +70,7 @@ def kernels(
 
     Each case is repeated 5 times, or 3 times at least where that would take longer than 40 s in all. Every repeat also
     measures what the same number of threads reads from memory and multiplies in registers, and torch's way to the same
-    result. Weights are rotated so that they come from memory, as in a step of a model.
+    result in f32 and bf16. Weights are rotated so that they come from memory, as in a step of a model.
     """
     wanted = _shapes(shapes)
     chosen, given = names.split(","), precisions.split(",")
@@ -97,11 +97,15 @@ def _measure(
     threads: Sequence[int],
     repeats: int | None,
 ) -> dict[str, Any]:
-    from tpiedge.kernels.shared_library import kernel_library
+    from tpiedge.kernels.shared_library import kernel_library, why_missing
     from tpiedge.lab.bench.kernel_cases import case_count, cases_of  # imports torch
     from tpiedge.lab.bench.kernel_times import Bench, last_level_cache_bytes
 
     library = kernel_library()
+    if library is None and any(one in BITS for one in precisions):
+        raise UserError(
+            f"q8 and q4 need native kernels, which {why_missing()}; or give --precisions f32,bf16"
+        )
     cache_bytes = last_level_cache_bytes()
     rotated_bytes = max(_LEAST_BYTES, _CACHES * cache_bytes)
     rotation = Rotation(rotated_bytes)
@@ -195,7 +199,7 @@ def _print(record: dict[str, Any]) -> None:
             _percent(found["of_read_bandwidth"]),
             f"{found['operations_per_s']['median'] / 1e9:.0f}",
             _percent(found["of_peak"]),
-            milliseconds(found["torch_seconds"], 3),
+            milliseconds(found["torch_seconds"], 3) if found["torch_seconds"] else "-",
         ]
         for found in record["results"]
     ]

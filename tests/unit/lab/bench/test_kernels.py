@@ -52,13 +52,14 @@ def test_operands_lie_further_apart_than_the_caches() -> None:
     assert last_level_cache_bytes() >= 1 << 16
 
 
+@needs_native
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_random_panels_are_numbers(bits: int, transposed: bool) -> None:
     rows, cols = 300, 40
     w = random_panels(bits, rows, cols, transposed=transposed)
     assert w.shape == (rows, cols)
-    with Linear(Arithmetic.INT8, 1, None) as linear:
+    with Linear(Arithmetic.INT8, 1, library) as linear:
         x = torch.ones(1, w.inputs)
         y = widened(linear.contract(x, w, GRID), GRID) if transposed else linear.project(x, w)
     assert y.shape == (1, w.outputs)
@@ -66,11 +67,12 @@ def test_random_panels_are_numbers(bits: int, transposed: bool) -> None:
     assert y.abs().max() > 0
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16", "q8", "q4"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_case_runs_natively_and_with_torch_alike(kernel: str, precision: str) -> None:
     (case,) = cases(kernel, precision, 3)
     assert case.precision == ("f32" if kernel in ("rms_norm", "rope", "swiglu") else precision)
+    assert not case.quantised
     with Linear(case.arithmetic, 1, library) as own, Linear(case.arithmetic, 1, None) as peer:
         for copy in {0, case.copies - 1}:
             found, expected = case.run(own, copy), case.run(peer, copy)
@@ -78,9 +80,20 @@ def test_every_case_runs_natively_and_with_torch_alike(kernel: str, precision: s
                 continue  # torch's overwrites what it is given
             assert isinstance(found, torch.Tensor)
             assert isinstance(expected, torch.Tensor)
-            if found.dtype is not torch.float32:
-                found, expected = widened(found, GRID), widened(expected, GRID)
             torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+
+
+@needs_native
+@pytest.mark.parametrize("precision", ["q8", "q4"])
+@pytest.mark.parametrize("kernel", ["project", "contract", "ffn", "attention"])
+def test_what_is_quantised_is_timed_without_torch(kernel: str, precision: str) -> None:
+    bench = Bench(library, BUFFER_BYTES, lambda _: None)
+    (case,) = cases(kernel, precision, 1)
+    assert case.quantised
+    (found,) = bench.measure(lambda: [case], [1], Repeats(1, 0.0, ManualClock(), least=2, most=2))
+    assert found["native"]
+    assert found["seconds"]["median"] > 0
+    assert found["torch_seconds"] is found["times_torch"] is None
 
 
 def test_bytes_and_operations() -> None:

@@ -1,18 +1,20 @@
-"""Keys and values as the cache stores them where they are quantised (kv_format.py says how).
+"""What the native kernels are compared with: keys and values as the cache stores them where they are quantised, by
+torch and by the book (kv_format.py).
 
 T tokens, K KV heads, S positions, d head width, B bytes of a row, G groups of a row.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from tpiedge.kernels.kv_format import KV_GROUP, KVFormat
+from tpiedge.kernels.kv_pages import PageLayout, Span
 
-__all__ = ["QuantisedRows", "decode", "encode"]
+__all__ = ["QuantisedRows", "Rows", "decode", "encode", "numbers_in_pages"]
 
 _LARGEST_CODE = {8: 127.0, 4: 15.0}
 
@@ -23,13 +25,6 @@ class QuantisedRows:
 
     format: KVFormat
     data_KSB: Tensor
-
-    def __post_init__(self) -> None:
-        data, nbytes = self.data_KSB, self.format.row_nbytes
-        if data.dim() != 3 or data.dtype is not torch.uint8 or not data.is_cpu:
-            raise ValueError(f"quantised rows are {list(data.shape)} {data.dtype} on {data.device}")
-        if data.shape[2] != nbytes or (data.numel() and data.stride(2) != 1) or not self.format.quantised:
-            raise ValueError(f"rows of {data.shape[2]} bytes, strides {data.stride()}, as {self.format}")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -44,6 +39,29 @@ class QuantisedRows:
     def numbers(self) -> Tensor:
         """[K, S, d] f32: what the codes stand for."""
         return decode(self.data_KSB, self.format)
+
+
+Rows: TypeAlias = Tensor | QuantisedRows
+"""Keys or values [K, S, d] of some heads at successive positions."""
+
+
+def numbers_in_pages(span: Span, layout: PageLayout, *, values: bool) -> Tensor:
+    """[K, S, d] f32: the keys or the values of a sequence, read a position at a time."""
+    base, step = layout.store_PB.data_ptr(), layout.store_PB.stride(0)
+    rows = []
+    for position in range(span.stop):
+        page_B = layout.store_PB[(int(span.table[position // layout.positions]) - base) // step]
+        first = (
+            layout.layer_offset + values * layout.value_bytes + position % layout.positions * layout.row_bytes
+        )
+        heads = (
+            page_B[first + head * layout.head_bytes :][: layout.row_bytes] for head in range(layout.kv_heads)
+        )
+        rows.append(torch.stack(list(heads)))
+    rows_KSB = torch.stack(rows, 1)
+    if layout.format.quantised:
+        return decode(rows_KSB, layout.format)
+    return rows_KSB.view(torch.float32 if layout.format.precision == "f32" else torch.bfloat16).float()
 
 
 def encode(x_TKd: Tensor, format_: KVFormat) -> Tensor:
