@@ -10,6 +10,7 @@ requests/corpus.jsonl: a request of tests/corpus is named by its client and its 
 the first for the same path.
 frames/*.jsonl: a line has a case, and the lines after it have the lines of the response's body. `script` says what the
 cluster does. With `again` the answer is recorded, and a client asks for the rest after each of these events.
+wire/fields.jsonl: which values each field of each message takes, as of `messages.py`.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.golden.driving import DEMO, Cluster, Heard, asked_of_cluster, digest, fixed
+from tests.golden.messages import field_lines
 from tpiedge.model.tokenizer import Tokenizer
 
 __all__ = ["FOLDER", "TABLES", "table", "written"]
@@ -42,7 +44,9 @@ def written(name: str) -> str:
     kind, _, rest = name.partition("/")
     tokenizer = Tokenizer.open(DEMO)
     with fixed():
-        if kind == "frames":
+        if kind == "wire":
+            found: list[Any] = list(field_lines())
+        elif kind == "frames":
             found = asyncio.run(_frames([line for line in lines if isinstance(line, dict)], tokenizer))
         elif rest == "corpus.jsonl":
             found = asyncio.run(_recorded(tokenizer))
