@@ -36,6 +36,7 @@ _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
 _IGNORED: Final = ("keep_alive", "truncate", "shift", "context")
 _CHATS: Final = Dialect("ollama-chat", _NAMES, _IGNORED)
 _TEXTS: Final = Dialect("ollama-generate", _NAMES, _IGNORED)
+_TEXTS_IN_CHATS: Final = Dialect("ollama-generate", _NAMES | {"messages": "prompt"}, _IGNORED)
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _ENDLESS: Final = (-1, -2)
 """As many tokens as there is room for."""
@@ -79,7 +80,7 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
         return _TEXTS.asked(asked, fields, service, name, stream=stream, read=read_completion)
     messages = [{"role": "system", "content": system}] if system else []
     asked["messages"] = [*messages, {"role": "user", "content": prompt}]
-    return _TEXTS.asked(asked, fields, service, name, stream=stream)
+    return _TEXTS_IN_CHATS.asked(asked, fields, service, name, stream=stream)
 
 
 def read_embed(values: dict[str, object], service: Service, name: str) -> Asked:

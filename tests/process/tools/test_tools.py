@@ -25,6 +25,7 @@ SHORTEST = {
     "bench_standby": "PACK --repeats 1 --threads 1",
     "demo_held_out": "OUT/text",
     "fuzz": "--inputs 2 --findings OUT",
+    "make_golden": "--check",
     "make_reference": "--check",
     "record_terminal": "OUT/script.toml OUT/session.svg",
     "simulate_losses": "--clusters 1 --workers 2",

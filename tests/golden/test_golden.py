@@ -1,0 +1,16 @@
+"""What this server makes of requests is what the golden tables say: to the letter, and to the byte."""
+
+import difflib
+
+import pytest
+
+from tests.golden.tables import TABLES, table, written
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_comes_of_requests_is_what_the_table_says(name: str) -> None:
+    """Whoever means a change writes it with `python -m tools.make_golden`, and reads the difference."""
+    had, has = table(name), written(name)
+    if had != has:
+        lines = difflib.unified_diff(had.splitlines(), has.splitlines(), name, "now", n=0, lineterm="")
+        pytest.fail("\n".join(line[:500] for line, _ in zip(lines, range(40), strict=False)))
