@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def about(root: Path, changed: Iterable[str]) -> set[str]:
-    """What the tests are about: files in `root`, where modules would be, and those among `changed`."""
+    """Returns what the tests are about: files in `root`, where modules would be, and those among `changed`."""
     own = [
         path.relative_to(root).as_posix()
         for folder in _IMPORTED
@@ -72,7 +72,7 @@ def _belongs(path: str) -> bool:
 
 
 def _imports(text: str) -> Iterable[str]:
-    """Names of modules, and of what is imported from them, which may be modules, too."""
+    """Yields modules, and what is imported from them, which may be modules, too."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.ImportFrom(module=str(module), names=names, level=0):
@@ -83,7 +83,7 @@ def _imports(text: str) -> Iterable[str]:
 
 
 def _files_of(module: str) -> Iterable[str]:
-    """Where the module would be, and the packages that it is in; nothing for one that is not ours."""
+    """Yields where the module would be, and the packages that it is in; nothing for one that is not ours."""
     parts = module.split(".")
     if parts[0] in _IMPORTED:
         yield "/".join(parts) + ".py"
@@ -91,7 +91,7 @@ def _files_of(module: str) -> Iterable[str]:
 
 
 def _changed_since_passed() -> set[str] | None:
-    """Names of files, those that are not committed yet, too; None where that commit is not known."""
+    """Returns names of files, those that are not committed yet, too; None where that commit is not known."""
     try:
         commit = (ROOT / PASSED).read_text("ascii").strip()
         there = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}")

@@ -1,5 +1,5 @@
-"""What the HTTP application makes of requests, without a socket: what the cluster is asked for, and every byte that the
-client gets. Ids, times and seeds are always the same ones, and nothing here knows how requests are parsed."""
+"""The driver sends requests to the HTTP application without a socket, and records what the cluster is asked for and
+every byte that the client gets. Ids, times and seeds are always the same; nothing here knows how they are parsed."""
 
 import asyncio
 import hashlib
@@ -48,7 +48,7 @@ ERRORS: Final[Mapping[str, Callable[[str], Exception]]] = {
 
 
 class TellingTemplate(ChatTemplate):
-    """Its prompt is all that it was told, as JSON, and its source knows thoughts and calls of tools."""
+    """The prompt is all that the template was told, as JSON; its source knows thoughts and calls of tools."""
 
     def __init__(self) -> None:
         super().__init__({}, {})
@@ -70,7 +70,7 @@ class TellingTemplate(ChatTemplate):
 
 @dataclass
 class Heard:
-    """What a client got. `name`: the id of the answer; `whole`: whether the body came to its end."""
+    """A client got this. `name`: the id of the answer; `whole`: whether the body came to its end."""
 
     status: int = 0
     name: str = ""
@@ -195,8 +195,8 @@ def fixed() -> Iterator[None]:
 
 
 def asked_of_cluster(requests: Sequence[GenerationRequest], tokenizer: Tokenizer) -> dict[str, Any]:
-    """What the cluster was asked for, in words that no class or field of the program need have: of the first request,
-    and of the others their prompts and seeds."""
+    """Returns what the cluster was asked for, in words that no class or field of the program need have: the whole
+    first request, and of the others their prompts and seeds."""
     first, drawn = requests[0], requests[0].sampling
     prompts = [shown(tokenizer.decode(one.prompt_ids, skip_special=False)) for one in requests]
     found = {

@@ -1,4 +1,4 @@
-"""What the wire makes of every field of every message: which values it takes, which it refuses, and a digest of the
+"""The table says of every field of every message which values the wire takes, which it refuses, and a digest of the
 bytes and words of all of them. The messages are those of tests/unit/wire/golden.py, which has the bytes of each."""
 
 import dataclasses

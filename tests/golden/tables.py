@@ -176,7 +176,7 @@ def _told(case: Mapping[str, Any], heard: Heard) -> Iterator[Any]:
 
 
 def _rest(heard: Heard, rest: Heard, after: int) -> Iterator[Any]:
-    """Where it is the same bytes, it is said so."""
+    """Yields what a client gets that comes again: how many of the last bytes, or others."""
     yield f"after {after}: {rest.status}, {'whole' if rest.whole else 'unfinished'}"
     same = rest.body and heard.body.endswith(rest.body)
     yield f"the last {len(rest.body)} bytes" if same else rest.body.decode()

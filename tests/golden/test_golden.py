@@ -1,4 +1,4 @@
-"""What this server makes of requests is what the golden tables say: to the letter, and to the byte."""
+"""The server answers requests as the golden tables say, to the byte."""
 
 import difflib
 

@@ -1,4 +1,4 @@
-"""What verbs that answer and serve have of the laboratory, which is not imported before somebody asks for it."""
+"""Verbs that answer and serve find here what they have of the laboratory, which is imported once it is asked for."""
 
 import pkgutil
 from collections.abc import Callable, Iterable
@@ -12,8 +12,8 @@ __all__ = ["RUNNING_TESTBED", "TESTBED", "emulated"]
 
 
 def emulated(given: str | None, nodes: int | None) -> Devices | None:
-    """The first `nodes` devices of the testbed with that name or file, by default all; None without a testbed. Raises
-    UserError."""
+    """Returns the first `nodes` devices of the testbed with that name or file, by default all; None without a testbed.
+    Raises UserError."""
     found: Devices | None = None
     if given is not None:
         found = pkgutil.resolve_name("tpiedge.lab.devices:emulated")(given, nodes)
@@ -21,7 +21,7 @@ def emulated(given: str | None, nodes: int | None) -> Devices | None:
 
 
 def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
-    """The names that the function at MODULE:FUNCTION returns, for a shell that completes them."""
+    """Returns the names that the function at MODULE:FUNCTION returns, for a shell that completes them."""
 
     def names(_context: click.Context) -> Iterable[str]:
         found: Iterable[str] = pkgutil.resolve_name(path)()
