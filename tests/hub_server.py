@@ -10,8 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["Hub", "Repo", "commit_of", "running_hub"]
-
 _DENIED = {"x-error-code": "GatedRepo"}
 
 

@@ -4,8 +4,6 @@ import time
 
 import psutil
 
-__all__ = ["Meanwhile", "patience"]
-
 _LOOK_S = 0.2
 
 

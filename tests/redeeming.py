@@ -8,8 +8,6 @@ from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import Redemption
 from tpiedge.transport.keys import CurveKeys
 
-__all__ = ["redeem"]
-
 
 def redeem(folder: Path, secret: str) -> Redemption:
     """A new worker joins with it the master of `folder`."""

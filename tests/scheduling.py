@@ -11,8 +11,6 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["Scheduler", "order"]
-
 _TOGETHER = ("tests/deploy/", "tests/http/page/", "tests/native/", "tests/process/network/")
 _FIRST = (
     "tests/deploy/",

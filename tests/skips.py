@@ -10,8 +10,6 @@ from collections.abc import Generator
 
 import pytest
 
-__all__ = ["NEEDS"]
-
 NEEDS = {
     "native": "the package's native code",
     "compiler": "a C++ compiler with sanitizers, for this machine or for Arm, and what runs the result",

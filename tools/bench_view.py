@@ -26,8 +26,6 @@ from tests.process.serving.serving import Serving
 from tools.figures import show
 from tools.streaming import connection, events
 
-__all__ = ["FORGOTTEN_S", "looks"]
-
 _LOOK_S = 1.0
 #: Longer than nodes are asked for counters after a look (`master/session_manager.py`).
 FORGOTTEN_S = 6.0

@@ -4,8 +4,6 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 
-__all__ = ["show"]
-
 
 def show(found: Mapping[str, Sequence[float]], *, as_json: bool) -> None:
     """Prints the values by name: all of them as JSON, or median, minimum and maximum of each, a line each."""

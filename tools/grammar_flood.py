@@ -13,8 +13,6 @@ from contextlib import ExitStack
 
 import httpx
 
-__all__ = ["measure"]
-
 #: Of the flood: connections, and choices of each of their requests.
 CONNECTIONS = 3
 CHOICES = 16

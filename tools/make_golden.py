@@ -9,8 +9,6 @@ import sys
 
 from tests.golden.tables import FOLDER, TABLES, table, written
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Writes or checks all tables, or says how this is used."""

@@ -11,8 +11,6 @@ import httpx
 from tpiedge.cli.answer_stream import AnswerStream, HttpRefusal
 from tpiedge.errors import PeerError
 
-__all__ = ["ANSWER_S", "BrokenAnswer", "Crowd", "connection", "events"]
-
 #: How long a client waits for the next sign of life, seconds.
 ANSWER_S = 300.0
 

@@ -4,8 +4,6 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["child_environment"]
-
 _NEEDED: Final = frozenset(
     {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TERM", "TMPDIR", "TZ", "USER"}
 )

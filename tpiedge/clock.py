@@ -3,8 +3,6 @@
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "MonotonicClock"]
-
 
 class Clock(Protocol):
     """Seconds from an arbitrary origin that never run backwards."""

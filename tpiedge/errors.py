@@ -23,27 +23,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = [
-    "Cancelled",
-    "ChildLost",
-    "DiskFull",
-    "GrammarRefused",
-    "HubError",
-    "IntegrityError",
-    "InternalError",
-    "MasterFailed",
-    "Misconduct",
-    "OutOfMemory",
-    "PeerError",
-    "PeerLost",
-    "ProtocolError",
-    "ReadFault",
-    "ResourceError",
-    "TpiedgeError",
-    "UnknownWorker",
-    "UserError",
-]
-
 _PEER_LOST = re.compile(r"node (\d{1,9})(?: \(([^)]*)\))? was lost during ([^:]*): (.*)", re.DOTALL)
 
 

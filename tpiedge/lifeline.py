@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["die_with_parent", "guard", "killed_from_outside"]
-
 _PR_SET_PDEATHSIG = 1
 #: Signals that a process brings on itself, by what it does or by a limit that was set for it.
 _OWN_SIGNALS: Final = frozenset(

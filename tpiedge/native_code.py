@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-__all__ = ["OtherVersion", "Signatures", "find_library", "load_library"]
-
 Signatures: TypeAlias = Mapping[str, tuple[list[Any], Any]]
 """Of each function the types of its arguments and of its result."""
 

@@ -4,8 +4,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ALWAYS_FIRST", "BEFORE_OTHERS", "raise_to"]
-
 #: Of 1000: as if the process took so much more of the memory that there is, or of the control group's limit.
 BEFORE_OTHERS: Final = 500
 ALWAYS_FIRST: Final = 1000

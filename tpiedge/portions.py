@@ -11,8 +11,6 @@ import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-__all__ = ["Portions", "may_have", "share_of", "too_much"]
-
 
 def share_of(total: int) -> int:
     """The most that one client may have."""

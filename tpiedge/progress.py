@@ -9,8 +9,6 @@ from collections.abc import Callable
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.units import format_bytes, format_seconds
 
-__all__ = ["ByteProgress", "LiveProgress", "ProgressCallback", "Say", "StepProgress", "WaitProgress", "say"]
-
 _LIVE_S = 0.1
 _PLAIN_S = 5.0
 # What was slow at first, a start or a cold disk, says nothing of the rest.

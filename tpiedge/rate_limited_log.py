@@ -6,8 +6,6 @@ from typing import Final
 
 from tpiedge.clock import Clock, MonotonicClock
 
-__all__ = ["LINES", "WINDOW_S", "RateLimitedLog"]
-
 LINES: Final = 5
 WINDOW_S: Final = 60.0
 

@@ -1,7 +1,5 @@
 """Text of strangers - other machines, the files of a model - made safe to log, to pass on and to show on a terminal."""
 
-__all__ = ["quote", "sanitised", "sanitised_line", "sanitised_name"]
-
 _NAME_CHARACTERS = 64
 
 

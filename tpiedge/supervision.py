@@ -12,8 +12,6 @@ from typing import Self
 
 from tpiedge.errors import InternalError
 
-__all__ = ["Supervisor"]
-
 _log = logging.getLogger(__name__)
 
 

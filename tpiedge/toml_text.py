@@ -6,8 +6,6 @@ from typing import Any, Final
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["parse_toml"]
-
 #: In a line, and in all. tomllib takes time by the square of a dotted key's parts, those of its table included: ten
 #: seconds for 30,000 of one key.
 _MOST_DOTS: Final = 256

@@ -6,19 +6,6 @@ from decimal import Decimal
 
 from tpiedge.errors import UserError
 
-__all__ = [
-    "GIB",
-    "KIB",
-    "MIB",
-    "counted",
-    "format_age",
-    "format_bytes",
-    "format_least",
-    "format_range",
-    "format_seconds",
-    "parse_bytes",
-]
-
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB

@@ -11,8 +11,6 @@ from tests.browsing.watched import watch
 from tests.http.conftest import SECRET
 from tpiedge.testing.service import FakeGeneration, FakeService
 
-__all__ = ["LOOKS", "PICTURES", "Look", "differing", "letters"]
-
 #: Where the pictures are that others are compared with.
 PICTURES: Final = Path(__file__).with_name("pictures")
 

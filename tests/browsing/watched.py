@@ -8,8 +8,6 @@ from tpiedge.master.counters import Counted
 from tpiedge.testing.service import FakeService
 from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
-__all__ = ["watch"]
-
 _MIB: Final = 1 << 20
 _AT: Final = 1.7e9
 _NOTHING: Final = Stats(*(0 for _ in fields(Stats)))

@@ -13,8 +13,6 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.pack.layout import Precision
 from tpiedge.testing.cluster import InProcessCluster
 
-__all__ = ["TOKENS", "Alone", "alone"]
-
 TOKENS = 12
 
 

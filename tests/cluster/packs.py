@@ -14,8 +14,6 @@ from tpiedge.pack.sources.source import CheckpointSource
 from tpiedge.pack.writing.writer import write_pack
 from tpiedge.planner.partition import LayerShape, ShareWeight, parse_shares, partition
 
-__all__ = ["packs", "split"]
-
 
 @pytest.fixture(scope="session")
 def packs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:

@@ -2,8 +2,6 @@
 
 from hypothesis import strategies as st
 
-__all__ = ["schemas"]
-
 Schema = dict[str, object]
 
 _NAMES = st.text("abcdefgh_ é", min_size=1, max_size=6)

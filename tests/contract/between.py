@@ -13,8 +13,6 @@ from tpiedge.transport.endpoint import Buffer, Envelope
 from tpiedge.transport.framing import TENSOR, names_of, read_frame
 from tpiedge.wire.messages import Message
 
-__all__ = ["Between", "Changing", "Late", "Stopped", "Stopping"]
-
 
 class Between:
     """An Endpoint that hands everything on."""

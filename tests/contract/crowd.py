@@ -14,8 +14,6 @@ from zmq.utils.monitor import recv_monitor_message
 from tpiedge.joining.identity import peer_name
 from tpiedge.transport.keys import CurveKeys
 
-__all__ = ["Crowd", "Stranger", "sockets_of", "wait_until"]
-
 _WAIT_S = 60.0
 
 

@@ -12,8 +12,6 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.join import Enrol
 
-__all__ = ["MASTER", "Gate"]
-
 MASTER = CurveKeys.generate()
 
 

@@ -23,8 +23,6 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import Shutdown
 
-__all__ = ["HubProcess", "SpokeProcess"]
-
 _WAIT_S = 20.0
 
 

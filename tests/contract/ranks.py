@@ -18,21 +18,6 @@ from tpiedge.transport.inprocess import InProcessHub, InProcessPeer, InProcessSp
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import StepPlan
 
-__all__ = [
-    "EPOCH",
-    "EXACT",
-    "HUB",
-    "TAG",
-    "WAIT_S",
-    "WAYS",
-    "Alive",
-    "Ranks",
-    "part",
-    "parts",
-    "same",
-    "total",
-]
-
 WAIT_S = 20.0
 EPOCH = 1
 TAG = Tag(1, 0, 0)

@@ -21,8 +21,6 @@ import docker
 import pytest
 from docker.errors import DockerException
 
-__all__ = ["ROOT", "Engine", "base_image", "build_base", "running_engine"]
-
 ROOT = Path(__file__).parent.parent.parent
 
 _BASE = "python:3.11-slim"

@@ -18,8 +18,6 @@ from tests.fuzz.examination import Examiner, Finding
 from tests.fuzz.mutation import MAX_BYTES, Mutator
 from tests.fuzz.parsers import PARSERS
 
-__all__ = ["Campaign", "Report"]
-
 _HEADER = struct.Struct("<QQQ")  # inputs done, inputs that were read, length of the one in hand
 _HANGS_AFTER_S = 60.0
 _POLL_S = 0.2

@@ -7,8 +7,6 @@ from tests.fuzz.forms import JSON, TEXT
 from tests.fuzz.parser import DEMO, MESSAGES, Parser, Read, words_of
 from tpiedge.errors import UserError
 
-__all__ = ["PARSERS"]
-
 _LEAKS = ("<class 'type'>", "<class 'object'>", "<module '", "'__builtins__'")
 
 

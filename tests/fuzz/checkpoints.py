@@ -8,8 +8,6 @@ from typing import Any, Final
 from tests.fuzz.forms import JSON, SAFETENSORS
 from tests.fuzz.parser import CONFIG, Parser, Read, words_of
 
-__all__ = ["PARSERS"]
-
 _CONFIGS = (
     CONFIG,
     CONFIG

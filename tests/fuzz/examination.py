@@ -18,8 +18,6 @@ from pathlib import Path
 
 from tests.fuzz.parser import Parser
 
-__all__ = ["LIMIT_S", "MEMORY", "Examiner", "Finding"]
-
 LIMIT_S = 1.0
 MEMORY = 64 << 20
 _WINDOW = 2000

@@ -10,8 +10,6 @@ from typing import Any
 
 import msgpack
 
-__all__ = ["GGUF", "JSON", "MANIFEST", "MESSAGEPACK", "SAFETENSORS", "TEXT", "Form"]
-
 
 @dataclass(frozen=True)
 class Form:

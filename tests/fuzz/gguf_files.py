@@ -6,8 +6,6 @@ from typing import Any, Final
 from tests.fuzz.forms import GGUF
 from tests.fuzz.parser import Parser, Read, words_of
 
-__all__ = ["PARSERS"]
-
 
 def _gguf(folder: Path) -> Read:
     from tpiedge.model.gguf.model import GgufModel

@@ -7,8 +7,6 @@ from typing import Any
 
 from tests.fuzz.forms import Form
 
-__all__ = ["MAX_BYTES", "Mutator"]
-
 MAX_BYTES = 1 << 17
 _MOST_KEPT = 400
 _NUMBERS = (

@@ -8,8 +8,6 @@ from tests.fuzz.forms import MANIFEST, TEXT
 from tests.fuzz.parser import CONFIG, ROOT, Parser, Read, words_of
 from tpiedge.errors import UserError
 
-__all__ = ["PARSERS"]
-
 
 def _manifest(folder: Path) -> Read:
     from tpiedge.pack.layout import RowLayout  # noqa: F401  (imported here so that no input pays for it)

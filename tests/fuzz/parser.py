@@ -8,8 +8,6 @@ from typing import Any
 from tests.fuzz.forms import Form
 from tpiedge.errors import UserError
 
-__all__ = ["CONFIG", "CORPUS", "DEMO", "MESSAGES", "ROOT", "Parser", "Read", "words_of"]
-
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
 DEMO = ROOT / "tpiedge" / "model" / "demo"

@@ -6,8 +6,6 @@ from types import MappingProxyType
 from tests.fuzz import chats, checkpoints, gguf_files, packs, sockets, vocabularies
 from tests.fuzz.parser import Parser
 
-__all__ = ["PARSERS"]
-
 PARSERS: Mapping[str, Parser] = MappingProxyType(
     {
         parser.name: parser

@@ -8,8 +8,6 @@ from tests.fuzz.forms import JSON, MESSAGEPACK
 from tests.fuzz.parser import DEMO, MESSAGES, Parser, Read, words_of
 from tpiedge.errors import ProtocolError
 
-__all__ = ["PARSERS"]
-
 
 def _message(folder: Path) -> Read:
     from tpiedge.transport.framing import CONTROL, FILES, TENSOR, read_frame

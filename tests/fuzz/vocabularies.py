@@ -8,8 +8,6 @@ from tests.fuzz.forms import JSON
 from tests.fuzz.parser import Parser, Read, words_of
 from tpiedge.errors import UserError
 
-__all__ = ["PARSERS"]
-
 _TEXTS = ("The quick brown fox", " a  b\n", "naïve 你好 🙂 ﷺ", "")
 
 

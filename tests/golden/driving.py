@@ -28,8 +28,6 @@ from tpiedge.testing.service import FakeGeneration, FakeService
 from tpiedge.wire.control import PromptScores
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Cluster", "Heard", "asked_of_cluster", "fixed"]
-
 DEMO: Final = Path(__file__).parents[2] / "tpiedge" / "model" / "demo"
 LIMIT_S: Final = 60.0
 SHOWN: Final = 200

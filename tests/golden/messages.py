@@ -12,8 +12,6 @@ from tests.unit.wire.golden import GOLDEN
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import decode, encode
 
-__all__ = ["field_lines"]
-
 VALUES: Final = (
     None, True, 0, 1, -1, 2, 5, 127, 128, 255, 256, 2**16, 2**32 - 1, 2**32, 2**64 - 1, 2**64, 0.5, 1.5, -0.5, 1e19,
     1e-300, math.nan, "", "x", "x" * 256, "x" * 257, b"", b"x", (), (1,), (1, 2), ("x",), ((1, 0.5),), (None,) * 129,

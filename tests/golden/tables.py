@@ -24,8 +24,6 @@ from tests.golden.driving import DEMO, Cluster, Heard, asked_of_cluster, digest,
 from tests.golden.messages import field_lines
 from tpiedge.model.tokenizer import Tokenizer
 
-__all__ = ["FOLDER", "TABLES", "table", "written"]
-
 FOLDER: Final = Path(__file__).parent
 CORPUS: Final = FOLDER.parent / "corpus"
 JSON: Final = {"content-type": "application/json"}

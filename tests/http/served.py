@@ -13,8 +13,6 @@ from tpiedge.api.server import ApiServer
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 
-__all__ = ["CONTEXT"]
-
 CONTEXT = 4096
 
 

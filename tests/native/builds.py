@@ -9,19 +9,6 @@ from pathlib import Path
 
 from tpiedge.kernels.shared_library import ISAS
 
-__all__ = [
-    "ANY_BITS",
-    "BEYOND",
-    "FUSED",
-    "GOLDEN_STACK",
-    "NATIVE",
-    "Checksums",
-    "build",
-    "host_compiler",
-    "report",
-    "run",
-]
-
 _DRIVER = Path(__file__).parent
 _PACKAGE = _DRIVER.parents[1] / "tpiedge"
 # As setup.py has them, but for what optimises.

@@ -13,18 +13,6 @@ from pathlib import Path
 import pexpect
 import psutil
 
-__all__ = [
-    "COMMAND",
-    "Ended",
-    "Started",
-    "end_terminal",
-    "gone",
-    "run_command",
-    "start_command",
-    "text_of_one_node",
-    "wait_for",
-]
-
 COMMAND = str(Path(sys.executable).with_name("tpiedge"))
 
 # To look for processes takes milliseconds of a processor that they could start on.

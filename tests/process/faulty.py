@@ -28,8 +28,6 @@ from tpiedge.supervision import Supervisor
 from tpiedge.transport.admission import Gatekeeper
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
-__all__ = ["NODE_FAULT_FILE", "POISON", "SLOWER_S", "Fault", "gate_of", "wait_where_held"]
-
 #: For the nodes: the variable with FILE, and of how many tokens they die.
 NODE_FAULT_FILE = "TPIEDGE_NODE_FAULT_FILE"
 POISON = 333

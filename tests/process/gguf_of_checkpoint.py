@@ -11,8 +11,6 @@ from safetensors import safe_open
 from tests.unit.model.gguf_files import interleaved, write_gguf
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 
-__all__ = ["write_gguf_of"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _NAMES = {

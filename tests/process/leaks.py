@@ -22,8 +22,6 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-__all__ = ["Holdings", "adopt_orphans", "leak_check"]
-
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.02
 _GRACE_S = 30.0

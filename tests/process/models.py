@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-__all__ = ["TEMPLATE", "build_text_model"]
-
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 
 _POSITIONS = 30_000

@@ -7,8 +7,6 @@ then mean equal models, and not luck. `test_cases.py` holds every case to that.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CASES", "MIN_MARGIN", "Case", "case"]
-
 MIN_MARGIN = 0.02
 
 Config = Mapping[str, object]

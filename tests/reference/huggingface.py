@@ -19,7 +19,6 @@ from tests.reference.cases import Case
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["GENERATED", "Reference", "build", "hidden_states", "logits", "reference"]
 
 GENERATED = 24
 

@@ -13,8 +13,6 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 
 from tools.abusing.target import Target
 
-__all__ = ["Attack", "Attacker", "Bout"]
-
 # Attacks come over the network: they are not to take the cluster's processors by being on the same computer.
 _NICE = 10
 #: An attack that does not end by itself is killed, like a laptop that is switched off.

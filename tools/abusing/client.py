@@ -14,8 +14,6 @@ from typing import Literal
 
 from tools.abusing.target import Target
 
-__all__ = ["REQUESTS", "Heard", "Judgement", "StreamRecord", "StreamingClient", "ask", "canonical", "judge"]
-
 Judgement = Literal["exact", "refused", "broken off", "unreachable", "wrong"]
 """`refused`: by a status, with words and Retry-After. `broken off`: ended by an error event, after a right beginning,
 or by a status that names a lost worker. `unreachable`: no answer began. Whatever else is not exact is `wrong`."""

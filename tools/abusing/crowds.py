@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from tools.abusing.attack import Bout
 from tools.abusing.target import Target, anywhere
 
-__all__ = ["cancelled", "connections", "full_queue", "requests", "slow_readers"]
-
 _CROWD = 2000
 _RESET = struct.pack("ii", 1, 0)
 _PATIENCE_S = 30.0

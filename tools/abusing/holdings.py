@@ -11,18 +11,6 @@ import psutil
 
 from tpiedge.units import MIB
 
-__all__ = [
-    "FILES",
-    "RSS_BYTES",
-    "RSS_PART",
-    "THREADS",
-    "ProcessHoldings",
-    "growth",
-    "look",
-    "memory_growth",
-    "settle",
-]
-
 FILES, THREADS = 2, 4
 """How many more than before are no leak: a status that is asked for; the threads of a pool, which start one by one."""
 RSS_BYTES, RSS_PART = 16 * MIB, 0.1

@@ -39,8 +39,6 @@ from tpiedge.wire.limits import MAX_CONTROL_HEADER
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.weights import Keeping
 
-__all__ = ["files_bursts", "imposter_nodes", "imposters"]
-
 _FLOOD = 30_000
 _BURST = 200
 #: So long an imposter with a part may take to be found out before the next one comes.

@@ -19,8 +19,6 @@ from tools.abusing.target import Target
 from tpiedge.errors import TpiedgeError
 from tpiedge.units import KIB, MIB
 
-__all__ = ["PHASES", "Phase", "PhaseRecord", "Soak", "SoakFailure"]
-
 NODES = 3
 #: After an attack: until all is as before. A body that does not come is waited for a minute, and so is a client that
 #: has not read its answer.

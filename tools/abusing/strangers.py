@@ -22,8 +22,6 @@ from tpiedge.wire.control import Shutdown
 from tpiedge.wire.join import Knock, Reveal
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["empty_frames", "guesses", "junk", "silent_callers", "silent_guests"]
-
 _MOST_OPEN = 400
 _FLOODERS = 4
 _FRAMES = 500

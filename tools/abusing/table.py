@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from tools.abusing.soak import PhaseRecord
 from tpiedge.units import MIB
 
-__all__ = ["line", "table"]
-
 _HEAD = (
     f"{'phase':22}{'seconds':>8}{'exact':>7}{'refused':>8}{'broken':>7}{'unreach.':>9}{'wrong':>6}"
     f"{'median s':>9}{'max s':>8}{'settled s':>10}{'master MiB':>11}{'files':>6}  "

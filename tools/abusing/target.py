@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from tpiedge.host.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
 
-__all__ = ["Target", "anywhere"]
-
 _OFFSETS = (0, DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 
 from tpiedge.api.azure import name_usual_path
 
-__all__ = ["answer"]
-
 Json = dict[str, object]
 
 _MODEL = "demo"

@@ -15,8 +15,6 @@ Not among them, and why:
 
 from dataclasses import dataclass
 
-__all__ = ["CLIENTS", "Client"]
-
 
 @dataclass(frozen=True)
 class Client:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tools.clients.catalogue import Client
 
-__all__ = ["command", "install"]
-
 DRIVERS = Path(__file__).with_name("drivers")
 
 

@@ -12,8 +12,6 @@ import uvicorn
 
 from tools.clients.answers import answer
 
-__all__ = ["Recorder"]
-
 _USE = "/record/"
 _LIMIT_S = 20.0
 #: What says who the user is, where the server is, or which of many versions and systems it was.

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import httpx
 
-__all__ = ["BreakingTransport", "Breaks"]
-
 #: An answer of some hundred tokens ends meanwhile, or does not.
 _LONGEST_S = 4.0
 

@@ -11,8 +11,6 @@ import httpx
 from tools.streaming import BrokenAnswer, events
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
-__all__ = ["FORMS", "Form", "Json", "Prompt", "differences", "folded", "whole_answer"]
-
 Json = dict[str, Any]
 Prompt = str | list[int]
 """Token ids are for completions alone."""

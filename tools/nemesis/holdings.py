@@ -12,8 +12,6 @@ import psutil
 
 from tools.nemesis.stage import Stage
 
-__all__ = ["Held", "held", "left_over", "reading_s"]
-
 _SETTLED_S = 120.0
 _POLL_S = 0.5
 _PART = 1 << 20

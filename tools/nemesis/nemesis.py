@@ -11,8 +11,6 @@ import psutil
 from tools.nemesis import of_links, of_machines, of_processes
 from tools.nemesis.scene import Scene
 
-__all__ = ["FAULTS", "Fault", "Nemesis"]
-
 Fault = Callable[[Scene], bool]
 """Whether there was somebody whom it could hit."""
 

@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager
 from tests.process.network.namespaces import Namespaces
 from tools.nemesis.scene import Scene, Seconds
 
-__all__ = ["cut", "deafen", "lose", "mute", "part", "reset", "slow_down"]
-
 _BROKEN_S: Seconds = (0.5, 10.0)
 _PERCENT = (1, 30)
 _MEGABITS = (1, 20)

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from tools.nemesis.scene import Scene, Seconds
 from tools.nemesis.stage import NO_LIMIT
 
-__all__ = ["disk_errors", "disk_full", "little_memory", "other_time"]
-
 _DISK_S: Seconds = (2.0, 15.0)
 _MEMORY_S: Seconds = (0.5, 10.0)
 _CLOCK_S: Seconds = (0.5, 10.0)

@@ -10,19 +10,6 @@ from tests.process.command import COMMAND
 from tests.process.serving.serving import Serving
 from tools.nemesis.scene import Scene, Seconds
 
-__all__ = [
-    "drain",
-    "kill_agent",
-    "kill_master",
-    "kill_node",
-    "kill_rank_zero",
-    "leave",
-    "stop_machine",
-    "stop_node",
-    "stop_rank_zero",
-    "visit",
-]
-
 _STOPPED_S: Seconds = (0.1, 10.0)
 _VISIT_S: Seconds = (2.0, 8.0)
 _DOWN_S: Seconds = (0.0, 3.0)

@@ -15,8 +15,6 @@ from tools.nemesis.breaking import BreakingTransport, Breaks
 from tools.nemesis.forms import FORMS, Form, Json, Prompt, differences, folded
 from tools.streaming import ANSWER_S, BrokenAnswer, Crowd, connection
 
-__all__ = ["Found", "Pause", "Question", "Readers", "answer", "prefill_s", "questions"]
-
 #: A master is away for a few seconds.
 _NO_MASTER_S, _AGAIN_S = 60.0, 0.2
 _PROMPTS, _PROMPT_TOKENS = 6, 8

@@ -12,8 +12,6 @@ from tests.process.serving.machines import Worker
 from tools.nemesis.breaking import Breaks
 from tools.nemesis.stage import Stage
 
-__all__ = ["Scene", "Seconds"]
-
 #: From, to.
 Seconds = tuple[float, float]
 

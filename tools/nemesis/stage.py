@@ -20,8 +20,6 @@ from tpiedge.errors import UserError
 from tpiedge.host.memory_group import MemoryGroup, memory_group
 from tpiedge.model.source import DEMO, resolve_model
 
-__all__ = ["KINDS", "NO_LIMIT", "RECORDED", "Stage", "calling_model", "set_up", "why_not"]
-
 #: Of faults, as --faults names them.
 KINDS = ("kills", "processes", "links", "disks", "memory", "clocks", "master", "readers")
 #: What a master that records its answers goes on after.

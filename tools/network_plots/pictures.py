@@ -17,8 +17,6 @@ from tpiedge.units import format_bytes
 from .records import AllReduce, Decode, Spread
 from .sweeps import AXES, latencies, series_along
 
-__all__ = ["draw_allreduces", "draw_decodes"]
-
 _DPI = 150
 _PANEL_INCHES = (5.2, 3.9)
 _LEGEND_INCHES = 0.5

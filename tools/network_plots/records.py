@@ -11,8 +11,6 @@ from typing import Any, TypeVar, get_args
 from tpiedge.errors import UserError
 from tpiedge.wire.fields import CollectiveName
 
-__all__ = ["AllReduce", "Decode", "Spread", "load", "read_allreduces", "read_decodes"]
-
 _T = TypeVar("_T")
 _GIVE = "give what a benchmark of tpiedge printed with --json"
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from .records import Decode
 
-__all__ = ["AXES", "Axis", "latencies", "series_along"]
-
-
 _Words = tuple[str, ...]
 
 

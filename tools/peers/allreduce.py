@@ -17,8 +17,6 @@ from tpiedge.wire.fields import CollectiveChoice, CollectiveName
 from .allreduce_gloo import GlooGroup
 from .spread import ratios
 
-__all__ = ["compare_allreduces", "report", "required_ratio"]
-
 _WARM_UP = 20
 
 

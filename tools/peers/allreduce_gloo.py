@@ -17,8 +17,6 @@ from tpiedge.launch.child import Place
 from .child import last_words, wait_or_kill
 from .models import DRIVERS
 
-__all__ = ["GlooGroup"]
-
 _START_S = 90.0
 _ROUND_S = 5.0
 

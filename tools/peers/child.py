@@ -4,8 +4,6 @@ import os
 import subprocess
 from typing import IO
 
-__all__ = ["last_words", "wait_or_kill"]
-
 _END_S = 5.0
 _KILLED_S = 30.0
 _TAIL_BYTES = 500

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from tpiedge.host.memory_group import ENTER, MemoryUse, memory_group
 
-__all__ = ["Ended", "run_confined"]
-
 _LINE = 200
 
 

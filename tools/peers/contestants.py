@@ -14,18 +14,6 @@ from .limits import Limit
 from .models import DRIVERS, TPIEDGE, Models
 from .spread import prompt_ids
 
-__all__ = [
-    "MAKERS",
-    "Answer",
-    "Contestant",
-    "Work",
-    "environment",
-    "prepare",
-    "read_driver",
-    "read_llama_bench",
-    "read_tpiedge",
-]
-
 _PROMPT_TOKENS = 8
 _MAP_RESERVE = 700_000_000
 """What device_map leaves free below the limit: torch and transformers take 450 MB, then layers on their way."""

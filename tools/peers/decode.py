@@ -34,8 +34,6 @@ from .record import printed
 from .rpc_server import rpc_server
 from .spread import ratios
 
-__all__ = ["Speed", "compare_decode", "read_speed", "report_of_setting"]
-
 _REQUIRED = {"prefill": 2.0, "decode": 1.0}
 _REQUIRED_OF_TWO = {("7b", "q4"): {"decode": 1.2}}
 _DECODE_PROMPT = 1

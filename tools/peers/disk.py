@@ -9,8 +9,6 @@ from pathlib import Path
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
 from tpiedge.units import MIB
 
-__all__ = ["direct_rate", "forget"]
-
 _CHUNK = 8 * MIB
 _IN_FLIGHT = 4
 

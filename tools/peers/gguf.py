@@ -21,17 +21,6 @@ from tpiedge.pack.dtypes import Array
 from tpiedge.pack.sources.imported import AnyTensor
 from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
 
-__all__ = [
-    "GgufTensor",
-    "GgufValue",
-    "describe",
-    "gguf_name",
-    "header",
-    "metadata",
-    "pairs_interleaved",
-    "write_gguf",
-]
-
 _MAGIC, _VERSION, _ALIGN = b"GGUF", 3, 32
 _U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _F32_TENSOR, _BF16_TENSOR = 0, 30

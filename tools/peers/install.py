@@ -15,8 +15,6 @@ from typing import Literal
 
 from tpiedge.errors import TpiedgeError
 
-__all__ = ["VERSIONS", "NotInstalled", "build_llama", "checked", "make_environment"]
-
 LlamaProgram = Literal["llama-bench", "llama-server", "ggml-rpc-server"]
 
 

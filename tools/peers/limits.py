@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from tpiedge.errors import UserError
 from tpiedge.units import parse_bytes
 
-__all__ = ["Limit", "parse_limits", "required_ratio"]
-
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 
 _REQUIRED = {"accelerate": 2.0, "accelerate device_map": 2.0, "airllm": 5.0}

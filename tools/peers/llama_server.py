@@ -8,8 +8,6 @@ from pathlib import Path
 from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress
 from tpiedge.lab.bench.serve_cluster import await_ready, free_ports, running_process
 
-__all__ = ["llama_server", "llama_server_command"]
-
 _HOST = "127.0.0.1"
 
 

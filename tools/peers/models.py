@@ -9,8 +9,6 @@ from .gguf import write_gguf
 from .install import NotInstalled, checked
 from .random_gguf import write_random_gguf
 
-__all__ = ["DRIVERS", "PRECISIONS", "SHAPES", "TPIEDGE", "Models", "RandomModels"]
-
 SHAPES = {"1.1b": "tinyllama", "7b": "llama2-7b"}
 """Shape of random weights -> the preset."""
 PRECISIONS = ("q4", "q8", "bf16")

@@ -23,8 +23,6 @@ from .limits import Limit, parse_limits, required_ratio
 from .models import SHAPES, Models, RandomModels
 from .spread import ratios
 
-__all__ = ["PEERS", "Run", "compare_offload", "is_due", "models_of", "report_of_limit"]
-
 _RATE_BYTES = 1_000_000_000
 _OWN = "tpiedge"
 

@@ -15,8 +15,6 @@ from tpiedge.model.spec import model_spec
 
 from .gguf import GgufTensor, GgufValue, gguf_name, header, metadata
 
-__all__ = ["FORMATS", "BlockFormat", "RandomTensor", "made_up_words", "random_tensors", "write_random_gguf"]
-
 _ALIGN = 32
 _BLOCK = 32
 _PIECE_BLOCKS = 1 << 18

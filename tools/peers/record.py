@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["printed"]
-
 
 @contextmanager
 def printed(record: dict[str, Any], measured: list[dict[str, Any]]) -> Iterator[None]:

@@ -17,8 +17,6 @@ from tpiedge.wire.requests import GenerationRequest
 
 from .spread import prompt_ids
 
-__all__ = ["compare_transformers"]
-
 Measure = Callable[[Sequence[int], int], tuple[float, float]]
 """(prompt ids, new tokens) -> (seconds to the first token, seconds per further token)."""
 

@@ -14,8 +14,6 @@ from tpiedge.launch.child import Place
 
 from .child import last_words, wait_or_kill
 
-__all__ = ["rpc_server"]
-
 _PORT = 50052
 _START_S = 20.0
 

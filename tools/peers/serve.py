@@ -33,8 +33,6 @@ from .models import SHAPES, TPIEDGE
 from .random_gguf import write_random_gguf
 from .record import printed
 
-__all__ = ["ServeRound", "compare_serve", "report_of_streams"]
-
 _VOCABULARY = 30_000
 _ROOM = 64
 """Tokens of a stream's context that the prompt alone leaves free."""

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from tpiedge.lab.bench import figures as benching
 
-__all__ = ["prompt_ids", "ratios"]
-
 _VOCABULARY = 30_000
 
 

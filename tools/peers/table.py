@@ -5,8 +5,6 @@ from typing import Any
 
 from tpiedge.units import format_bytes
 
-__all__ = ["table"]
-
 _ROW = "{:24} {:>24} {:>20} {:>8}  {}"
 
 

@@ -15,8 +15,6 @@ from tpiedge.sanitise import sanitised
 
 from .snapshots import Line, Snapshot, Span
 
-__all__ = ["HOLD_S", "picture"]
-
 HOLD_S = 5.0
 """How long the last snapshot stays before all begins again."""
 

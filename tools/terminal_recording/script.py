@@ -7,8 +7,6 @@ from typing import Any
 
 from tpiedge.errors import UserError
 
-__all__ = ["PROMPT", "Script", "Step", "load"]
-
 PROMPT = "$ "
 """What the shell writes before a command."""
 

@@ -16,8 +16,6 @@ from tpiedge.errors import UserError
 from .script import PROMPT, Step
 from .snapshots import Line, Snapshot, Span
 
-__all__ = ["Shell", "rhythm"]
-
 _LIMIT_S = 120.0  # for one step
 _TICK_S = 1 / 24
 _ENTER_S = 0.4

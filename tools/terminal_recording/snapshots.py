@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-__all__ = ["Line", "Snapshot", "Span", "shorten_pauses", "thin"]
-
 
 @dataclass(frozen=True)
 class Span:

@@ -7,8 +7,6 @@ ended (pipelining) or a proxy, which has many clients, speaks for another one.
 
 from collections.abc import Callable
 
-__all__ = ["Acknowledgement"]
-
 
 class Acknowledgement:
     """The answer that one connection carried last."""

@@ -20,8 +20,6 @@ from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.service import Busy, Forecast, Service, Unavailable
 
-__all__ = ["Admin"]
-
 _T = TypeVar("_T")
 
 _ADMINISTRATOR = "the administrator"

@@ -19,8 +19,6 @@ from tpiedge.api.responses_format import ResponsesFormat
 from tpiedge.api.responses_request import read_response
 from tpiedge.api.service import Service
 
-__all__ = ["ANSWER_FORMS", "AnswerForm"]
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:

@@ -13,15 +13,6 @@ from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar, GrammarKind
 
-__all__ = [
-    "CONSTRAINTS",
-    "UNKNOWN_CONSTRAINTS",
-    "check_schema",
-    "grammar_of",
-    "read_grammar",
-    "schema_of_grammar",
-]
-
 _MAX_CHOICES = 1024
 _MAX_DEPTH = 64
 _MAX_NAME = 64

@@ -10,8 +10,6 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.stream_bridge import ChoiceEvent, EventQueue
 from tpiedge.errors import InternalError
 
-__all__ = ["AnswerReader", "Parting", "ReadAnswer", "superseded"]
-
 _SLICE: Final = 64
 """So many events of the past are looked at while others wait for the answer's lock."""
 

@@ -37,20 +37,6 @@ from tpiedge.master.journal import Paused
 from tpiedge.master.reading_progress import Reading
 from tpiedge.units import format_seconds
 
-__all__ = [
-    "IGNORED",
-    "REQUEST_ID",
-    "RESUMABLE",
-    "Aborted",
-    "Answering",
-    "BeyondEnd",
-    "BrokenOff",
-    "Send",
-    "ServerEnds",
-    "Stalled",
-    "send_json",
-]
-
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 REQUEST_ID = "x-request-id"

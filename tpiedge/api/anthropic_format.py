@@ -13,8 +13,6 @@ from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpokenText
 
-__all__ = ["AnthropicFormat"]
-
 _PING: Final = named_event("ping", {"type": "ping"})
 #: Why an answer ends that need not have said anything: one of no tokens only reads its prompt.
 _CUT: Final = "length"

@@ -15,8 +15,6 @@ from tpiedge.api.service import Service
 from tpiedge.api.tools import is_left_out
 from tpiedge.api.translation import Chat, Dialect, copied, objects, text_parts
 
-__all__ = ["count_tokens", "read_messages_request"]
-
 _COPIED: Final = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"}
 _DIALECT: Final = Dialect(
     "message",

@@ -35,8 +35,6 @@ from tpiedge.api.service import Service
 from tpiedge.api.texts import Texts
 from tpiedge.api.vain_fields import VainFields
 
-__all__ = ["Api"]
-
 _CLOSE = (b"connection", b"close")
 _SWEEP_S = 1.0
 #: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.

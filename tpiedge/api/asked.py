@@ -19,30 +19,6 @@ from tpiedge.wire.fields import U32, MaxItems, MaxLength, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
-__all__ = [
-    "ANSWER_TOKENS",
-    "MAX_CHOICES",
-    "MAX_ECHO",
-    "MAX_TEXTS",
-    "MAX_TEXT_NAME",
-    "MAX_TOKENS",
-    "MAX_TOOLS",
-    "MAX_TOOL_NAME",
-    "AnsweredAtOnce",
-    "Asked",
-    "Choice",
-    "FormatName",
-    "Reply",
-    "answer_limit",
-    "check_model",
-    "named_choices",
-    "read_limit",
-    "read_reply",
-    "read_token_ids",
-    "request_of",
-    "rest_of",
-]
-
 MAX_TOKENS = 2**32 - 1
 ANSWER_TOKENS = 2048
 """Of an answer for which nobody says how long it may be: a model that never comes to an end is stopped."""

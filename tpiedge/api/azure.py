@@ -4,8 +4,6 @@ import re
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-__all__ = ["deployment_of", "name_usual_path"]
-
 _NEWER: Final = "/openai/v1/"
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/(.+?)/((?:chat/)?completions|embeddings)")
 _KEY: Final = "tpiedge.deployment"

@@ -9,8 +9,6 @@ from typing import Any
 from tpiedge.api.errors import ApiError
 from tpiedge.units import format_bytes
 
-__all__ = ["Disconnected", "Receive", "discard", "left", "read_body"]
-
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 

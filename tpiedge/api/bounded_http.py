@@ -13,8 +13,6 @@ from typing import Final
 import h11
 from h11._receivebuffer import ReceiveBuffer
 
-__all__ = ["FREE_CHUNKS", "MOST_LINES", "SMALLEST_CHUNK", "BoundedHttp"]
-
 MOST_LINES: Final = 128
 FREE_CHUNKS: Final = 256
 SMALLEST_CHUNK: Final = 64

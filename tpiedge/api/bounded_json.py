@@ -17,8 +17,6 @@ from typing import Final, NoReturn
 
 from tpiedge.api.errors import refused
 
-__all__ = ["MAX_DEPTH", "Excessive", "is_deeper", "parse_object", "parse_text"]
-
 MAX_DEPTH: Final = 128
 """Of arrays and objects within each other."""
 

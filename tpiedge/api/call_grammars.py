@@ -24,8 +24,6 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar
 
-__all__ = ["begun_call_grammar", "call_or_form_grammar", "calls_are_known_by_tokens", "required_call_grammar"]
-
 _MAX_CALLS: Final = 16
 #: Within a grammar of another kind, JSON is to be written as in answers that are nothing else.
 _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -39,8 +39,6 @@ from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.speech import NO_THOUGHTS, Thinking, thinking_after
 from tpiedge.wire.requests import Grammar
 
-__all__ = ["read_chat", "read_variables", "render_chat"]
-
 _SWITCHES = ("enable_thinking", "thinking")
 
 

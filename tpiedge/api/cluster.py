@@ -28,8 +28,6 @@ from tpiedge.api.service import (
 )
 from tpiedge.api.timeline import ShownStep, WaitingShares, shown_step
 
-__all__ = ["ClusterPicture", "MachineState"]
-
 MachineState: TypeAlias = Literal[
     "serving", "loading", "spare", "left out", "draining", "drained", "waiting", "lost"
 ]

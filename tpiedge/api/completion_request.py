@@ -25,8 +25,6 @@ from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.model.detokenizer import unfinished
 
-__all__ = ["read_completion"]
-
 _TOKENS = 16  # OpenAI's default
 
 

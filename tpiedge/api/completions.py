@@ -29,8 +29,6 @@ from tpiedge.api.service import Service
 from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.vain_fields import VainFields
 
-__all__ = ["Completions", "Resumptions"]
-
 _EVENT_DIGITS = 18
 
 _Opened: TypeAlias = tuple[Callable[[], AnswerFeed], Callable[[Parting], None]]

@@ -17,8 +17,6 @@ from tpiedge.api.fairness import FairTurns
 from tpiedge.api.limits import Limits
 from tpiedge.units import KIB
 
-__all__ = ["PIECE_BYTES", "below_tls", "connection_class"]
-
 PIECE_BYTES: Final = 8 * KIB
 """No more of what a client sent, on however many connections, is read and parsed in one turn of the event loop; others
 have theirs before the next."""

@@ -32,8 +32,6 @@ from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import Transcript
 from tpiedge.errors import Cancelled
 
-__all__ = ["Deliveries", "RunningAnswers", "Work"]
-
 #: How often it is looked whether all was sent, which it nearly always is at once.
 _UNSENT_S = 0.02
 

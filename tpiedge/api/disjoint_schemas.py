@@ -5,8 +5,6 @@ from collections.abc import Collection, Sequence
 from itertools import combinations
 from typing import Any, Final, Protocol
 
-__all__ = ["SchemaFacts", "are_disjoint"]
-
 _MAX_SCHEMAS: Final = 100
 _MAX_VALUES: Final = 100
 _MAX_CHARACTERS: Final = 256

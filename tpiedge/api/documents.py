@@ -6,8 +6,6 @@ import binascii
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields, needed
 
-__all__ = ["document_text", "file_text", "search_result_text"]
-
 
 def document_text(block: BodyFields) -> str:
     """The text of Anthropic's block of type "document", below its title and its context. Raises ApiError."""

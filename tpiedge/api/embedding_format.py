@@ -16,8 +16,6 @@ from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import json_bytes
 from tpiedge.api.transcript import TextPiece, Transcript
 
-__all__ = ["EmbeddingFormat", "VectorFormat", "unit_vector"]
-
 _DIGITS: Final = 9
 """As many as tell every f32 from its neighbours."""
 

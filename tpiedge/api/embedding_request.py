@@ -21,15 +21,6 @@ from tpiedge.api.service import Service
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Pooling, Sampling
 
-__all__ = [
-    "MAX_INPUTS",
-    "check_dimensions",
-    "embedding_choices",
-    "embedding_inputs",
-    "read_embeddings",
-    "read_pooling",
-]
-
 MAX_INPUTS: Final = 2048
 """That one request may have: as many as OpenAI's."""
 _FORMS: Final[dict[str, FormatName]] = {"float": "embeddings", "base64": "embeddings-base64"}

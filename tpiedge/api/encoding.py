@@ -12,8 +12,6 @@ from tpiedge.api.service import Service
 from tpiedge.errors import UserError
 from tpiedge.model.tokenizer import Tokenizer
 
-__all__ = ["check_characters", "count_tokens", "encode"]
-
 _CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this per position cannot fit: it is refused before it is tokenized."""
 _BYTES_PER_CHARACTER = 4

@@ -6,8 +6,6 @@ from tpiedge.api.errors import ApiError, PromptTooLong
 from tpiedge.api.frames import Json
 from tpiedge.api.origins import Headers
 
-__all__ = ["anthropic_error", "error_body", "is_anthropic", "ollama_error"]
-
 _ANTHROPIC: Final = "/v1/messages"
 _ANTHROPIC_VERSION: Final = b"anthropic-version"
 _OLLAMA: Final = "/api/"

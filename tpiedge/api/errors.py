@@ -23,9 +23,6 @@ from tpiedge.master.drains import CannotDrain
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.rate_limited_log import RateLimitedLog
 
-__all__ = ["ApiError", "PromptTooLong", "of_exception", "refused"]
-
-
 _log = RateLimitedLog(logging.getLogger(__name__))
 
 

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from tpiedge.portions import Portions
 
-__all__ = ["FairThreads", "FairTurns"]
-
 _T = TypeVar("_T")
 
 

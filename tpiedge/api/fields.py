@@ -9,8 +9,6 @@ from tpiedge.api.bounded_json import Excessive, parse_text
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.wire.fields import Range
 
-__all__ = ["MAX_TEXT_VALUES", "BodyFields", "needed"]
-
 MAX_TEXT_VALUES: Final = 65_536
 """Of JSON in the texts of one request, all of them together."""
 

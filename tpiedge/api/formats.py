@@ -9,8 +9,6 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.tokenizer import Tokenizer
 
-__all__ = ["AnswerFormat", "AnswerHead"]
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:

@@ -5,19 +5,6 @@ from collections.abc import Iterator
 
 from tpiedge.sanitise import sanitised_line
 
-__all__ = [
-    "EVENT_STREAM",
-    "JSON_LINES",
-    "Json",
-    "comment",
-    "event",
-    "json_bytes",
-    "json_line",
-    "json_parts",
-    "named_event",
-    "numbered",
-]
-
 Json = dict[str, object]
 """An object of JSON."""
 EVENT_STREAM = b"text/event-stream; charset=utf-8"

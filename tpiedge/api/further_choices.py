@@ -11,8 +11,6 @@ from typing import Final
 from tpiedge.api.service import Busy, Generation, Service
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["AT_ONCE", "FurtherChoices", "submit_choices"]
-
 AT_ONCE: Final = 16
 """So many choices of one request are asked for at a time."""
 

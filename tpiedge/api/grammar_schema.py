@@ -34,8 +34,6 @@ from tpiedge.api.schema_words import (
     unheld_words,
 )
 
-__all__ = ["GrammarSchema", "SchemaTooLarge", "grammar_schema"]
-
 _MAX_PARTS: Final = 20_000
 #: Longer ones of the characters of places and patterns would be work that the number of parts does not show.
 _MAX_PLACE: Final = 256

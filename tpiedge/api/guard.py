@@ -27,8 +27,6 @@ from tpiedge.api.proxies import Proxies
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["OPEN_PATHS", "Guard", "Sender", "check_bind", "is_admin", "is_loopback", "key_of", "public_name"]
-
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _ADMIN = "/admin"
 _FOREIGN = ("cross-site", "same-site")

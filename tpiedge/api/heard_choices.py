@@ -17,8 +17,6 @@ from tpiedge.api.further_choices import FurtherChoices
 from tpiedge.api.service import AnswerEvent, Busy, Generation, Unavailable
 from tpiedge.errors import InternalError
 
-__all__ = ["HeardChoices"]
-
 _AGAIN_S: Final = 1.0
 
 

@@ -12,8 +12,6 @@ from tpiedge.api.service import AnswerEvent
 from tpiedge.units import KIB
 from tpiedge.wire.control import PromptScores, Token
 
-__all__ = ["ANSWER_BYTES", "event_bytes", "request_bytes"]
-
 ANSWER_BYTES: Final = 16 * KIB
 """Of an answer that says nothing: its request, its locks, and its file on the disk."""
 

@@ -17,8 +17,6 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.service import Busy
 from tpiedge.portions import Portions
 
-__all__ = ["Intake"]
-
 _THREADS = 4
 _JSON = "application/json"
 #: What curl says where it is not told, and aiohttp, by which LiteLLM asks.

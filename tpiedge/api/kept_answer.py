@@ -47,8 +47,6 @@ from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, PromptScores, Token
 
-__all__ = ["COLLECTED_WITHIN_S", "LEFT_S", "UNFINISHED_S", "KeptAnswer"]
-
 COLLECTED_WITHIN_S: Final = 600.0
 """For how long a whole answer of the master before is kept after its end."""
 UNFINISHED_S: Final = 24 * 3600.0

@@ -25,8 +25,6 @@ from tpiedge.portions import share_of, too_much
 from tpiedge.units import MIB, counted, format_seconds
 from tpiedge.wire.control import AnswerPart, Finished
 
-__all__ = ["LEFT_BYTES", "MOST_LEFT", "MOST_RECOVERED", "KeptAnswers"]
-
 _log = logging.getLogger(__name__)
 
 MOST_LEFT: Final = 64

@@ -17,8 +17,6 @@ from tpiedge.errors import UserError
 from tpiedge.host.private_file import private_bytes
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["ApiKeys"]
-
 _MAX_KEY: Final = 4096
 _MAX_NAME: Final = 100
 _log = logging.getLogger(__name__)

@@ -5,8 +5,6 @@ from typing import Self
 
 from tpiedge.units import KIB, MIB
 
-__all__ = ["Limits"]
-
 _BYTES_PER_TOKEN = 64
 _BYTES_BESIDE_PROMPT = 512 * KIB
 _VALUES_BESIDE_PROMPT = 65_536  # 4096 messages of one part, each with a role, a name and commas

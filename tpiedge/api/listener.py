@@ -15,8 +15,6 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.guard import is_loopback
 from tpiedge.rate_limited_log import RateLimitedLog
 
-__all__ = ["HttpListener", "Places"]
-
 #: Connections that are refused before the event loop has its turn again.
 _BURST: Final = 64
 _REST_S: Final = 0.02

@@ -9,8 +9,6 @@ from tpiedge.api.fields import BodyFields, needed
 from tpiedge.model.call_forms import short_call_id
 from tpiedge.model.chat_prompt import GivenArguments
 
-__all__ = ["message_texts", "read_messages"]
-
 _MAX_MESSAGES = 4096
 _MAX_NAME = 64
 _MAX_CALLS = 128

@@ -25,8 +25,6 @@ from tpiedge.master.history import LOSS_CAUSES, PLAN_CAUSES
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.wire.control import Stats
 
-__all__ = ["METRICS_TYPE", "metrics_page"]
-
 METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _Labels: TypeAlias = Mapping[str, str]

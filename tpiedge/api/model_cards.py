@@ -10,8 +10,6 @@ from tpiedge.api.frames import Json
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import ModelInfo, Service
 
-__all__ = ["model_routes"]
-
 
 def model_routes(service: Service) -> list[Route]:
     """They take no place in the queue."""

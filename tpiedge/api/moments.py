@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ACROSS_BOOTS_S", "Moment", "this_moment"]
-
 ACROSS_BOOTS_S: Final = 12 * 3600.0
 """So a record that is to be kept for days outlives several boots with a wrong clock, and ends at last on a computer
 that is started every day."""

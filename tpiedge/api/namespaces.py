@@ -5,8 +5,6 @@ from typing import Final
 
 from tpiedge.api.asked import MAX_TOOL_NAME
 
-__all__ = ["bare_name", "full_name"]
-
 _JOINT: Final = "__"
 
 

@@ -9,8 +9,6 @@ from tpiedge.api.asked import Asked
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.service import Service
 
-__all__ = ["has_functions", "read_functions"]
-
 _OLD: Final = ("functions", "function_call")
 _TOOL: Final = re.compile(r"\btools(?:\[(\d*)\])?(?:\.function)?")
 _HARMLESS: Final = (None, "none", "auto")

@@ -19,8 +19,6 @@ from tpiedge.api.vain_fields import VainFields
 from tpiedge.model.call_forms import call_form
 from tpiedge.model.speech import thinking_after
 
-__all__ = ["ollama_routes"]
-
 #: Whose API this is, for clients that want one which is new enough.
 _RELEASE: Final = "0.12.0"
 _NEVER: Final = "9999-12-31T23:59:59Z"

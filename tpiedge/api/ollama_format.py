@@ -14,8 +14,6 @@ from tpiedge.api.token_scores import TokenScores
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.speech import SpokenText
 
-__all__ = ["OllamaEmbedFormat", "OllamaFormat", "moment"]
-
 
 class OllamaFormat:
     """An AnswerFormat of one choice, of a chat or of a text."""

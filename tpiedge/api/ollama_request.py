@@ -14,8 +14,6 @@ from tpiedge.api.service import Service
 from tpiedge.api.translation import Chat, Dialect, copied, objects, renamed
 from tpiedge.engine.sampling import MAX_LOGPROBS
 
-__all__ = ["read_embed", "read_generate", "read_old_embeddings", "read_ollama_chat"]
-
 _OPTIONS: Final = {
     "temperature": "temperature",
     "top_p": "top_p",

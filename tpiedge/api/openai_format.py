@@ -13,8 +13,6 @@ from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import SpokenText
 from tpiedge.wire.control import Token
 
-__all__ = ["OpenAIFormat"]
-
 _DONE = b"data: [DONE]\n\n"
 
 

@@ -31,8 +31,6 @@ from tpiedge.api.openapi_parts import (
     reply,
 )
 
-__all__ = ["PATHS", "document", "openapi_routes"]
-
 
 def _worker_order(summary: str, field: str, description: str, done: JsonSchema) -> JsonSchema:
     asked = body({field: {**TEXT, "minLength": 1, "maxLength": 256, "description": description}}, [field])

@@ -36,15 +36,6 @@ from tpiedge.engine.sampling import (
 )
 from tpiedge.wire.fields import Range
 
-__all__ = [
-    "CHAT",
-    "COMPLETION",
-    "DETOKENIZE",
-    "EMBEDDINGS",
-    "SCHEMAS",
-    "TOKENIZE",
-]
-
 _SCORES: Final[JsonSchema] = {"type": ["object", "null"]}
 _MESSAGES: Final[JsonSchema] = {
     "type": "array",

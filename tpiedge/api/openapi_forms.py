@@ -4,8 +4,6 @@ from typing import Final
 
 from tpiedge.api.openapi_parts import TEXT, JsonSchema, flag
 
-__all__ = ["FORM"]
-
 _TEXT: Final[JsonSchema] = {"type": ["string", "null"]}
 _SCHEMA: Final[JsonSchema] = {
     "type": ["object", "string", "null"],

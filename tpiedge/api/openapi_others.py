@@ -28,18 +28,6 @@ from tpiedge.api.openapi_parts import (
 )
 from tpiedge.engine.sampling import MAX_LOGPROBS
 
-__all__ = [
-    "ANTHROPIC",
-    "OLLAMA_CHAT",
-    "OLLAMA_EMBED",
-    "OLLAMA_EMBEDDINGS",
-    "OLLAMA_GENERATE",
-    "OTHER_PATHS",
-    "OTHER_SCHEMAS",
-    "RESPONSES",
-    "SHOW",
-]
-
 _OBJECT: Final[JsonSchema] = {"type": ["object", "null"]}
 _OBJECTS: Final[JsonSchema] = {"type": "array", "items": {"type": "object"}}
 _TOOLS: Final[JsonSchema] = {"type": ["array", "null"], "items": {"type": "object"}}

@@ -5,29 +5,6 @@ from typing import Final
 
 from tpiedge.wire.fields import Range
 
-__all__ = [
-    "ADMIN",
-    "COUNT",
-    "EVENTS",
-    "MODEL",
-    "NUMBER",
-    "OPEN",
-    "TEXT",
-    "TOKEN_IDS",
-    "JsonSchema",
-    "answer",
-    "body",
-    "flag",
-    "in_json",
-    "integer",
-    "kept",
-    "number",
-    "operation",
-    "path_text",
-    "ref",
-    "reply",
-]
-
 JsonSchema = dict[str, object]
 
 _JSON: Final = "application/json"

@@ -12,8 +12,6 @@ from tpiedge.api.answering import IGNORED, REQUEST_ID, RESUMABLE, Send
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["Headers", "Origins"]
-
 _ANY: Final = "*"
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _KEPT_S: Final = 600

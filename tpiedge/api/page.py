@@ -18,8 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-__all__ = ["Page", "PageFile", "is_page"]
-
 _FOLDER: Final = Path(__file__).parents[1] / "page"
 _FIRST: Final = "index.html"
 _ADDRESS: Final = "page/"

@@ -10,8 +10,6 @@ from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.fields import MaxLength, Packed
 from tpiedge.wire.limits import MAX_PROMPT_TOKENS
 
-__all__ = ["EchoPart", "EchoedPrompt", "PromptEcho"]
-
 _PART: Final = 64
 """Tokens that are told at a time: with twenty scores each they are a millisecond's work."""
 _MAX_TEXT: Final = 2**31 - 1

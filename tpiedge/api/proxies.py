@@ -13,8 +13,6 @@ from tpiedge.api.origins import Headers
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["Proxies"]
-
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _LISTED: Final = b"x-forwarded-for"

@@ -17,8 +17,6 @@ from tpiedge.api.records import event_line, taken_up_line
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.wire.control import Finished, PromptScores, Token
 
-__all__ = ["OPEN_FLAGS", "OWNER_ONLY", "PARTIAL", "UNRECORDED", "RecordFile", "cut"]
-
 OWNER_ONLY: Final = 0o600
 OPEN_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 PARTIAL: Final = ".partial"

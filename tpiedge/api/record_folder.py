@@ -36,8 +36,6 @@ from tpiedge.master.journal import GUILTY
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import counted
 
-__all__ = ["KEPT_DAYS", "MOST_OTHERS", "FoundAnswer", "RecordFolder", "records_in"]
-
 _log = logging.getLogger(__name__)
 
 KEPT_DAYS: Final = 7

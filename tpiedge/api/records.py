@@ -29,23 +29,6 @@ from tpiedge.wire.fields import U64, MaxItems, MaxLength, Name, Range, Text
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 from tpiedge.wire.schema import schema_of
 
-__all__ = [
-    "HEAD_BYTES",
-    "RECORD_VERSION",
-    "AcceptedRequest",
-    "AnswerRecord",
-    "DamagedRecord",
-    "RecordedEvent",
-    "UnknownRecordVersion",
-    "accepted_lines",
-    "event_line",
-    "key_mark",
-    "marks",
-    "read_head",
-    "read_record",
-    "taken_up_line",
-]
-
 RECORD_VERSION: Final = 4
 HEAD_BYTES: Final = 4096
 """The first line is shorter, however its weights are called."""

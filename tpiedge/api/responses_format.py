@@ -14,8 +14,6 @@ from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpokenText
 
-__all__ = ["ResponsesFormat"]
-
 
 class ResponsesFormat:
     """An AnswerFormat of one choice. Neighbouring texts of a kind are one item."""

@@ -13,8 +13,6 @@ from tpiedge.api.service import Service
 from tpiedge.api.tools import is_left_out
 from tpiedge.api.translation import Chat, Dialect, copied, objects, text_parts
 
-__all__ = ["read_response"]
-
 _COPIED: Final = {
     "max_output_tokens": "max_tokens",
     "temperature": "temperature",

@@ -18,8 +18,6 @@ from tpiedge.engine.sampling import (
 from tpiedge.wire.fields import Range
 from tpiedge.wire.requests import Sampling
 
-__all__ = ["read_sampling"]
-
 
 def read_sampling(fields: BodyFields, vocab_size: int, logprobs: int | None, default: Sampling) -> Sampling:
     """`default`: the model's own. `logprobs`: how many alternatives are to be told; None: not even the tokens' own.

@@ -6,8 +6,6 @@ Patterns are written for JavaScript or Python; the library of grammars reads Rus
 import re
 from typing import Final
 
-__all__ = ["is_held"]
-
 #: One element of a pattern: an escape, what opens a group, a quantifier, or any other character.
 _ELEMENT: Final = re.compile(
     r"\\[pPux]\{[^}]{0,64}\}|\\.|\(\?(?:P?<[A-Za-z_]|[imsUuxR-]*[:)]|.?)|\{[0-9]+(?:,[0-9]*)?\}|.", re.DOTALL

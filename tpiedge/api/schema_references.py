@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote, urldefrag, urljoin
 
-__all__ = ["DATA", "NAMED", "SchemaReferences"]
-
 NAMED: Final = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies")
 """The keywords whose keys are names, not words of JSON Schema, and whose values are schemas."""
 DATA: Final = ("const", "enum", "default", "examples")

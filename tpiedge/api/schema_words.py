@@ -5,25 +5,6 @@ from typing import Any, Final
 
 from tpiedge.api.schema_patterns import is_held
 
-__all__ = [
-    "CHOICES",
-    "CONDITIONS",
-    "FORMATS",
-    "OF_OBJECTS",
-    "PLAIN",
-    "REFERENCES",
-    "SAYING",
-    "TYPES",
-    "has_unheld_patterns",
-    "is_only_pattern",
-    "listed_names",
-    "may_be_object",
-    "place_of",
-    "reference_of",
-    "restricts_names",
-    "unheld_words",
-]
-
 TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
 FORMATS: Final = (
     "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid",

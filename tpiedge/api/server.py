@@ -25,8 +25,6 @@ from tpiedge.errors import InternalError, UserError
 from tpiedge.host.addresses import own_names
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
-__all__ = ["ApiServer"]
-
 _START_S = 10.0
 _ABORT_S = 5.0
 _KEEP_ALIVE_S = 30

@@ -8,8 +8,6 @@ from tpiedge.model.call_forms import short_call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpeechForm, SpeechReader, SpokenText
 
-__all__ = ["SpokenChoice", "ToolCall", "call_id"]
-
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

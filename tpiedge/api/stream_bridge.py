@@ -25,8 +25,6 @@ from tpiedge.api.service import AnswerEvent, Busy, Generation
 from tpiedge.errors import InternalError, TpiedgeError
 from tpiedge.wire.control import Finished
 
-__all__ = ["AnswerFeed", "ChoiceEvent", "EventQueue", "StreamBridge"]
-
 _AHEAD = 256
 
 ChoiceEvent: TypeAlias = tuple[int, AnswerEvent]

@@ -19,8 +19,6 @@ from tpiedge.api.messages import read_messages
 from tpiedge.api.service import Service
 from tpiedge.api.vain_fields import VainFields
 
-__all__ = ["Texts"]
-
 
 class Texts:
     """The routes. They take a place among the requests that arrive, as everything that tokenizes."""

@@ -15,8 +15,6 @@ from typing import Final, TypeAlias
 from tpiedge.api.service import NodeStatus, StepTimeline
 from tpiedge.wire.control import StepSpans
 
-__all__ = ["ShownStep", "WaitingShares", "shown_step"]
-
 _Spans: TypeAlias = list[tuple[float, float]]
 
 _MICROSECOND: Final = 1e-6

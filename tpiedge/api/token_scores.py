@@ -6,8 +6,6 @@ from tpiedge.api.frames import Json
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Token
 
-__all__ = ["TokenScores", "own_score"]
-
 
 class TokenScores:
     """Writes the scores of one answer. `top`: how many of the likeliest tokens are told of each; `without_bytes`: what

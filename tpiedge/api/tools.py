@@ -13,16 +13,6 @@ from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.model.call_forms import CallForm, call_form
 
-__all__ = [
-    "AskedTools",
-    "CallableTool",
-    "is_left_out",
-    "read_tools",
-    "text_names",
-    "text_parameters",
-    "tool_form",
-]
-
 _NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
 
 

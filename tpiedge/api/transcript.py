@@ -13,8 +13,6 @@ from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 
-__all__ = ["TextPiece", "Transcript"]
-
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:

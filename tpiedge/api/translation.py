@@ -11,8 +11,6 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields, needed
 from tpiedge.api.service import Service
 
-__all__ = ["MAX_PARTS", "Chat", "Dialect", "copied", "objects", "renamed", "text_parts"]
-
 Chat = dict[str, object]
 """The JSON of a chat request."""
 

@@ -6,8 +6,6 @@ from typing import Final
 
 from tpiedge.api.answering import IGNORED
 
-__all__ = ["VainFields"]
-
 _MOST_SAID: Final = 1000
 
 _log = logging.getLogger(__name__)

@@ -17,8 +17,6 @@ from tpiedge.errors import PeerError
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.sanitise import sanitised
 
-__all__ = ["AnswerStream", "HttpRefusal"]
-
 _REQUEST_ID, _RESUMABLE = "x-request-id", "x-resumable"
 _RETRY_S = 0.5
 #: Whoever stops an answer does not wait for long.

@@ -6,8 +6,6 @@ Pure: what is to be written comes back as text.
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["REPEATS", "LoopWatch", "WordWrap"]
-
 REPEATS = "the model repeats itself: Ctrl-C stops it"
 
 _TAB: Final = "    "

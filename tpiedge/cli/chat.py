@@ -15,8 +15,6 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.local.usual_context import chosen_context
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
-__all__ = ["chat"]
-
 
 def chat(
     model: PreparedModel,

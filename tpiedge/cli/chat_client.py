@@ -23,8 +23,6 @@ from tpiedge.model.hub.cache import parse_hub_name
 from tpiedge.progress import LiveProgress
 from tpiedge.sanitise import sanitised
 
-__all__ = ["chat"]
-
 
 @dataclass
 class _Answer:

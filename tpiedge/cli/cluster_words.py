@@ -11,28 +11,6 @@ from typing import Any, Final, TypeAlias
 from tpiedge.sanitise import sanitised, sanitised_line
 from tpiedge.units import counted, format_bytes, format_seconds
 
-__all__ = [
-    "MACHINE_HEADER",
-    "OTHER_FORM",
-    "REQUEST_HEADER",
-    "STEP_PARTS",
-    "PictureJson",
-    "bar_cells",
-    "event_line",
-    "link_tables",
-    "machine_row",
-    "memory_parts",
-    "named",
-    "notes",
-    "request_row",
-    "step_parts",
-    "summary",
-    "timeline_cells",
-    "timeline_lines",
-    "timeline_title",
-    "title",
-]
-
 OTHER_FORM: Final = "the master answers in another form: is it of another version?"
 
 MACHINE_HEADER: Final = ("machine", "rank", "state", "heads", "FFN", "memory", "step", "disk", "link")

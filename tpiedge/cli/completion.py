@@ -5,8 +5,6 @@ from click.shell_completion import get_completion_class
 
 from tpiedge.errors import InternalError
 
-__all__ = ["completion"]
-
 _VARIABLE = "_TPIEDGE_COMPLETE"  # click reads it: every verb of the command completes through it
 
 

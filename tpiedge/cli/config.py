@@ -17,8 +17,6 @@ from tpiedge.settings.file import read_settings
 from tpiedge.settings.resolve import Setting, unused_variables
 from tpiedge.settings.schema import Verb
 
-__all__ = ["config"]
-
 _HIDDEN = "***"
 
 

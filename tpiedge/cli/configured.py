@@ -24,17 +24,6 @@ from tpiedge.settings.file import SettingsFile, find_settings
 from tpiedge.settings.resolve import Setting, check_variables, resolve
 from tpiedge.settings.schema import COMMON, SECRETS, Flag, Kind, Verb
 
-__all__ = [
-    "ConfiguredGroup",
-    "check_values",
-    "config_option",
-    "effective",
-    "key_of",
-    "options_of",
-    "value_problem",
-    "verbs_of",
-]
-
 _META = __name__
 _GIVEN = f"{__name__}.given"
 _UNCONFIGURED = ("config", "completion")

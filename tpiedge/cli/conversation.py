@@ -18,18 +18,6 @@ from tpiedge.errors import ContextFull, PeerError, UserError
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
 
-__all__ = [
-    "ANSWER_TOKENS",
-    "SETTINGS",
-    "ChatMessage",
-    "Conversation",
-    "Settings",
-    "Speaker",
-    "Spoken",
-    "converse",
-    "messages_of",
-]
-
 ANSWER_TOKENS = 2048
 """Of an answer for which nobody gave another number: a model that never comes to an end is stopped."""
 

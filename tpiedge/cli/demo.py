@@ -20,8 +20,6 @@ from tpiedge.wire.control import Stats
 from tpiedge.wire.fields import Compute
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["demo"]
-
 _PROMPT = "Once upon a time"
 _TOKENS = 200
 _NODES = 3

@@ -19,8 +19,6 @@ from tpiedge.doctor.software import check_arithmetic, check_links, check_python
 from tpiedge.errors import ResourceError
 from tpiedge.host.addresses import CONTROL_PORT, parse_address
 
-__all__ = ["doctor"]
-
 _LIMIT_S = 9.0
 _ARITHMETIC_S = 8.0
 

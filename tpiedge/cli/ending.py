@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from tpiedge.cli.interrupts import Terminated
 from tpiedge.cli.scribe import Scribe, log_by_scribe
 
-__all__ = ["honour_signals", "interrupt_says", "serving_until_stopped"]
-
 
 def honour_signals() -> None:
     """Commands end in order, children included. For the main thread."""

@@ -4,8 +4,6 @@ count as /dev/null."""
 import os
 import sys
 
-__all__ = ["main", "open_standard_files"]
-
 
 def main() -> None:
     """`tpiedge`."""

@@ -15,8 +15,6 @@ from tpiedge.host.addresses import Address, outgoing_host
 from tpiedge.joining.tokens import JoinToken
 from tpiedge.transport.keys import CurveKeys
 
-__all__ = ["lan_address", "page_lines", "qr_lines", "terminal_columns", "url_for_others", "workers_invited"]
-
 _ANYWHERE: Final = ("0.0.0.0", "::")
 _THIS_COMPUTER: Final = ("127.0.0.1", "::1", "localhost")
 _QUIET_ZONE: Final = 2

@@ -16,8 +16,6 @@ from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.storage import Storage
 from tpiedge.units import format_bytes
 
-__all__ = ["import_gguf"]
-
 
 @click.command("import-gguf")
 @click.argument("file", type=Location())

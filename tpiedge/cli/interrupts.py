@@ -3,8 +3,6 @@
 import signal
 import sys
 
-__all__ = ["Terminated", "raise_lost_interrupts"]
-
 _AGAIN_S = 0.001
 
 

@@ -11,7 +11,6 @@ import click
 if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
     from prompt_toolkit import PromptSession
 
-__all__ = ["Keyboard", "Pipe", "Terminal", "keyboard"]
 
 _LOCAL_FLAGS = 3  # in what termios.tcgetattr returns
 _INPUT_FLAGS = 0

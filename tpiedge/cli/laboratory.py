@@ -8,8 +8,6 @@ import click
 from tpiedge.cli.types import CompletedName
 from tpiedge.local.launch import Devices
 
-__all__ = ["RUNNING_TESTBED", "TESTBED", "emulated"]
-
 
 def emulated(given: str | None, nodes: int | None) -> Devices | None:
     """Returns the first `nodes` devices of the testbed with that name or file, by default all; None without a testbed.

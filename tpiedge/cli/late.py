@@ -7,8 +7,6 @@ import click
 
 from tpiedge.cli.listing import ListingGroup
 
-__all__ = ["LateGroup"]
-
 
 class LateGroup(ListingGroup):
     """Until a command is run, `commands` has an outline of it: its name and the line that --help lists."""

@@ -2,8 +2,6 @@
 
 import click
 
-__all__ = ["ListingGroup"]
-
 _WHOLE = 1000
 
 

@@ -22,8 +22,6 @@ from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 from tpiedge.host.address_space import LEAST, check_address_space, raise_address_limit
 from tpiedge.host.descriptors import raise_descriptor_limit
 
-__all__ = ["VERBS", "cli", "main"]
-
 _INTERRUPTED = 130
 _GIT_S = 2.0
 

@@ -57,8 +57,6 @@ from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 
-__all__ = ["master"]
-
 _HTTP_PORT = 8080
 _MOST_S = 1e9
 _THIS_COMPUTER = "127.0.0.1"

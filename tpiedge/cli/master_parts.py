@@ -61,8 +61,6 @@ from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.weights import Keeping
 
-__all__ = ["ANYWHERE", "RECORDS", "MasterFlags", "check_ports", "master_parts", "only_master"]
-
 RECORDS = "answers"
 """The folder of records below a master's own."""
 

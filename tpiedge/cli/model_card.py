@@ -19,8 +19,6 @@ from tpiedge.pack.storage import storage_of
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_bytes
 
-__all__ = ["ModelCard"]
-
 _NODE_COUNTS = (1, 2, 4, 8)
 _SHAPE = (
     "num_layers",

@@ -15,8 +15,6 @@ from tpiedge.model.aliases import aliases
 from tpiedge.model.hub.cache import HubCache, cache_folder
 from tpiedge.model.source import DEMO
 
-__all__ = ["HUB_MODEL", "MODEL", "model_option", "optional_model_option"]
-
 _HELP = "'demo', a name of `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
 _T = TypeVar("_T")
 

@@ -21,8 +21,6 @@ from tpiedge.pack.use import remove_packs
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_age, format_bytes
 
-__all__ = ["ls", "rm", "show"]
-
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
 )

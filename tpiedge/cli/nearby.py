@@ -22,8 +22,6 @@ from tpiedge.joining.connecting import who_is_at
 from tpiedge.joining.identity import cluster_name
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["announcing", "check_announcing", "master_nearby", "pick"]
-
 _LOOK_S: Final = 5.0
 _ANSWER_S: Final = 3.0
 _FAREWELL_S: Final = 3.0

@@ -7,8 +7,6 @@ import click
 from tpiedge.cli.laboratory import TESTBED
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 
-__all__ = ["collective_option", "testbed_option", "wire_option"]
-
 collective_option = click.option(
     "--collective",
     type=click.Choice(get_args(CollectiveChoice)),

@@ -22,8 +22,6 @@ from tpiedge.progress import WaitProgress
 from tpiedge.sanitise import sanitised
 from tpiedge.units import counted, format_bytes, format_range, format_seconds
 
-__all__ = ["nodes"]
-
 _HEADER = (
     "node",
     "rank",

@@ -21,8 +21,6 @@ from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
-__all__ = ["Prompt", "once", "positions"]
-
 
 @dataclass(frozen=True)
 class Prompt:

@@ -16,24 +16,6 @@ from tpiedge.wire.fields import Compute, KVPrecision, Pin
 from tpiedge.wire.requests import Sampling
 from tpiedge.wire.weights import Keeping
 
-__all__ = [
-    "BYTES",
-    "MEMORY",
-    "Ending",
-    "arithmetic_options",
-    "is_default",
-    "keeping_of",
-    "keeping_options",
-    "kv_option",
-    "new_seed",
-    "on_either_side",
-    "own_memory_option",
-    "sampling_of",
-    "sampling_options",
-    "token_ids",
-    "with_usual",
-]
-
 _TOKEN_IDS = 1 << 32
 _MAX_BLOCKS = 10_000
 _MANY_DIGITS = 20

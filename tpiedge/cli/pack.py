@@ -41,9 +41,6 @@ from tpiedge.pack.writing.quality import Quality, TensorQuality, load_quality
 from tpiedge.pack.writing.writer import PackReport
 from tpiedge.units import format_bytes
 
-__all__ = ["pack", "unpack"]
-
-
 _precision = click.Choice([precision.value for precision in Precision])
 
 

@@ -7,8 +7,6 @@ import click
 from tpiedge.errors import UserError
 from tpiedge.local.pack_label import check_name
 
-__all__ = ["name_option", "say_name", "wanted_name"]
-
 name_option = click.option(
     "--name", help="What the pack is called: every verb takes it.  [default: made of the model's name]"
 )

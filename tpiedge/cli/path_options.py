@@ -9,8 +9,6 @@ from platformdirs import user_cache_path, user_state_path
 from tpiedge.cli.types import Location
 from tpiedge.host.private_file import check_folder
 
-__all__ = ["cache_option", "state_option"]
-
 
 def _checked(
     usual: Callable[[str], Path], *within: str

@@ -14,8 +14,6 @@ from tpiedge.progress import ByteProgress
 from tpiedge.sanitise import quote
 from tpiedge.units import format_bytes
 
-__all__ = ["pull"]
-
 
 @click.command()
 @click.argument("model_name", metavar="MODEL", type=HUB_MODEL)

@@ -17,8 +17,6 @@ from tpiedge.host.private_file import read_private
 from tpiedge.local.paths import master_state
 from tpiedge.sanitise import sanitised
 
-__all__ = ["MasterClient", "admin_key", "admin_of", "master_at"]
-
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT = httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0)
 

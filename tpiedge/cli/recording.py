@@ -10,8 +10,6 @@ from tpiedge.errors import TpiedgeError
 from tpiedge.tracing.collection import Collection, Joined
 from tpiedge.units import counted
 
-__all__ = ["recording"]
-
 
 @contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:

@@ -36,8 +36,6 @@ from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.local.usual_context import roomy_context
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 
-__all__ = ["run"]
-
 _CONTINUED_TOKENS = 128
 
 

@@ -8,8 +8,6 @@ import click
 from tpiedge.cli.answer_text import WordWrap
 from tpiedge.sanitise import sanitised
 
-__all__ = ["Screen"]
-
 _COLUMNS = 80  # of a terminal that does not know
 
 

@@ -14,8 +14,6 @@ from typing import Final
 
 from tpiedge.units import counted
 
-__all__ = ["Scribe", "log_by_scribe"]
-
 _MOST_WAITING: Final = 1000
 _FINISH_S: Final = 1.0
 _STANDARD_ERROR: Final = 2

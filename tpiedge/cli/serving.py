@@ -26,8 +26,6 @@ from tpiedge.supervision import Supervisor
 from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["MasterService"]
-
 #: The control thread answers within a turn, unless it starts or ends rank 0's processes.
 _ASKED_S = 5.0
 

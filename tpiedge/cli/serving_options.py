@@ -8,16 +8,6 @@ from click.shell_completion import CompletionItem
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.limits import MAX_SEQUENCES
 
-__all__ = [
-    "alias_option",
-    "kv_tokens_option",
-    "parallel_option",
-    "public_name_option",
-    "share_prefixes_option",
-    "speculate_option",
-    "trusted_proxy_option",
-]
-
 _PARALLEL = 16
 _NAME_CHARACTERS = 200
 _MOST_DRAFTED = 15  # with the token before them they fill a small batch of the kernels

@@ -15,8 +15,6 @@ from tpiedge.pack.store.space import PackUsage, write_limit
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.units import format_bytes, parse_bytes
 
-__all__ = ["shards"]
-
 _ID_DIGITS = 12
 
 

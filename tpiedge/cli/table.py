@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import click
 
-__all__ = ["print_table"]
-
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns as wide as their widest cell, the first to the left, the others to the right."""

@@ -12,16 +12,6 @@ from tpiedge.errors import UserError
 from tpiedge.host.addresses import outgoing_host, own_names
 from tpiedge.host.certificate import Certificate, own_certificate, read_certificate
 
-__all__ = [
-    "ServerTls",
-    "tls_ca_option",
-    "tls_cert_option",
-    "tls_fingerprint_option",
-    "tls_key_option",
-    "tls_self_signed_option",
-    "trust_of",
-]
-
 
 @dataclass(frozen=True)
 class ServerTls:

@@ -20,8 +20,6 @@ from tpiedge.joining.tokens import JoinToken, Redemption, TokenRecord
 from tpiedge.local.paths import master_state
 from tpiedge.units import counted
 
-__all__ = ["token"]
-
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _STATES: dict[Redemption, str] = {"ok": "usable", "expired": "expired", "used": "used", "unknown": "unknown"}
 

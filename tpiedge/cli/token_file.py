@@ -18,8 +18,6 @@ from tpiedge.host.private_file import read_private, replace_private
 from tpiedge.joining.token_store import DAY_S, TokenStore
 from tpiedge.joining.tokens import JoinToken
 
-__all__ = ["await_token", "invitation", "offered"]
-
 _NOTE = "offered.json"
 _OWNER_ONLY = 0o600
 _EXPIRES_S = 30 * DAY_S

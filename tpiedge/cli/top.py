@@ -33,8 +33,6 @@ from tpiedge.cli.reach import MasterClient, admin_of
 from tpiedge.cli.table import print_table
 from tpiedge.errors import PeerError, UserError
 
-__all__ = ["top"]
-
 _LOOK_S: Final = 1.0
 _PATH: Final = "/admin/cluster"
 _QUIT: Final = b"q"

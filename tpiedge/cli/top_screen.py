@@ -29,8 +29,6 @@ from tpiedge.cli.cluster_words import (
 from tpiedge.sanitise import sanitised
 from tpiedge.units import format_bytes, format_seconds
 
-__all__ = ["screen_of"]
-
 #: Of the last ones; a screen has few lines.
 _EVENTS: Final = 8
 #: Cells of a bar, on a screen of so many columns at least; there is room for the disk, too.

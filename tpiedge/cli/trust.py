@@ -9,8 +9,6 @@ from pathlib import Path
 from tpiedge.errors import UserError
 from tpiedge.host.certificate import fingerprint_of
 
-__all__ = ["by_authority", "by_fingerprint", "refusal_of"]
-
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-__all__ = ["CompletedName", "Location", "Number"]
-
 
 class Location(click.Path):
     """A path. An empty one is refused: it would mean the current folder."""

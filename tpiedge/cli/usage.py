@@ -4,8 +4,6 @@ import re
 
 import click
 
-__all__ = ["usage_words", "value_words"]
-
 _NOT_A_NUMBER = re.compile(r" is not a valid (integer|float)( range)?\.$")
 _NUMBERS = {"integer": " is not a whole number", "float": " is not a number"}
 

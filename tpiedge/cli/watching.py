@@ -14,8 +14,6 @@ from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["Callers", "Changes", "watch"]
-
 _WATCH_S = 0.1
 _CALL_S, _FORGIVEN_S = 5.0, 600.0
 _SPARE = {

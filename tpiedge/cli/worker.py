@@ -46,8 +46,6 @@ from tpiedge.worker.settings import AgentSettings
 from tpiedge.worker.trusted_masters import TrustedMasters
 from tpiedge.worker.way import WayState, look_for_master
 
-__all__ = ["worker"]
-
 _RETRY_S = 1.0
 _BEFORE = "this machine had not joined: the same command tries again, with another code where it showed one"
 _MEMBER = "stopped; what was fetched is kept: start it again with --connect, no token is needed"

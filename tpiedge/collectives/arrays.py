@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from tpiedge.errors import InternalError
 
-__all__ = ["F32Array", "IntArray", "Summable", "array_of", "summable_of", "widened"]
-
 F32Array = NDArray[np.float32]
 IntArray = NDArray[np.int32 | np.int64]
 """Narrow or wide, see integers.py."""

@@ -20,18 +20,6 @@ from tpiedge.transport.native_library import PRECISIONS, packing_library
 from tpiedge.wire.fields import WirePrecision
 from tpiedge.wire.tensors import INT8_GROUP, SummandPrecision, TensorHeader, wire_bytes
 
-__all__ = [
-    "CODECS",
-    "INTEGERS",
-    "AnyCodec",
-    "Codec",
-    "Shape",
-    "native_decode",
-    "native_encode",
-    "read_array",
-    "rounded",
-]
-
 Shape = tuple[int, ...]
 
 _SHIFT = np.uint32(16)

@@ -11,8 +11,6 @@ import torch
 
 from tpiedge.wire.data import LeavePages, StepPlan
 
-__all__ = ["Communicator", "Doing", "Liveness", "Tag"]
-
 
 class Tag(NamedTuple):
     """Which collective: the chunk `chunk` of block `block` of step `step`."""

@@ -20,8 +20,6 @@ from tpiedge.wire.fields import CollectiveName
 from tpiedge.wire.header_template import PLACE_AT, PLACE_BYTES, HeaderTemplate, place_of
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["FastPath"]
-
 _Kind = tuple[CollectiveName, str, Shape]
 _MOST_KINDS: Final = 8
 # A rank without a share sends no part, at each all-reduce of a kind: a rank that expects one would leave off every

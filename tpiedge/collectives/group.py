@@ -27,8 +27,6 @@ from tpiedge.transport.endpoint import Buffer, Endpoint
 from tpiedge.wire import fields
 from tpiedge.wire.data import Gathered, Hidden, LeavePages, StepPlan
 
-__all__ = ["COLLECTIVES", "Group"]
-
 COLLECTIVES: Final[Mapping[str, Callable[[PeerChannel], Collective]]] = {
     "star": Star,
     "mesh": Mesh,

@@ -20,8 +20,6 @@ from tpiedge.wire.data import Gathered, Hidden, LeavePages, Partial, Reduced, Sl
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
 
-__all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox", "ReceivedPart"]
-
 #: Of each rank. Who keeps to the protocol is ahead by the all-reduces under way.
 MAX_HELD: Final = 64
 MAX_HELD_BYTES: Final = 32 * MIB

@@ -7,8 +7,6 @@ from tpiedge.collectives.arrays import Summable
 from tpiedge.collectives.codec import AnyCodec, Shape
 from tpiedge.collectives.communicator import Doing, Tag
 
-__all__ = ["Collective", "Job"]
-
 
 @dataclass(slots=True)
 class Job:

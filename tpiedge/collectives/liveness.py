@@ -3,8 +3,6 @@
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost
 
-__all__ = ["DeadlineLiveness"]
-
 
 class DeadlineLiveness:
     """Gives every wait `timeout_s`; a wait is known by its rank and its words."""

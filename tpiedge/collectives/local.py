@@ -6,8 +6,6 @@ from tpiedge.collectives.communicator import Tag
 from tpiedge.errors import InternalError
 from tpiedge.wire.data import LeavePages, StepPlan
 
-__all__ = ["LocalCommunicator"]
-
 
 class LocalCommunicator:
     """Nothing to wait for. All methods as in Communicator."""

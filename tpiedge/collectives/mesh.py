@@ -13,8 +13,6 @@ from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.summation import OrderedSum
 from tpiedge.wire.data import CANCEL, Partial
 
-__all__ = ["Mesh"]
-
 
 class Mesh:
     """A Collective. Every rank has a link to every other."""

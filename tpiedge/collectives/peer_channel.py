@@ -9,8 +9,6 @@ from tpiedge.transport.endpoint import Buffer, Endpoint, Unreachable
 from tpiedge.transport.framing import TENSOR, frame_of
 from tpiedge.wire.messages import Message
 
-__all__ = ["PeerChannel", "node_name"]
-
 _SEND_SLICE_S: Final = 0.05
 
 

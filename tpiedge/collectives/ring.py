@@ -18,8 +18,6 @@ from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import Misconduct
 from tpiedge.wire.data import CANCEL, Slice
 
-__all__ = ["Ring"]
-
 
 class Ring:
     """A Collective. At hop h rank r sends slice r - h to rank r + 1, all modulo N; from hop N - 1 on, whole sums.

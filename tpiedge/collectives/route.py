@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from tpiedge.wire.fields import CollectiveName, WirePrecision
 
-__all__ = ["Route"]
-
 
 @dataclass(frozen=True, slots=True)
 class Route:

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from tpiedge.errors import InternalError
 from tpiedge.wire.fields import CollectiveName
 
-__all__ = ["Hop", "phases", "tree_children", "tree_parent"]
-
 
 class Hop(NamedTuple):
     """A message; `part`: of the tensor."""

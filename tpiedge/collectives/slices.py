@@ -14,8 +14,6 @@ from tpiedge.transport.endpoint import Buffer
 from tpiedge.wire.data import CANCEL, Slice
 from tpiedge.wire.tensors import INT8_GROUP, TensorHeader
 
-__all__ = ["Travelling", "check_slices", "column_ranges", "cut", "send_slice", "travelling"]
-
 Travelling = tuple[TensorHeader, Buffer]
 """A slice as it travels: its header and its bytes."""
 

@@ -13,8 +13,6 @@ from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.summation import OrderedSum
 from tpiedge.wire.data import CANCEL, Partial, Reduced
 
-__all__ = ["Star"]
-
 
 class Star:
     """A Collective. Rank 0 is the root."""

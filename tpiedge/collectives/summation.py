@@ -10,8 +10,6 @@ from tpiedge.collectives.arrays import Summable, widened
 from tpiedge.collectives.integers import all_finite, mark_not_finite
 from tpiedge.errors import Misconduct, ProtocolError
 
-__all__ = ["OrderedSum", "is_finite"]
-
 
 class OrderedSum:
     """((p0 + p1) + p2) + ..., where a part is added as soon as all parts before it have been.

@@ -17,8 +17,6 @@ from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import Misconduct, ProtocolError
 from tpiedge.wire.data import CANCEL, Partial, Reduced
 
-__all__ = ["Tree"]
-
 
 class Tree:
     """A Collective. Rank 0 is the root; ranks without children send their parts at once."""

@@ -16,8 +16,6 @@ from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import Misconduct
 from tpiedge.wire.data import CANCEL, Slice
 
-__all__ = ["TwoShot"]
-
 _PARTS, _SUMS = 0, 1
 
 

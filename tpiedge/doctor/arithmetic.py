@@ -6,8 +6,6 @@ Not in the doctor's process: a build for another processor does not raise, it is
 import json
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Print {"torch": version, "isa": instruction set or null}."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Check", "CheckResult", "Finding", "examine", "fail", "ok", "skip", "warn"]
-
 CheckResult = Literal["skip", "ok", "warn", "fail"]
 """From good to bad. "skip": there was nothing to look at."""
 

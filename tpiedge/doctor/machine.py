@@ -17,19 +17,6 @@ from tpiedge.host.disk_speed import DiskSpeed, measure_disk
 from tpiedge.host.usage import cpu_name
 from tpiedge.units import GIB, MIB, counted, format_bytes
 
-__all__ = [
-    "check_clock",
-    "check_disk",
-    "check_memory",
-    "check_processor",
-    "judge_address_space",
-    "judge_clock",
-    "judge_disk",
-    "judge_features",
-    "judge_memory",
-    "judge_swap",
-]
-
 _X86 = ("x86_64", "AMD64")
 _WANTED = ("avx2", "fma")
 _ALSO = ("avx512f", "avx512_bf16", "amx_bf16", "avx_vnni", "asimd", "sve", "bf16", "asimddp")

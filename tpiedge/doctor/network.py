@@ -12,18 +12,6 @@ import psutil
 from tpiedge.doctor.finding import Finding, fail, ok, warn
 from tpiedge.host.ports import holder, port_state
 
-__all__ = [
-    "HTTP_PORT",
-    "PORTS",
-    "check_addresses",
-    "check_firewall",
-    "check_mtu",
-    "check_ports",
-    "judge_addresses",
-    "judge_firewall",
-    "judge_mtu",
-]
-
 HTTP_PORT = 8080
 PORTS = {7070: "control", 7071: "tensors", 7072: "files", 7073: "pairing", HTTP_PORT: "HTTP"}
 _MIN_MTU = 1280

@@ -13,8 +13,6 @@ from tpiedge.host.addresses import Address
 from tpiedge.transport.probe import passes_large_packets
 from tpiedge.units import format_seconds
 
-__all__ = ["check_large_packets", "check_master_clock", "check_reach", "judge_packets", "judge_skew"]
-
 _TENSORS, _FILES = "tensors", "files"
 _OTHERS = (_TENSORS, _FILES, "pairing")
 _NO_SUCH_HOST = "the host is not known here"

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from tpiedge.doctor.finding import Finding, fail, ok, warn
 from tpiedge.transport.features import curve_available, zeromq_versions
 
-__all__ = ["check_arithmetic", "check_links", "check_python", "judge_arithmetic"]
-
 _OLDEST = (3, 11)
 
 

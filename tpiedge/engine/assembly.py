@@ -27,8 +27,6 @@ from tpiedge.wire.control import StepSpans
 from tpiedge.wire.fields import KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Engine", "kv_cache"]
-
 
 def _nobody(_spans: StepSpans) -> None:
     return

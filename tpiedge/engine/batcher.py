@@ -32,8 +32,6 @@ from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.limits import MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["MAX_DRAFTED", "Batch", "BatchLimits", "Batcher"]
-
 MAX_DRAFTED: Final = 15
 """Guesses for one sequence in a step: with the row before them, as many as a node's fast path takes."""
 

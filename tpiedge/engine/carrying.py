@@ -26,8 +26,6 @@ from tpiedge.units import MIB
 from tpiedge.wire.control import Carried
 from tpiedge.wire.data import LeavePages
 
-__all__ = ["Carrier", "Taken"]
-
 _CHUNK_BYTES: Final = MIB
 #: Chunks under way: fewer bytes than a node holds of what comes too early, and few enough messages.
 _AHEAD: Final = 8

@@ -22,8 +22,6 @@ from typing import Final
 from tpiedge.engine.prompt_lookup import Guess
 from tpiedge.engine.step_cost import StepCost
 
-__all__ = ["DraftLength", "allot"]
-
 _RISK: Final = 0.02
 _CREDIT: Final = 0.75
 _GAINED: Final = 8.0

@@ -21,8 +21,6 @@ from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.errors import ChildLost, UserError
 from tpiedge.wire.control import AnswerPart, Embedding, FinishReason, PromptScores, Token
 
-__all__ = ["Drawing", "Draws", "LiveRequest", "refusing"]
-
 _SCORE_ROWS: Final = 64
 _KEPT_LOGITS_BYTES: Final = 16 << 20
 

@@ -10,8 +10,6 @@ from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.model.config import ModelConfig
 from tpiedge.wire.data import LeavePages
 
-__all__ = ["Follower"]
-
 
 class Follower:
     """Any other rank: takes steps until the cluster ends, and leaves what `carrier` can."""

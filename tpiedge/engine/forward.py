@@ -39,8 +39,6 @@ from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.data import Segment, StepPlan
 
-__all__ = ["ForwardPass"]
-
 _POSITIONS: Final = 64
 
 

@@ -22,8 +22,6 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.pack.layout import ATTENTION_MATRICES
 from tpiedge.pack.share import NodeShare, Share, kv_share
 
-__all__ = ["BlockGrids", "FusedBlocks", "ffn_bias"]
-
 BlockGrids: TypeAlias = Sequence[tuple[Grid | None, Grid | None]]
 """Of each layer: those of o and down; None where the model is not quantised."""
 

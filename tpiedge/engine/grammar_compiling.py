@@ -14,19 +14,6 @@ from tpiedge.errors import ChildLost, GrammarRefused, TpiedgeError
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Grammar
 
-__all__ = [
-    "AGAIN_S",
-    "COMPILE_S",
-    "READY_S",
-    "Compilation",
-    "CompilePlaces",
-    "killed",
-    "not_ready",
-    "refused",
-    "starved",
-    "too_much",
-]
-
 READY_S: Final = 25.0
 """How long a process may take until it has begun: those before it, and the tokenizer, may take their time. All that
 comes before a mask is less than a request may stand still."""

@@ -13,8 +13,6 @@ from typing import Final
 
 from tpiedge.lifeline import killed_from_outside
 
-__all__ = ["FATE", "GrammarLink", "LinkEnded", "frame"]
-
 FATE: Final = struct.Struct("<iQ")
 """How a child ended: its exit status, negative of a signal, and its microseconds of a processor."""
 _HEAD: Final = 5

@@ -10,8 +10,6 @@ from tpiedge.errors import ChildLost, GrammarRefused, UserError
 from tpiedge.wire.control import Compiled, Failed, Finished
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["GrammarPreparations", "begin_constraint"]
-
 _Begin = Callable[[GenerationRequest, str], AnswerConstraint | None]
 
 

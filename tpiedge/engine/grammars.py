@@ -49,8 +49,6 @@ from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.errors import GrammarRefused
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
-__all__ = ["AnswerConstraint", "Constraint", "Grammars", "await_any"]
-
 _CHILD: Final = "tpiedge.engine.grammar_child"
 #: How long a mask may take.
 _ANSWER_S: Final = 10.0

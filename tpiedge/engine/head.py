@@ -15,8 +15,6 @@ from tpiedge.kernels.panel_matrix import Weight
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 
-__all__ = ["Head", "Scored"]
-
 _ROWS = 64  # whose logits of a tile exist at a time
 
 

@@ -20,8 +20,6 @@ from tpiedge.errors import ChildLost, UserError
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
-__all__ = ["LateConstraint", "begin_late"]
-
 _log = RateLimitedLog(logging.getLogger(__name__))
 
 

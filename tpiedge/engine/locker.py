@@ -26,8 +26,6 @@ from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.units import MIB
 from tpiedge.wire.control import Carried
 
-__all__ = ["FoundFile", "LeftFile", "Locker"]
-
 _MOST_HEADER: Final = 4 * MIB
 _NONCE_BYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")

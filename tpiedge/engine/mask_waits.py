@@ -12,8 +12,6 @@ from typing import Final
 
 from tpiedge.engine.grammars import AnswerConstraint, await_any
 
-__all__ = ["MaskWaits"]
-
 _PART: Final = 0.1
 _LEAST_S: Final = 0.001
 _LONE_S: Final = 0.05

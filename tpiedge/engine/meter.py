@@ -6,8 +6,6 @@ from types import TracebackType
 
 from tpiedge.tracing.tracer import COMPUTE, REDUCE, TRAVEL, EventSink
 
-__all__ = ["Meter"]
-
 
 @dataclass
 class Meter:

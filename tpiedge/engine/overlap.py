@@ -23,8 +23,6 @@ from tpiedge.kernels.grid import Grid, add_sums, widened
 from tpiedge.kernels.library import Pool
 from tpiedge.wire.fields import WirePrecision
 
-__all__ = ["ChunkRows", "OverlappedReduces", "StepCancelled"]
-
 #: How many are under way while this node computes: each is in memory, here and as messages that came early. While the
 #: oldest is awaited there is one more, begun already: its parts travel in that time.
 _MOST: Final = 2

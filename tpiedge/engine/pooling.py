@@ -6,8 +6,6 @@ from torch import Tensor
 
 from tpiedge.errors import UserError
 
-__all__ = ["MeanState"]
-
 
 class MeanState:
     """The mean of hidden states of `width` numbers. It is summed in f64, position by position: its bits do not depend

@@ -23,8 +23,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["NO_GUESS", "Guess", "PromptLookup"]
-
 _HASHES: Final = 1 << 14
 #: Earlier occurrences that a search looks at.
 _CANDIDATES: Final = 64

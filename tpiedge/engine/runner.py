@@ -49,8 +49,6 @@ from tpiedge.wire.data import LeavePages, StepPlan
 from tpiedge.wire.limits import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Leader", "Serving"]
-
 _KEY_BYTES: Final = 32
 _KEPT_CANCELS: Final = 64
 #: The master asks at once for what it asked the epoch before, but for what was cancelled meanwhile.

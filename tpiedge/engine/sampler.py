@@ -39,7 +39,6 @@ from tpiedge.wire.requests import Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Sampled", "Sampler", "TokenMask", "uniform"]
 
 _F32 = NDArray[np.float32]
 TokenMask = NDArray[np.uint8]

@@ -6,22 +6,6 @@ from tpiedge.errors import UserError
 from tpiedge.wire.fields import Range
 from tpiedge.wire.requests import Sampling
 
-__all__ = [
-    "BIAS",
-    "MAX_BIASES",
-    "MAX_LOGPROBS",
-    "MAX_SEED",
-    "MAX_TOP_K",
-    "MIN_P",
-    "NO_GRAMMARS",
-    "PENALTY",
-    "REPETITION_PENALTY",
-    "TEMPERATURE",
-    "TOP_P",
-    "check_sampling",
-    "grammars_installed",
-]
-
 TEMPERATURE = Range(0.0, 2.0)  # OpenAI's
 TOP_P = Range(1e-9, 1.0)  # nothing would be left of 0
 MIN_P = Range(0.0, 1 - 1e-9)  # at 1, rounding could drop the likeliest token

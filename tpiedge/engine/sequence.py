@@ -9,8 +9,6 @@ from tpiedge.engine.drafting import DraftLength
 from tpiedge.engine.prompt_lookup import NO_GUESS, Guess, PromptLookup
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["CarriedSequence", "RunningSequence", "StepPiece"]
-
 
 @dataclass(frozen=True)
 class CarriedSequence:

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Final
 
-__all__ = ["StepCost"]
-
 _KEPT: Final = 7
 _ENOUGH: Final = 3
 #: After so many other measurements those of a kind may be out of date; so many of them still count beside a new one.

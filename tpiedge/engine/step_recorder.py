@@ -13,8 +13,6 @@ from tpiedge.wire.control import StepSpans
 from tpiedge.wire.data import StepPlan
 from tpiedge.wire.limits import MAX_SPANS
 
-__all__ = ["StepRecorder"]
-
 _LANES = (COMPUTE, REDUCE, WAIT)
 _MICROSECONDS = 1e6
 _MOST = (1 << 32) - 1

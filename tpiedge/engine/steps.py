@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["ACTIVATION_BYTES", "APART_ROWS", "Chunk", "ChunkSegment", "StepLimits", "chunks", "wanted_rows"]
-
 #: Of the hidden states of a step.
 ACTIVATION_BYTES = 64 << 20
 

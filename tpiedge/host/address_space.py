@@ -7,15 +7,6 @@ from typing import Final
 from tpiedge.errors import ResourceError
 from tpiedge.units import GIB, MIB, format_bytes
 
-__all__ = [
-    "LEAST",
-    "LEAST_TO_COMPUTE",
-    "address_limit",
-    "address_room",
-    "check_address_space",
-    "raise_address_limit",
-]
-
 #: What a command maps before it has read its own words; numpy's libraries end a process that gets less.
 LEAST: Final = 512 * MIB
 #: What a node maps beside its weights and its keys and values, and a master: libraries, and a stack and a pool of

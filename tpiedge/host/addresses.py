@@ -11,25 +11,6 @@ import psutil
 
 from tpiedge.errors import ProtocolError, UserError
 
-__all__ = [
-    "CONTROL_PORT",
-    "DATA_OFFSET",
-    "FILES_OFFSET",
-    "PAIRING_OFFSET",
-    "Address",
-    "check_endpoint",
-    "data_endpoint",
-    "endpoint_at",
-    "lan_host",
-    "listening_address",
-    "outgoing_host",
-    "own_names",
-    "own_networks",
-    "parse_address",
-    "resolve",
-    "resolve_all",
-]
-
 CONTROL_PORT = 7070
 """Where masters listen unless told otherwise; the three ports after it serve data, files and pairing."""
 DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3

@@ -18,8 +18,6 @@ from tpiedge.errors import UserError
 from tpiedge.host.private_file import private_bytes, private_folder
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["Certificate", "fingerprint_of", "own_certificate", "read_certificate"]
-
 _CERT, _KEY = "tls-cert.pem", "tls-key.pem"
 _MAKE_S: Final = 30.0
 _DAYS: Final = 3650

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Cgroups"]
-
 _UNLIMITED = 1 << 60  # version 1 writes the largest multiple of a page
 
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from tpiedge.errors import ResourceError
 
-__all__ = ["LEAST", "check_descriptors", "raise_descriptor_limit"]
-
 #: A master with a worker needs some seventy, and more for each further one; crowds of strangers may hold half of all at
 #: its HTTP port (api/limits.py) and 128 at each of three others (transport/backlog.py).
 LEAST: Final = 1024

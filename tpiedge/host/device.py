@@ -16,14 +16,6 @@ from tpiedge.host.address_space import address_room
 from tpiedge.host.cgroups import Cgroups
 from tpiedge.units import GIB, MIB
 
-__all__ = [
-    "available_memory_bytes",
-    "default_memory_bytes",
-    "default_threads",
-    "free_disk_bytes",
-    "usable_cores",
-]
-
 _PART = 0.8
 _KEEP = (128 * MIB, 2 * GIB)
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from tpiedge.memory.reader import DirectFile
 from tpiedge.units import MIB
 
-__all__ = ["DiskSpeed", "measure_disk"]
-
 _CHUNK = 4 * MIB
 
 

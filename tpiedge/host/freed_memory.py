@@ -6,8 +6,6 @@ C libraries other than glibc go on as they do.
 import ctypes
 import math
 
-__all__ = ["FreedMemory", "give_back_what_is_freed"]
-
 # Of mallopt in <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_BYTES, _TRIM_BYTES = 128 << 10, 1 << 20

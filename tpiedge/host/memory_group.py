@@ -16,8 +16,6 @@ from pathlib import Path
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.host.cgroups import Cgroups
 
-__all__ = ["ENTER", "MemoryGroup", "MemoryUse", "memory_group"]
-
 #: Of a shell: enter the group of the members' file $0, then become the command; no page of it is charged elsewhere.
 ENTER = 'echo $$ > "$0" && exec "$@"'
 

@@ -15,8 +15,6 @@ from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.device import default_memory_bytes
 from tpiedge.units import format_bytes
 
-__all__ = ["MemoryLimits"]
-
 #: What sets the limit that is all the memory there is.
 _MACHINE: Final = Path("/")
 

@@ -10,8 +10,6 @@ from itertools import pairwise
 
 import psutil
 
-__all__ = ["Holder", "holder", "port_state"]
-
 _ANYWHERE = "0.0.0.0"
 _PROGRAM = "tpiedge"
 

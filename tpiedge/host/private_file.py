@@ -15,16 +15,6 @@ from pathlib import Path
 
 from tpiedge.errors import DiskFull, TpiedgeError, UserError
 
-__all__ = [
-    "check_folder",
-    "create_private",
-    "locked",
-    "private_bytes",
-    "private_folder",
-    "read_private",
-    "replace_private",
-]
-
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["cpu_name", "forget_peak_rss", "peak_rss_bytes", "rss_bytes"]
-
 
 def peak_rss_bytes() -> int:
     """The largest resident set of this process so far (VmHWM where Linux gives it)."""

@@ -18,8 +18,6 @@ from typing import Final
 from tpiedge.host.addresses import Address
 from tpiedge.sanitise import sanitised_name
 
-__all__ = ["SERVICE", "AnnouncedMaster", "announcement", "heard", "labels"]
-
 SERVICE: Final = "_tpiedge._tcp.local."
 """The type of service, as DNS-SD names it (RFC 6763)."""
 

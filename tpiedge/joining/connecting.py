@@ -23,8 +23,6 @@ from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.join import Enrol, Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["MASTER", "Found", "enrol", "explain", "introduction", "open_link", "who_is_at"]
-
 MASTER = "master"
 """What a worker calls the hub it connects to."""
 

@@ -4,8 +4,6 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["DiskThread"]
-
 
 class DiskThread:
     """Calls what it is given, in that order and in a thread of its own, from its construction to `close`.

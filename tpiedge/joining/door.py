@@ -5,8 +5,6 @@ from typing import Protocol
 
 from tpiedge.wire.messages import Message
 
-__all__ = ["Door"]
-
 
 class Door(Protocol):
     """Called by the control thread."""

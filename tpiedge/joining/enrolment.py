@@ -22,8 +22,6 @@ from tpiedge.sanitise import sanitised_name
 from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
 from tpiedge.wire.messages import PROTOCOL, Message
 
-__all__ = ["Candidate", "Enrolment", "EnrolmentReply"]
-
 _WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S = 3, 60, 60.0
 
 _WORDS: dict[Redemption, tuple[RefusalKind, str]] = {

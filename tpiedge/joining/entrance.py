@@ -19,8 +19,6 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.messages import Message
 
-__all__ = ["Entrance"]
-
 _FILES_THREADS = 2
 
 

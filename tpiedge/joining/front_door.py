@@ -30,8 +30,6 @@ from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
 
-__all__ = ["FrontDoor", "guest_policy"]
-
 #: Newcomers that may wait for the disk at a time, and how long the end of the master waits for it.
 _MAX_CANDIDATES = 64
 _CLOSE_S = 10.0

@@ -7,8 +7,6 @@ from tpiedge.errors import UserError
 from tpiedge.host.private_file import create_private, read_private
 from tpiedge.transport.keys import CurveKeys, is_key, public_of
 
-__all__ = ["cluster_name", "fingerprint", "load_or_create_keys", "peer_name"]
-
 _FILE = "key.json"
 _FINGERPRINT_DIGITS = 16
 _CLUSTER_DIGITS = 8

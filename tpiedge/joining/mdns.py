@@ -18,8 +18,6 @@ from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address, own_networks
 from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, labels
 
-__all__ = ["announced", "masters_nearby"]
-
 #: Once one has answered, the others do, too.
 _SETTLE_S: Final = 1.5
 _RECORD_S: Final = 1.0

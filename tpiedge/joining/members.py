@@ -20,16 +20,6 @@ from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import Redemption
 from tpiedge.transport.keys import is_key
 
-__all__ = [
-    "MEMBERS_FILE",
-    "NEW_KEY",
-    "KnownWorker",
-    "MemberJournal",
-    "MemberTable",
-    "Revoked",
-    "read_members",
-]
-
 MAX_REVOKED = 10_000
 MAX_MEMBERS = 1_000
 MEMBERS_FILE = "members.json"

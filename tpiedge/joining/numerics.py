@@ -8,8 +8,6 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
-__all__ = ["Numerics", "own_numerics"]
-
 _SAMPLE = 1.1
 _FLOATS = "fd"
 _ORDERS = {"little": "<", "big": ">"}

@@ -27,18 +27,6 @@ from tpiedge.transport.keys import is_key
 from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = [
-    "BY_TOKEN",
-    "MAX_PENDING",
-    "MAX_PER_SOURCE",
-    "PAIRING_S",
-    "Approval",
-    "PairingMaster",
-    "PairingWorker",
-    "Pending",
-    "normal_code",
-]
-
 PAIRING_S = 600.0
 MAX_PENDING = 8
 MAX_PER_SOURCE = 4

@@ -27,8 +27,6 @@ from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
 from tpiedge.wire.messages import Message
 
-__all__ = ["PairingHub", "introduction_keys", "pair"]
-
 _PLANE = Plane(4096, 0, 16)
 _SLICE_S = 0.2
 _ANSWER_S = 5.0

@@ -2,8 +2,6 @@
 
 from collections import deque
 
-__all__ = ["Limiter"]
-
 
 class Limiter:
     """At most `each` events of one source and `total` of all within `window_s`. Times are the caller's seconds."""

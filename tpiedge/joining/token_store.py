@@ -10,8 +10,6 @@ from tpiedge.host.private_file import locked, read_private, replace_private
 from tpiedge.joining.members import MEMBERS_FILE, read_members
 from tpiedge.joining.tokens import Redemption, TokenRecord, TokenTable
 
-__all__ = ["TokenStore"]
-
 DAY_S = 86400.0
 _END_OF_TIME_S = 1e11  # the year 5138: calendars take it
 

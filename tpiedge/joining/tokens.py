@@ -23,18 +23,6 @@ from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address, parse_address
 from tpiedge.transport.keys import is_key, key_bytes, key_text
 
-__all__ = [
-    "CLOCK_SET_S",
-    "CLOCK_TOLERANCE_S",
-    "MAX_TOKENS",
-    "JoinToken",
-    "Redemption",
-    "TokenRecord",
-    "TokenTable",
-    "parse_token",
-    "ticket_of",
-]
-
 Redemption = Literal["ok", "expired", "unknown", "used"]
 
 CLOCK_SET_S = 1_767_225_600.0  # 2026-01-01 in UTC, when there was no tpiedge yet

@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-__all__ = ["Arithmetic"]
-
 
 class Arithmetic(StrEnum):
     """F32: bf16 weights are widened exactly. BF16: activations are rounded to bf16, sums are kept in f32.

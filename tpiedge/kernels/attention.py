@@ -21,8 +21,6 @@ from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import Pool
 from tpiedge.kernels.torch_attention import append_by_torch, attention, rows_in_pages
 
-__all__ = ["append_pages", "attention_pages", "head_starts", "kv_of_heads"]
-
 
 def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
     """Local KV head of every query head in [start, stop) when the share holds the KV heads that cover them.

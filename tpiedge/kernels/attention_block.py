@@ -22,8 +22,6 @@ from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool, pack_panels, pack_row_
 from tpiedge.kernels.linear import check_bias, check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
-__all__ = ["AttentionBlock", "FusedAttention", "Panels", "RotaryRows", "all_panels"]
-
 # As AttentionBlock of native/interface.h, between the weights and the layout: H, norm, n, q_norm, k_norm, r. Behind the
 # layout: window, eps and scale. Where the query heads of each KV head begin is last.
 _BLOCK = struct.Struct("=6q")

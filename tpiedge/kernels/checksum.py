@@ -6,8 +6,6 @@ import numpy as np
 
 from tpiedge.kernels.shared_library import kernel_library
 
-__all__ = ["crc32"]
-
 
 def crc32(data: memoryview, before: int = 0) -> int:
     """The CRC-32 of contiguous bytes, `before` being that of what comes before them. The GIL is released meanwhile."""

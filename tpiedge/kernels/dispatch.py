@@ -17,8 +17,6 @@ from typing import Final
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
-__all__ = ["NATIVE_TOKENS", "for_attention", "for_product"]
-
 #: Up to this many tokens the native kernels multiply f32 and bf16 matrices; torch's products are faster for more.
 NATIVE_TOKENS: Final = 16
 

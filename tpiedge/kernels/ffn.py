@@ -24,8 +24,6 @@ from tpiedge.kernels.norm import check_norm_weight, rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.swiglu import swiglu
 
-__all__ = ["NORMED_BYTES", "SCRATCH_BYTES", "Biases", "FusedFFN", "all_panels", "ffn", "mini_sequences"]
-
 #: What gate and up may take. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
 SCRATCH_BYTES = 8 << 20
 #: What the rows after the norm may take: those of a message, 1 MiB, still pass as one.

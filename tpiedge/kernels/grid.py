@@ -18,15 +18,6 @@ from torch import Tensor
 
 from tpiedge.kernels.library import Pool
 
-__all__ = [
-    "MOST",
-    "NOT_A_NUMBER",
-    "Grid",
-    "add_sums",
-    "sums_of",
-    "widened",
-]
-
 #: What becomes of a sum one of whose parts is no number, or out of all range.
 NOT_A_NUMBER: Final = -(1 << 63)
 #: What else a sum may be in 64 bits, in magnitude.

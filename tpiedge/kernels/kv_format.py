@@ -24,8 +24,6 @@ from functools import cached_property
 
 from tpiedge.wire.fields import Compute, KVPrecision
 
-__all__ = ["KV_GROUP", "KVFormat", "usual_kv"]
-
 KV_GROUP = 32
 """Numbers that share a scale."""
 

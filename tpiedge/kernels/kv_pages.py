@@ -18,8 +18,6 @@ from torch import Tensor
 
 from tpiedge.kernels.kv_format import KVFormat
 
-__all__ = ["KEYS", "PageLayout", "Span", "Spans"]
-
 KEYS: Final = 64
 """Attention takes so many keys at a time, from a multiple of it on: none of these blocks may straddle pages."""
 

@@ -22,8 +22,6 @@ from tpiedge.kernels.library import MAX_PRODUCTS, Pool, pack_row_parallel
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
-__all__ = ["Linear", "check_activations", "check_bias", "check_weight"]
-
 
 class Linear:
     """Computes with `threads` native threads (the caller is one of them); `close` ends the others.

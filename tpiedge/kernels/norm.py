@@ -5,8 +5,6 @@ from torch import Tensor
 
 from tpiedge.kernels.library import Pool
 
-__all__ = ["check_norm_weight", "rms_norm"]
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
     """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, f32, in the order of Hugging Face's Llama.

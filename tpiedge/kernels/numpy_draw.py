@@ -21,8 +21,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Filters", "draw", "likeliest", "mass_bits", "survivors"]
-
 Scores = NDArray[np.float32]
 Ids = NDArray[np.intp]
 Masses = NDArray[np.int64]

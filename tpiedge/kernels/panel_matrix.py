@@ -8,8 +8,6 @@ from torch import Tensor
 
 from tpiedge.kernels.panels import OFFSETS, PanelShape
 
-__all__ = ["PanelMatrix", "Weight"]
-
 
 @dataclass(frozen=True)
 class PanelMatrix:

@@ -29,8 +29,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GROUP", "OFFSETS", "PANEL", "Array", "PanelShape", "join_panels", "split_output", "split_panels"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 PANEL = 16

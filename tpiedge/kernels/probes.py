@@ -13,8 +13,6 @@ from torch import Tensor
 
 from tpiedge.kernels.shared_library import KernelLibrary
 
-__all__ = ["Probes"]
-
 _STEP_BYTES = 256  # tpiedge_probe_read reads so many at a time, and no rest
 _ROUNDS = 10_000
 

@@ -32,9 +32,6 @@ from tpiedge.kernels.panels import (
 )
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
-__all__ = ["CannotQuantise", "QuantisationError", "dequantise_output", "dequantise_unit", "quantise_unit"]
-
-
 _DIVISORS = {8: (-127.0,), 4: (8.0, 7.0, 7.5, 8.5, 9.0, 9.5)}
 """By bits: m / -d is tried as a scale, the first of them always."""
 _CODES = {8: (-127, 127), 4: (-8, 7)}

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from tpiedge.kernels.library import Pool
 
-__all__ = ["rope", "tables"]
-
 _F64 = NDArray[np.float64]
 
 # pi / 2 in three parts: the first two have 25 bits, so that they times a number of quarter turns below 2**27 are exact.

@@ -12,8 +12,6 @@ from pathlib import Path
 from tpiedge.kernels.signatures import ABI, SIGNATURES
 from tpiedge.native_code import find_library, load_library
 
-__all__ = ["ISAS", "MAX_HEAD_WIDTH", "NO_ISA", "KernelLibrary", "kernel_library", "load", "why_missing"]
-
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
 #: The name of what computes where there are no native kernels.

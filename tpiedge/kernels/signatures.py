@@ -4,8 +4,6 @@ import ctypes
 
 from tpiedge.native_code import Signatures
 
-__all__ = ["ABI", "SIGNATURES"]
-
 #: As in native/interface.cpp.
 ABI = 11
 

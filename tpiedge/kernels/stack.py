@@ -18,8 +18,6 @@ from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import Pool
 
-__all__ = ["FusedLayers"]
-
 # As PanelLayer of native/interface.h.
 _LAYER = struct.Struct("=3qd")
 _F32_BYTES = 4

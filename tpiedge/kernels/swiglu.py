@@ -6,8 +6,6 @@ from torch import Tensor
 
 from tpiedge.kernels.library import Pool
 
-__all__ = ["swiglu"]
-
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
     """silu(gate) * up, which takes the memory of `gate`, or not. Zero columns (the padding of a short tile) stay zero.

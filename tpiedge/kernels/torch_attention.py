@@ -14,8 +14,6 @@ from torch import Tensor
 from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
-__all__ = ["append_by_torch", "attention", "rows_in_pages"]
-
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 # Bound on the mask of one query tile: a long prompt must not need T x S floats.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
 
-__all__ = ["contract", "project"]
-
 # Weights in bf16 are widened by tiles of rows, so that a block never exists twice in memory.
 _SCRATCH_ELEMENTS = 1 << 20
 

@@ -17,8 +17,6 @@ from tpiedge.memory.arena import Arena, Extent
 from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["KVCache"]
-
 
 class KVCache:
     """Up to `slots` sequences in pages that have room for `capacity` tokens together, in each of `num_layers` layers.

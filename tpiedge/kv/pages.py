@@ -23,8 +23,6 @@ from dataclasses import dataclass
 
 from tpiedge.errors import InternalError
 
-__all__ = ["PagePool", "root_name"]
-
 _NAME_BYTES = 16
 
 

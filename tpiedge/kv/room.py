@@ -5,8 +5,6 @@ when at least two grains less are needed, so that texts of nearly the same lengt
 each time.
 """
 
-__all__ = ["KVRoom", "usual_grain"]
-
 _GRAINS = 16
 _GRAIN_BYTES = 4 << 20
 

@@ -14,8 +14,6 @@ from tpiedge.launch.child import Place
 from tpiedge.launch.timing import Timing
 from tpiedge.progress import say
 
-__all__ = ["Emulated", "emulated"]
-
 
 @dataclass(frozen=True)
 class Emulated:

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LinkModel", "LinkSettings", "PathModel"]
-
 _NS: Final = 1e9
 _MASK: Final = (1 << 64) - 1
 

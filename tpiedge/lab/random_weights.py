@@ -16,8 +16,6 @@ from tpiedge.errors import UserError
 from tpiedge.pack.dtypes import Array, SourceDtype, bf16_from_f32
 from tpiedge.pack.specs import ModelSpec
 
-__all__ = ["STD", "RandomSource", "random_rows", "random_vector"]
-
 STD = 0.02
 
 _POOL = 1048573  # prime, so that a step visits every offset

@@ -18,8 +18,6 @@ from typing import Final
 from tpiedge.lab.link_model import LinkModel, PathModel
 from tpiedge.transport.inprocess import InProcessHub, InProcessPeer, InProcessSpoke, Receiver
 
-__all__ = ["LEAST_RETRANSMISSION_S", "ShapedNetwork"]
-
 #: What Linux takes for the least.
 LEAST_RETRANSMISSION_S: Final = 0.2
 

@@ -25,16 +25,6 @@ from tpiedge.errors import InternalError
 from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import streamed
 
-__all__ = [
-    "PaperTimes",
-    "Sides",
-    "Streaming",
-    "peak_window_bytes",
-    "retention_period",
-    "steady_placement",
-    "streaming",
-]
-
 _SWEEPS = 64
 _SEARCH_STEPS = 64
 

@@ -7,8 +7,6 @@ from tpiedge.errors import ProtocolError
 from tpiedge.launch.timing import Timing
 from tpiedge.transport.keys import CurveKeys
 
-__all__ = ["NodeBootstrap", "control_name", "node_of"]
-
 
 @dataclass(frozen=True)
 class NodeBootstrap:

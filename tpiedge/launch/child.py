@@ -25,8 +25,6 @@ from tpiedge.child_environment import child_environment
 from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
 from tpiedge.host.cgroups import Cgroups
 
-__all__ = ["Child", "Place"]
-
 _TAIL_BYTES = 4000
 _MAX_REPORT_BYTES = 65536
 _DYING_S = 2.0

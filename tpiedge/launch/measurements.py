@@ -20,8 +20,6 @@ from tpiedge.launch.readiness import NodeReport
 from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.schema import schema_of
 
-__all__ = ["Measurements", "disk_bytes_per_s"]
-
 _KEEP_S = 7 * 86400.0
 
 

@@ -19,8 +19,6 @@ from typing import Final
 
 from tpiedge.units import format_bytes, format_seconds
 
-__all__ = ["AGAIN", "FIRST_S", "LESS", "LONGEST_S", "LOOK_S", "PART", "SETTLED_S", "MemoryOffer"]
-
 PART: Final = 0.05
 SETTLED_S: Final = 10.0
 LESS: Final = 0.75

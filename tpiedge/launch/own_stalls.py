@@ -6,8 +6,6 @@ Laws:
 2. The one after it does, however late it comes: whoever is gone is noticed by a process that is always late, too.
 """
 
-__all__ = ["OwnStalls"]
-
 
 class OwnStalls:
     """`heartbeat_s`: from one heartbeat to the next; one that is later than that is late."""

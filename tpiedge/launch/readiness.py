@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.epochs import Capacity
 
-__all__ = ["NOT_MEASURED", "NodeReport", "StandbyOrder"]
-
 NOT_MEASURED = Capacity(0, 0.0, 0.0)
 
 _STANDBY = "standby"

@@ -14,8 +14,6 @@ from tpiedge.launch.child import Child
 from tpiedge.launch.standby import Standby
 from tpiedge.units import MIB
 
-__all__ = ["SETTLED_S", "NodeSlot"]
-
 _log = logging.getLogger(__name__)
 
 SETTLED_S: Final = 5.0

@@ -7,8 +7,6 @@ from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.child import Child
 from tpiedge.launch.readiness import NodeReport, StandbyOrder
 
-__all__ = ["NODE_MODULE", "Standby", "node_environment"]
-
 NODE_MODULE = "tpiedge.node.process"
 
 

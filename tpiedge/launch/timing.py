@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Timing"]
-
 _TIMEOUT_S: Final = 1.5
 _ROUND_TRIPS: Final = 8
 #: Beyond it, TCP's waits after losses in a row, each twice as long as the one before, pass for a death.

@@ -10,8 +10,6 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Answer", "collect"]
-
 
 @dataclass
 class Answer:

@@ -20,20 +20,6 @@ from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
 
-__all__ = [
-    "FoundModel",
-    "ModelKind",
-    "StoredPack",
-    "check_free",
-    "find_model",
-    "name_pack",
-    "packs_of",
-    "packs_of_gguf",
-    "stored_pack",
-    "stored_packs",
-    "the_pack_of",
-]
-
 _PRECISION = "|".join(precision.value for precision in Precision)
 # As Storage.label writes it.
 _STORAGE = rf"(?:{_PRECISION})(?:-embedding-(?:{_PRECISION}))?(?:-head-(?:{_PRECISION}))?(?:-vectors-f32)?(?:-plain)?"

@@ -43,8 +43,6 @@ from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
-__all__ = ["ClusterSpec", "LocalCluster"]
-
 _SLICE_S = 0.1
 _STATS_S = 10.0
 _CLOSING_S = 3.0

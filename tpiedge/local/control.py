@@ -13,8 +13,6 @@ from tpiedge.transport.endpoint import Endpoint, EndpointClosed, LinkReset, Malf
 from tpiedge.wire.control import Assign
 from tpiedge.wire.messages import Message
 
-__all__ = ["Controller"]
-
 
 class Controller:
     """Runs between `start` and `close`; `events` has messages of the nodes, or the error that ends the cluster.

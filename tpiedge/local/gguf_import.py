@@ -22,8 +22,6 @@ from tpiedge.pack.writing.quality import load_quality
 from tpiedge.pack.writing.writer import PackReport
 from tpiedge.units import format_bytes
 
-__all__ = ["ImportedGguf", "cached_gguf_pack", "import_gguf_file"]
-
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 _LABEL_LENGTH = 80
 _F32_BYTES = 4

@@ -25,18 +25,6 @@ from tpiedge.wire.control import Ready
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.weights import Keeping
 
-__all__ = [
-    "Devices",
-    "Layout",
-    "check_context",
-    "crowding",
-    "launch",
-    "model_facts_of",
-    "plan_cluster",
-    "plan_json",
-    "say_crowding",
-]
-
 _MAX_NODES = 64
 _CROWD = 2  # so many nodes per core still take turns well
 _DISK_SPEED = 0.1  # relative to the speed of computing; all nodes have the same disk

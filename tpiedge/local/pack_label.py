@@ -19,17 +19,6 @@ from tpiedge.model.source import DEMO
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.sanitise import quote
 
-__all__ = [
-    "PackLabel",
-    "check_name",
-    "has_label",
-    "last_use_s",
-    "load_label",
-    "mark_used",
-    "save_label",
-    "short_name",
-]
-
 _LABEL = "label.json"
 _MAX_BYTES = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")

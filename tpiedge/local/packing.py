@@ -23,8 +23,6 @@ from tpiedge.pack.writing.quality import load_quality
 from tpiedge.pack.writing.writer import PackReport
 from tpiedge.progress import ByteProgress, say
 
-__all__ = ["cached_pack", "name_checkpoint_pack", "pack_checkpoint", "run_packing", "source_precision"]
-
 
 def cached_pack(checkpoint: Checkpoint, precision: Precision | Storage, cache: Path | None) -> Path:
     """The folder of a checkpoint's pack; it differs for another checkpoint or storage."""

@@ -4,8 +4,6 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_state_path
 
-__all__ = ["LOCKER", "cache_folder", "master_state", "packs_folder", "worker_state"]
-
 LOCKER = "locker"
 """The folder in a machine's state in which a node leaves keys and values for the next one."""
 

@@ -33,8 +33,6 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import Sampling
 
-__all__ = ["Arithmetics", "PreparedModel", "choose_arithmetics", "prepare"]
-
 
 @dataclass(frozen=True)
 class Arithmetics:

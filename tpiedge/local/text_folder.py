@@ -8,8 +8,6 @@ from tpiedge.model.folder import has_file, list_files, read_bytes
 from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 
-__all__ = ["keep_text_files", "write_files"]
-
 _MAX_BYTES = 64_000_000
 _FILES = (
     "config.json",

@@ -7,8 +7,6 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.solve import Plan
 from tpiedge.progress import say
 
-__all__ = ["chosen_context", "chosen_kv_tokens", "roomy_context", "usual_context"]
-
 _LEAST_TOKENS = 4096
 _PART_OF_MEMORY = 8
 _MOST_KV_TOKENS = (1 << 32) - 1

@@ -7,8 +7,6 @@ from tpiedge.model.fields import ConfigFields
 from tpiedge.model.folder import has_file, read_json
 from tpiedge.wire.requests import Sampling
 
-__all__ = ["USUAL", "usual_sampling"]
-
 USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
 """Of a model that says nothing: the whole vocabulary at temperature 1 lets a small one talk nonsense."""
 

@@ -7,8 +7,6 @@ from tpiedge.master.quarantine import Exclusion
 from tpiedge.master.roster import Roster
 from tpiedge.planner.reasons import SpareReason
 
-__all__ = ["absent_words"]
-
 #: How many of each kind are named: the last ones that were let in.
 _NAMED: Final = 3
 

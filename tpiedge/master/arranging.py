@@ -21,8 +21,6 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arrangement import Arrangement
 from tpiedge.planner.capacity import MOST_MACHINES
 
-__all__ = ["Arranger", "Arranges"]
-
 #: Answers of the planner for which is remembered what was given: of the loss of each machine, twice over.
 _MOST: Final = 2 * MOST_MACHINES
 

@@ -13,8 +13,6 @@ from tpiedge.wire.epochs import Prepare
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
-__all__ = ["Assignment", "Assignments", "Fetching", "NoPlan", "Served"]
-
 
 @dataclass(frozen=True)
 class Assignment:

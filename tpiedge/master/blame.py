@@ -21,8 +21,6 @@ from tpiedge.master.membership import NodeState
 from tpiedge.planner.linking import are_linked
 from tpiedge.wire.fields import CollectiveChoice
 
-__all__ = ["STAR_S", "Distrust", "Failure", "failure_of", "machine_words"]
-
 STAR_S: Final = 600.0
 #: A rank in the words of a node, which knows no names.
 _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")

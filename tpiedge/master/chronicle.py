@@ -16,8 +16,6 @@ from tpiedge.master.roster import STOPPED, Machine, Roster
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
-__all__ = ["EVENTS", "Chronicle", "ClusterEvent", "EventKind"]
-
 EVENTS: Final = 100
 _LONGEST: Final = 300
 

@@ -17,8 +17,6 @@ from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.turns import Turns
 from tpiedge.portions import may_have
 
-__all__ = ["Compiling"]
-
 _KEY = secrets.token_bytes(16)
 
 

@@ -9,8 +9,6 @@ from typing import Final
 
 from tpiedge.wire.control import Stats
 
-__all__ = ["Counted", "CounterLog"]
-
 #: Rates are of so many seconds at most.
 _WINDOW_S: Final = 6.0
 

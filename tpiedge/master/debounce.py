@@ -10,8 +10,6 @@ from typing import Final
 
 from tpiedge.master.roster import Roster
 
-__all__ = ["LONGEST_S", "QUIET_S", "Debounce"]
-
 QUIET_S: Final = 0.3
 LONGEST_S: Final = 2.0
 

@@ -17,8 +17,6 @@ from tpiedge.errors import TpiedgeError
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.roster import Machine, Roster
 
-__all__ = ["CannotDrain", "Drains"]
-
 
 class CannotDrain(TpiedgeError):
     """The worker is away, or the others cannot serve without it. Nothing was changed."""

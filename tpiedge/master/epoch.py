@@ -49,8 +49,6 @@ from tpiedge.wire.control import (
 )
 from tpiedge.wire.messages import PROTOCOL, Message
 
-__all__ = ["Epoch", "EpochEvent"]
-
 EpochEvent = Message | TpiedgeError
 """A message of a node, or the error that ends the epoch."""
 

@@ -16,8 +16,6 @@ from tpiedge.pack.share import NodeShare, Share
 from tpiedge.wire.epochs import Stock, Stocked
 from tpiedge.wire.fields import UnitRange
 
-__all__ = ["Foresight"]
-
 _Share = tuple[UnitRange, UnitRange]
 
 #: In place of a worker's name: its node is lost, and the machine stays.

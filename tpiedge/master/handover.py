@@ -20,8 +20,6 @@ from tpiedge.units import counted
 from tpiedge.wire.control import Carried
 from tpiedge.wire.limits import MAX_MOVES
 
-__all__ = ["Handover", "Outlook"]
-
 _log = logging.getLogger(__name__)
 
 #: Rank 0 ends its step first. With a prompt it may take so many times as long as one token (engine/batcher.py).

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LENGTHS", "SECONDS", "GrowingHistogram", "Histogram"]
-
 SECONDS: Final = (
     *(round(digit * 10.0**exponent, 9) for exponent in range(-3, 3) for digit in (1, 2, 3, 5)),
     1000.0,

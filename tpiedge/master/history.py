@@ -7,8 +7,6 @@ from typing import Final, Literal, TypeAlias, get_args
 from tpiedge.master.blame import Failure
 from tpiedge.master.histogram import SECONDS, GrowingHistogram, Histogram
 
-__all__ = ["LOSS_CAUSES", "PLAN_CAUSES", "History", "LossCause", "PlanCause", "PlanHistory"]
-
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
 """What ended a plan that served: a worker that was stopped or revoked, a machine that was lost, one that broke the
 protocol, two that contradict each other, a worker's node that failed by itself, or anything else, as the end of the

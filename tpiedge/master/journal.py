@@ -19,8 +19,6 @@ from tpiedge.master.request_times import PauseCause
 from tpiedge.wire.control import AnswerPart, Embedding, Finished, FinishReason, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["GUILTY", "MEAGRE", "SUSPECT", "Journal", "Paused", "Resumed", "TakenUp"]
-
 SUSPECT: Final = 2
 GUILTY: Final = 3
 MEAGRE: Final = 3

@@ -13,8 +13,6 @@ from enum import StrEnum
 
 from tpiedge.errors import ProtocolError
 
-__all__ = ["Loss", "Member", "Membership", "NodeState"]
-
 
 class NodeState(StrEnum):
     STARTING = "starting"

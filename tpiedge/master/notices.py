@@ -11,8 +11,6 @@ from tpiedge.master.roster import Machine
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["Notices"]
-
 
 class Notices:
     """Remembers what each worker was told."""

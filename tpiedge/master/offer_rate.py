@@ -17,8 +17,6 @@ from typing import Final
 
 from tpiedge.master.remembered import Remembered
 
-__all__ = ["FIRST_S", "FORGIVEN_S", "FREE", "LONGEST_S", "OfferRate"]
-
 FREE: Final = 6
 FIRST_S: Final = 2.0
 LONGEST_S: Final = 60.0

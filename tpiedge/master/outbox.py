@@ -8,8 +8,6 @@ from tpiedge.transport.endpoint import EndpointClosed, Unreachable
 from tpiedge.transport.hub import Hub
 from tpiedge.wire.messages import Message
 
-__all__ = ["Outbox"]
-
 _log = logging.getLogger(__name__)
 
 

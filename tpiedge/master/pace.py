@@ -21,8 +21,6 @@ from typing import Final
 
 from tpiedge.wire.control import Stats
 
-__all__ = ["AGREEING", "MIDDLE", "OFF", "STEPS", "WINDOW_S", "Pace"]
-
 WINDOW_S: Final = 8.0
 STEPS: Final = 16
 AGREEING: Final = 3

@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.master.roster import Roster
 
-__all__ = ["PLANNED", "Pauses"]
-
 PLANNED = "a new plan begins"
 """What is told of a pause for a plan that takes the place of one that serves."""
 _STARTED_AGAIN = "the master was started again"

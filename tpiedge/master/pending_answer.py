@@ -11,8 +11,6 @@ from tpiedge.master.request_times import Timeline
 from tpiedge.wire.control import AnswerPart, Finished
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["PendingAnswer"]
-
 _Said = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
 _Event = _Said | TpiedgeError
 

@@ -17,8 +17,6 @@ from tpiedge.planner.prediction import Demand
 from tpiedge.planner.reasons import SpareReason, slower, too_small, too_small_for, why_in, without_native
 from tpiedge.units import counted
 
-__all__ = ["OWN_NAME", "NodePlacement"]
-
 OWN_NAME = "master"
 _MAX_THREADS = 1024
 _NOTHING = NodeNeed(0, 0, 0)

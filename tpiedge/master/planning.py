@@ -14,8 +14,6 @@ from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.roster import Machine
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["PlaceNodes", "plan_without_breakers"]
-
 _log = logging.getLogger(__name__)
 
 PlaceNodes = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignments | NoPlan]

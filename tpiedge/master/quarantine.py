@@ -34,25 +34,6 @@ from tpiedge.master.remembered import Remembered
 from tpiedge.master.retries import Retries
 from tpiedge.sanitise import sanitised_line
 
-__all__ = [
-    "EXCLUDED_S",
-    "FIRST_S",
-    "FLAPS",
-    "FLOOD",
-    "FORGIVEN_S",
-    "LONGEST_EXCLUDED_S",
-    "LONGEST_REST_S",
-    "LONGEST_S",
-    "REST_S",
-    "SAME_S",
-    "WINDOW_S",
-    "Exclusion",
-    "Flaps",
-    "Quarantine",
-    "Reputation",
-    "Traffic",
-]
-
 #: How long a worker that could not do its part is left out, the first time and at most.
 EXCLUDED_S: Final = 30.0
 LONGEST_EXCLUDED_S: Final = 600.0

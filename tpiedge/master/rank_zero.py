@@ -13,8 +13,6 @@ from tpiedge.launch.standby import Standby
 from tpiedge.launch.timing import Timing
 from tpiedge.transport.keys import CurveKeys
 
-__all__ = ["RankZero", "RankZeroSettings"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Reading", "ReadingProgress"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:

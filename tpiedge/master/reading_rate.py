@@ -3,8 +3,6 @@
 from collections import deque
 from typing import Final
 
-__all__ = ["ReadingRate"]
-
 #: Of fewer tokens than this the time says more about waiting than about reading.
 _LEAST: Final = 64
 #: Enough that prompts are among them of which nothing was cached.

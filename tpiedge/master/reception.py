@@ -34,8 +34,6 @@ from tpiedge.wire.join import Enrol
 from tpiedge.wire.messages import Message
 from tpiedge.wire.probing import LinkSpeed, Probing
 
-__all__ = ["Reception"]
-
 _log = logging.getLogger(__name__)
 
 #: Messages per round: more than can be waiting, unless a peer floods.

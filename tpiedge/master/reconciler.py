@@ -40,8 +40,6 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
 from tpiedge.wire.epochs import Spare
 
-__all__ = ["RECOVERY_GRACE_S", "NotServing", "Reconciler"]
-
 RECOVERY_GRACE_S: Final = 120.0
 """For how long requests wait for lost machines to return, unless the user says otherwise."""
 

@@ -2,8 +2,6 @@
 
 from typing import Final, Generic, TypeVar
 
-__all__ = ["REMEMBERED", "Remembered"]
-
 #: More than a cluster has members, so that none of them is forgotten for another.
 REMEMBERED: Final = 1024
 

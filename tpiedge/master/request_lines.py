@@ -7,8 +7,6 @@ from tpiedge.master.journal import Journal
 from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_times import Timeline
 
-__all__ = ["RequestLine", "RequestState", "request_line"]
-
 RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
 """It has not begun, its prompt is computed, its answer comes, or it pauses."""
 

@@ -62,8 +62,6 @@ from tpiedge.wire.control import (
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["POSTPONED_LIMIT", "QUEUE_LIMIT", "Dismissed", "QueueFull", "RequestQueue"]
-
 #: Requests of one client that may wait, and half of those of all; more are refused.
 QUEUE_LIMIT: Final = 64
 #: Choices of one client's requests that may wait until they are submitted, and half of those of all: four times as many

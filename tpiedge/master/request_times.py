@@ -12,8 +12,6 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from tpiedge.master.histogram import LENGTHS, SECONDS, GrowingHistogram, Histogram
 
-__all__ = ["PAUSE_CAUSES", "PauseCause", "RequestHistograms", "RequestTimes", "Timeline"]
-
 PauseCause: TypeAlias = Literal["plan", "loss", "restart", "priority"]
 """Why an answer paused: a plan that was wanted (or a worker that was stopped), a loss, another master, or requests that
 somebody waits for."""

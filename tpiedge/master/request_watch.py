@@ -17,8 +17,6 @@ from typing import Final
 from tpiedge.master.membership import Member
 from tpiedge.wire.control import Stats
 
-__all__ = ["OLD", "STALLED", "RequestWatch"]
-
 #: The last progress is old after this part of the limit.
 OLD: Final = 0.25
 #: A node that waits gives up before the limit, and progress is heard of later than it is made.

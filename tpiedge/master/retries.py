@@ -14,8 +14,6 @@ Laws:
 import math
 from typing import Final
 
-__all__ = ["BACKOFF_S", "FUTILE", "HOPELESS", "Retries"]
-
 BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0)
 HOPELESS: Final = 4
 FUTILE: Final = 30

@@ -25,8 +25,6 @@ from tpiedge.pack.held import HeldUnits
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
 
-__all__ = ["GONE", "PLACES", "STOPPED", "Machine", "Roster"]
-
 GONE: Final = 64
 PLACES: Final = 1024
 

@@ -9,8 +9,6 @@ from tpiedge.host.private_file import read_private, replace_private
 from tpiedge.joining.disk_thread import DiskThread
 from tpiedge.master.seats import Seat, Seats
 
-__all__ = ["SEATS_FILE", "SeatFile"]
-
 _log = logging.getLogger(__name__)
 
 SEATS_FILE: Final = "seats.json"

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-__all__ = ["Claim", "Seat", "SeatKeeper", "Seats", "seated"]
-
 
 @dataclass(frozen=True, order=True)
 class Claim:

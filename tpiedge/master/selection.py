@@ -14,8 +14,6 @@ from tpiedge.master.session_manager import SessionManager
 from tpiedge.planner.capacity import MOST_MACHINES
 from tpiedge.planner.reasons import SpareReason, drained
 
-__all__ = ["FETCHES", "Selection"]
-
 _log = logging.getLogger(__name__)
 
 #: Beside the master's own machine. The control thread makes plans between two heartbeats.

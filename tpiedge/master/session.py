@@ -48,8 +48,6 @@ from tpiedge.wire.epochs import Launch, NodeEnded, Prepared, Preparing, Release,
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Phase", "Session"]
-
 _log = logging.getLogger(__name__)
 
 #: Hashing what is on disk already, and building the engine, report no progress.

@@ -25,8 +25,6 @@ from tpiedge.wire.control import Cancel, Carried, Shutdown
 from tpiedge.wire.epochs import MasterPulse, NodeEnded, Prepared, Preparing, Spawned
 from tpiedge.wire.messages import Message
 
-__all__ = ["SessionManager"]
-
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 0.2

@@ -15,8 +15,6 @@ from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.epochs import Stocked
 
-__all__ = ["snapshot"]
-
 _NOTHING = Fetching(0, 0, 0.0)
 _UNKNOWN = Stocked(0, 0, 0, False, "")
 _LEAVES = "a plan without it is on its way; until then it computes"

@@ -6,8 +6,6 @@ from typing import Final
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Session
 
-__all__ = ["note_speeds"]
-
 _log = logging.getLogger(__name__)
 
 #: So long a machine without a part counts as slow as it was when it had one, and another's speed as what it was found

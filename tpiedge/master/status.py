@@ -9,8 +9,6 @@ from tpiedge.master.request_times import RequestHistograms
 from tpiedge.wire.control import Stats, WorkerLink
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["ClusterStatus", "NodeStatus", "Totals", "collective_names"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tpiedge.wire.control import StepSpans
 
-__all__ = ["StepTimeline", "Timelines"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:

@@ -15,8 +15,6 @@ from tpiedge.master.roster import Machine
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.worth import Worth
 
-__all__ = ["Switching"]
-
 #: For how long a plan waits for prompts that are read.
 _READING_S: Final = 30.0
 #: The nodes of a new session take so long to get ready at least.

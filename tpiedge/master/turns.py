@@ -14,8 +14,6 @@ from collections.abc import Iterable
 
 from tpiedge.master.remembered import Remembered
 
-__all__ = ["Turns"]
-
 
 class Turns:
     """What each client was given, and who has the next turn."""

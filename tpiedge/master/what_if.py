@@ -7,8 +7,6 @@ from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.planning import PlaceNodes, plan_without_breakers
 from tpiedge.master.roster import Machine
 
-__all__ = ["Forecast", "with_another", "without"]
-
 _ANOTHER = "another"
 
 

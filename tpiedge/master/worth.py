@@ -5,8 +5,6 @@ lost by waiting for it equals the time that the pause would take: whatever comes
 (as whoever rents skis until the rent has reached their price). Without requests nothing is lost by a pause.
 """
 
-__all__ = ["Worth"]
-
 
 class Worth:
     """`now` never decreases from call to call."""

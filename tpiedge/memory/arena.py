@@ -17,8 +17,6 @@ from tpiedge.errors import InternalError, OutOfMemory
 from tpiedge.pack.layout import ALIGN, Precision, whole_pages
 from tpiedge.units import format_bytes
 
-__all__ = ["DTYPES", "Arena", "Extent"]
-
 # Python names it from 3.13 on.
 _NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16}

@@ -18,8 +18,6 @@ from tpiedge.pack.files import array_bytes, open_regular, read_exactly
 from tpiedge.pack.layout import MatrixLayout, PanelLayout, Precision, RowLayout
 from tpiedge.pack.reader import Pack
 
-__all__ = ["EmbeddingTable"]
-
 
 class EmbeddingTable:
     """Rows of the pack's embedding on disk. A unit's checksum is checked before its first row is used.

@@ -19,8 +19,6 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import Share
 from tpiedge.tracing.tracer import LOAD, Tracer
 
-__all__ = ["PieceLoader"]
-
 
 class PieceLoader:
     """Two arenas: every piece has a place of its own in the first, which is address space until it is filled; the

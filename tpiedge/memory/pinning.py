@@ -15,8 +15,6 @@ from itertools import accumulate, chain
 from tpiedge.memory.residency import smallest_ring, streamed
 from tpiedge.wire.fields import Pin
 
-__all__ = ["Placement", "SparePins", "TooSmall", "in_turn", "place", "ring_bytes", "spread"]
-
 
 @dataclass(frozen=True)
 class Placement:

@@ -6,8 +6,6 @@ from tpiedge.memory.sweep import Sweep
 from tpiedge.units import format_bytes
 from tpiedge.wire.weights import WeightMemory
 
-__all__ = ["elastic_bytes", "placed"]
-
 
 def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
     """Raises OutOfMemory where the plan gave less than the smallest that works."""

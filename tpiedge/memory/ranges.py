@@ -9,8 +9,6 @@ from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.reader import check_range
 
-__all__ = ["RangeCheck", "range_checks", "read_jobs"]
-
 _JOB_BYTES = 8 << 20
 
 

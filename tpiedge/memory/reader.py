@@ -20,8 +20,6 @@ from tpiedge.errors import InternalError, ReadFault, UserError
 from tpiedge.pack.files import DIRECT_REFUSED, open_regular
 from tpiedge.pack.layout import ALIGN
 
-__all__ = ["DirectFile", "DirectReader", "ReadJob"]
-
 _MAX_READ_BYTES = 8 << 20
 
 

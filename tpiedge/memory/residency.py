@@ -21,8 +21,6 @@ from itertools import accumulate, chain, count
 
 from tpiedge.errors import InternalError
 
-__all__ = ["Drop", "Instruction", "Read", "ReleasePages", "Residency", "smallest_ring", "streamed"]
-
 _NO_USE = -1
 
 

@@ -14,8 +14,6 @@ from tpiedge.errors import InternalError, ResourceError, TpiedgeError
 from tpiedge.memory.residency import Drop, Instruction, Read, ReleasePages, Residency
 from tpiedge.tracing.tracer import WAIT, EventSink
 
-__all__ = ["Counts", "Loader", "Scheduler"]
-
 _SLICE_S = 0.5
 
 

@@ -10,8 +10,6 @@ from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, MatrixLayout, 
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare, Share
 
-__all__ = ["Block", "BlockKind", "HeadTile", "Piece", "Sweep", "head_tile_bytes"]
-
 BlockKind: TypeAlias = Literal["attention", "ffn"]
 
 _TILE_BYTES = 16 << 20

@@ -26,8 +26,6 @@ from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.tracing.tracer import EventSink, Tracer
 
-__all__ = ["BlockWeights", "NodeWeights", "Weights"]
-
 _READING_BYTES = 64 << 20
 
 

@@ -14,8 +14,6 @@ from tpiedge.errors import InternalError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import preset
 
-__all__ = ["Alias", "aliases", "load_alias"]
-
 # Beside the package in a checkout of the sources, inside of it where it was installed from a wheel.
 _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "models" for up in (1, 2))
 

@@ -17,8 +17,6 @@ import string
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["CALL_MARKS", "CallForm", "CallMarks", "call_form", "short_call_id"]
-
 _ID_MARKS: Final = string.ascii_letters + string.digits
 
 CallForm = Literal[

@@ -16,8 +16,6 @@ from tpiedge.model.call_forms import CallForm
 from tpiedge.model.held_text import SPACE, HeldText, Mismatch, Waiting, begun_length
 from tpiedge.model.json_scan import JsonScan
 
-__all__ = ["CallArguments", "CallBegun", "CallEnded", "CallReader", "ReadTool"]
-
 _MAX_NAME: Final = 256
 #: Of a value that is no text.
 _MAX_VALUE: Final = 1 << 20

@@ -16,8 +16,6 @@ from tpiedge.model.call_forms import short_call_id
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.template_habits import CALLS_AS_OBJECTS, TemplateHabits, TemplateRefusal
 
-__all__ = ["GivenArguments", "chat_prompt"]
-
 TemplateMessage = Mapping[str, Any]
 """A message of an API. A call's `arguments` are GivenArguments; `content` None where there is none beside calls."""
 

@@ -26,8 +26,6 @@ from tpiedge.pack.sources.source import SourceTensor
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.sanitise import quote, sanitised_line
 
-__all__ = ["Checkpoint"]
-
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 10_000_000

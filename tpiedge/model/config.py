@@ -18,8 +18,6 @@ from tpiedge.model.rope import RopeConfig
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
-__all__ = ["MAX_CONFIG_BYTES", "ModelConfig"]
-
 MAX_CONFIG_BYTES = 4 << 20
 """Of config.json and the small files beside it."""
 

@@ -19,8 +19,6 @@ from typing import Final, Literal
 
 from tpiedge.model.tokenizer import Tokenizer, fallback_byte
 
-__all__ = ["Detokenizer", "unfinished"]
-
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _CHARACTER: Final = 3
 """Ids of an unfinished character at most."""

@@ -7,8 +7,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["exponential", "logarithm"]
-
 # ln 2 in two parts, the first of 32 bits: it times an exponent of f64 is exact.
 _LN2: Final = 0.6931471805599453
 _LN2_HIGH: Final = float.fromhex("0x1.62e42feep-1")

@@ -7,8 +7,6 @@ people write, as the HTML tag </s>, counts only where the vocabulary has it as a
 from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
-__all__ = ["ending_ids"]
-
 _MARKS: Final = (
     "<|eot_id|>",
     "<|im_end|>",

@@ -6,8 +6,6 @@ from typing import NoReturn
 from tpiedge.errors import UserError
 from tpiedge.sanitise import quote
 
-__all__ = ["ConfigFields"]
-
 
 class ConfigFields:
     """The fields of `values`; `where` names the file in messages.

@@ -17,17 +17,6 @@ from tpiedge.pack.files import open_regular
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
-__all__ = [
-    "has_file",
-    "list_files",
-    "open_file",
-    "parse_json",
-    "read_bytes",
-    "read_json",
-    "read_text",
-    "resolve_file",
-]
-
 _MAX_NAME = 255
 # Parsing takes memory by the number of JSON values rather than by bytes: bound them before parsing. An object of one
 # entry, the costliest, takes 200 bytes.

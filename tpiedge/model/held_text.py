@@ -3,8 +3,6 @@
 from collections.abc import Generator
 from typing import Final, TypeVar
 
-__all__ = ["SPACE", "HeldText", "Mismatch", "TextEnded", "Waiting", "begun_length"]
-
 T = TypeVar("T")
 Waiting = Generator[None, None, T]
 """Yields while it needs more of the text, or has to know that nothing more comes."""

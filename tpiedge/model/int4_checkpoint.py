@@ -14,8 +14,6 @@ from tpiedge.pack.writing.quality import Quality
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
-__all__ = ["WEIGHT", "joined_tensors", "rounded_tensors"]
-
 WEIGHT = ".qweight"
 """How the names of quantised matrices end."""
 

@@ -10,8 +10,6 @@ import math
 import re
 from typing import Final
 
-__all__ = ["JsonScan"]
-
 _SPACES: Final = re.compile(r"[ \t\r\n]+")
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPE: Final = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')

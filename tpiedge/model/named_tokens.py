@@ -20,8 +20,6 @@ from tpiedge.model.fields import ConfigFields
 from tpiedge.model.folder import has_file, read_json
 from tpiedge.sanitise import quote
 
-__all__ = ["MAX_TOKEN", "NamedTokens", "read_named_tokens"]
-
 MAX_TOKEN: Final = 1024
 """Characters of a token: eight times the longest in use, a run of spaces."""
 

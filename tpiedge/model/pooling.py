@@ -10,8 +10,6 @@ from tpiedge.errors import UserError
 from tpiedge.model.fields import ConfigFields
 from tpiedge.model.folder import has_file, read_json
 
-__all__ = ["POOLING_FILE", "POOLING_FOLDER", "pooling_config", "usual_pooling"]
-
 POOLING_FOLDER: Final = "1_Pooling"
 POOLING_FILE: Final = "config.json"
 

@@ -11,8 +11,6 @@ from types import MappingProxyType
 
 from tpiedge.errors import UserError
 
-__all__ = ["PRESETS", "preset"]
-
 
 def _config(architecture: str, dtype: str, **facts: object) -> dict[str, object]:
     return {

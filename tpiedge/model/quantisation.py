@@ -8,8 +8,6 @@ from tpiedge.model.fields import ConfigFields
 from tpiedge.pack.layout import Precision
 from tpiedge.sanitise import quote
 
-__all__ = ["OLD_FILES", "QUANTISATION_KEY", "Quantisation", "of_old_file"]
-
 QUANTISATION_KEY = "quantization_config"
 OLD_FILES = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq"})
 """Name -> method of the files that say the same beside a config.json without the key."""

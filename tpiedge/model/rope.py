@@ -19,8 +19,6 @@ from tpiedge.model.elementary import exponential, logarithm
 from tpiedge.model.fields import ConfigFields
 from tpiedge.sanitise import quote
 
-__all__ = ["ROPE_KINDS", "RopeConfig", "rope_frequencies"]
-
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 Frequencies = NDArray[np.float32]

@@ -25,8 +25,6 @@ from tpiedge.model.folder import parse_json
 from tpiedge.sanitise import quote
 from tpiedge.units import format_bytes
 
-__all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "Header", "HeaderEntry", "read_header"]
-
 MAX_TENSORS = 50_000
 # 200 bytes per tensor; the header of a 70B model has 0.1 MB. (The format itself allows 100 MB.) Parsing takes up to
 # nine times as much memory: one wide character widens the text, and again the value that it stands in.

@@ -9,8 +9,6 @@ from tpiedge.errors import UserError
 from tpiedge.model.hub.cache import HubCache, parse_hub_name
 from tpiedge.sanitise import quote
 
-__all__ = ["DEMO", "is_gguf", "refuse_gguf", "resolve_model"]
-
 DEMO = "demo"
 
 _GGUF = ".gguf"

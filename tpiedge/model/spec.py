@@ -9,8 +9,6 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 
-__all__ = ["EMBEDDING", "HEAD", "TILE_ROWS", "config_of_pack", "model_spec"]
-
 TILE_ROWS = 128
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -22,17 +22,6 @@ from tpiedge.model.call_forms import CALL_MARKS, CallForm, CallMarks
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, CallReader, ReadTool
 from tpiedge.model.held_text import SPACE, HeldText, Mismatch, TextEnded, Waiting, begun_length
 
-__all__ = [
-    "NO_THOUGHTS",
-    "THOUGHT_MARKS",
-    "Said",
-    "SpeechForm",
-    "SpeechReader",
-    "SpokenText",
-    "Thinking",
-    "thinking_after",
-]
-
 Thinking = Literal["", "marked", "begun"]
 """Whether there may be thoughts: none, between both marks, or from the answer's first character on."""
 

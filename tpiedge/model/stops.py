@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from tpiedge.errors import UserError
 
-__all__ = ["StopMatcher"]
-
 
 class StopMatcher:
     """Cuts a stream at the first stop string.

@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from tpiedge.errors import UserError
 
-__all__ = ["CALLS_AS_OBJECTS", "TemplateHabits", "TemplateRefusal", "habits_of"]
-
 _NEEDLE: Final = "needle"
 _ARGUMENTS: Final = {"hay": _NEEDLE}
 _TEXT: Final = json.dumps(_ARGUMENTS)

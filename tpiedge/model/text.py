@@ -6,8 +6,6 @@ from tpiedge.model.detokenizer import Detokenizer
 from tpiedge.model.stops import StopMatcher
 from tpiedge.model.tokenizer import Tokenizer
 
-__all__ = ["TextWriter"]
-
 
 class TextWriter:
     """Never gives half a character nor part of a stop string; without a tokenizer there is no text at all."""

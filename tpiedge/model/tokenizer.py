@@ -18,8 +18,6 @@ from tpiedge.model.named_tokens import MAX_TOKEN, read_named_tokens
 from tpiedge.model.tokenizer_growth import text_growth
 from tpiedge.sanitise import quote, sanitised_line
 
-__all__ = ["Tokenizer", "fallback_byte"]
-
 _MAX_BYTES = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
 # Parsing takes memory by the number of JSON values, up to a kilobyte for an object: bound them before parsing. A
 # vocabulary of 262,000 tokens with twice as many merges has 1.4 million commas and 0.6 million lists.

@@ -22,8 +22,6 @@ from tpiedge.errors import UserError
 from tpiedge.model.tokenizer_sections import sections
 from tpiedge.sanitise import quote, sanitised_line
 
-__all__ = ["MAX_GROWTH", "text_growth"]
-
 #: Of a byte. SentencePiece's usual chain (its table of replacements, runs of spaces, a mark per word) has 198, Llama's
 #: 12, byte-level ones with NFC 12.
 MAX_GROWTH = 256.0

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from tpiedge.sanitise import quote
 
-__all__ = ["sections"]
-
 _MAX_MEMBERS = 100  # of an object; those in use have a dozen
 _MAX_FIELD = 100_000  # of a model
 _MAX_BESIDE_MODEL = 16_000_000  # thousands of added tokens take 2 MB, a table of replacements 0.5

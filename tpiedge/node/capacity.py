@@ -21,8 +21,6 @@ from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.units import MIB
 from tpiedge.wire.epochs import Capacity
 
-__all__ = ["measure"]
-
 _WEIGHTS_S = 0.16
 _PANELS_S = 0.1
 _MIN_BUFFER = 64 * MIB

@@ -32,8 +32,6 @@ from tpiedge.wire.control import (
 )
 from tpiedge.wire.messages import Message
 
-__all__ = ["Command", "ControlLink"]
-
 Command = Assign | Compile | Connect | Generate | Halt | Resume | Shutdown | TpiedgeError
 """What the engine thread acts on; an error means that the link itself failed."""
 

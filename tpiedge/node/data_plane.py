@@ -22,8 +22,6 @@ from tpiedge.transport.monitor import LinkState
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.control import Assign, Connect, Listening
 
-__all__ = ["DataPlane", "DataPlaneJoin", "DataPlaneTraffic"]
-
 _LINK_S: Final = 5.0
 #: Without a link to rank 0 nothing goes. An attempt of libzmq to connect lasts 3 s, and fails where the network loses
 #: two packets of it in a row; this is time for four. (Two handshakes that fail are taken for a wrong address.)

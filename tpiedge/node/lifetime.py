@@ -9,8 +9,6 @@ from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.node.node import Node
 from tpiedge.supervision import Supervisor
 
-__all__ = ["run"]
-
 
 def run(bootstrap: NodeBootstrap) -> int:
     """Be a node until the master ends it; the exit status of the error that ended it, or 0."""

@@ -23,8 +23,6 @@ from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
 from tpiedge.wire.probing import LinkSpeed, Probing
 
-__all__ = ["LinkSurvey"]
-
 _SLICE_S: Final = 0.05
 #: For all nodes to be there: the slowest of them may still be starting.
 _START_S: Final = 180.0

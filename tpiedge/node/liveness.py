@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, PeerLost
 
-__all__ = ["ClusterLiveness", "Progress"]
-
 
 @dataclass(frozen=True)
 class Progress:

@@ -73,8 +73,6 @@ from tpiedge.wire.control import (
 )
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["Node"]
-
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
 _PREPARING_S = 0.005  # how often it is looked whether a grammar is compiled, where nothing else is to be done

@@ -17,8 +17,6 @@ from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.readiness import NOT_MEASURED, NodeReport, StandbyOrder
 from tpiedge.lifeline import guard
 
-__all__ = ["Lines", "main"]
-
 _ORPHANED = 143
 _META_KERNELS = "torch._meta_registrations"
 

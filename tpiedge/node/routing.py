@@ -7,8 +7,6 @@ from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.limits import MAX_ARRAY
 from tpiedge.wire.tensors import wire_bytes
 
-__all__ = ["route", "worker_links"]
-
 
 def route(
     wanted: CollectiveChoice,

@@ -12,8 +12,6 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 
-__all__ = ["TensorLinks"]
-
 _IO_THREADS: Final = 2
 
 

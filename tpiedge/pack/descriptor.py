@@ -4,8 +4,6 @@ import os
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Descriptor"]
-
 
 class Descriptor:
     """Owns the file descriptor `_fd`, below 0 where there is none. `close` may be called twice; a context manager."""

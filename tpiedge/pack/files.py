@@ -11,8 +11,6 @@ import numpy as np
 from tpiedge.errors import ReadFault
 from tpiedge.pack.dtypes import Array
 
-__all__ = ["DIRECT_REFUSED", "array_bytes", "open_regular", "read_exactly", "read_parts", "read_strided"]
-
 DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 """What a file system that has no O_DIRECT says to it."""
 

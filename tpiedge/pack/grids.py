@@ -21,8 +21,6 @@ from tpiedge.pack.files import array_bytes, open_regular, read_exactly
 from tpiedge.pack.matrix_layout import MatrixLayout, PanelLayout
 from tpiedge.pack.reader import Pack
 
-__all__ = ["Exponents", "check_exponents", "grid_exponents"]
-
 Exponents = tuple[tuple[int, int], ...]
 """Of each layer: those of o and down. None for a pack that is not quantised."""
 

@@ -16,8 +16,6 @@ from tpiedge.kernels.checksum import crc32
 from tpiedge.pack.files import open_regular
 from tpiedge.pack.layout import BlobLayout
 
-__all__ = ["RECORD_BYTES", "HashTable", "RangeHasher", "blob_id", "is_blob_id"]
-
 _RECORD = struct.Struct("<32sI")
 RECORD_BYTES = _RECORD.size
 _ID = re.compile(r"[0-9a-f]{64}", re.ASCII)

@@ -6,8 +6,6 @@ from typing import Final
 
 from tpiedge.pack.share import NodeShare
 
-__all__ = ["MOST_UNITS", "HeldUnits"]
-
 #: More than any model has.
 MOST_UNITS: Final = 1 << 14
 

@@ -7,8 +7,6 @@ from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
 from tpiedge.pack.manifest import MANIFEST_NAME
 
-__all__ = ["MAX_MANIFEST_BYTES", "manifest_bytes", "pack_id"]
-
 MAX_MANIFEST_BYTES = 16 << 20
 
 

@@ -17,17 +17,6 @@ from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 from tpiedge.pack.storage import Storage
 from tpiedge.units import counted
 
-__all__ = [
-    "BLOB_FOLDER",
-    "MANIFEST_NAME",
-    "TEXT_FOLDER",
-    "Manifest",
-    "load_manifest",
-    "manifest_text",
-    "model_spec_from_json",
-    "model_spec_to_json",
-]
-
 # Of packs without quantised matrices, and of those with: kernels/panels.py interleaves scales and codes since 2.
 _VERSION, _QUANTISED_VERSION = 1, 2
 MANIFEST_NAME = "manifest.json"

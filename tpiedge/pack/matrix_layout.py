@@ -11,17 +11,6 @@ from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.pack.precision import Precision
 from tpiedge.pack.specs import MatrixSpec
 
-__all__ = [
-    "ALIGN",
-    "ROW_ALIGN",
-    "HashedRange",
-    "MatrixLayout",
-    "PanelLayout",
-    "RowLayout",
-    "round_up",
-    "whole_pages",
-]
-
 ALIGN = 4096
 ROW_ALIGN = 64
 

@@ -2,8 +2,6 @@
 
 from enum import Enum
 
-__all__ = ["Precision"]
-
 
 class Precision(Enum):
     """How weights are stored. The value is the word used in flags, manifests and messages."""

@@ -16,8 +16,6 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec
 from tpiedge.pack.storage import Storage
 
-__all__ = ["BlobKey", "Pack", "check_range", "verify_pack"]
-
 BlobKey: TypeAlias = int | Literal["embedding", "head"]
 
 _CHUNK = 8 << 20

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["NodeShare", "Share", "kv_share"]
-
 
 @dataclass(frozen=True)
 class Share:

@@ -11,8 +11,6 @@ from typing import TypeAlias, Union
 from tpiedge.errors import UserError
 from tpiedge.sanitise import quote
 
-__all__ = ["JSON", "BlobSpec", "MatrixSpec", "ModelSpec", "VectorSpec"]
-
 JSON: TypeAlias = Union[bool, int, float, str, "Sequence[JSON]", "Mapping[str, JSON]", None]
 
 _MAX_ROWS = 1 << 26

@@ -7,8 +7,6 @@ from tpiedge.errors import UserError
 from tpiedge.pack.layout import BlobLayout, Precision
 from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec
 
-__all__ = ["Storage", "parse_precision", "storage_of"]
-
 
 @dataclass(frozen=True)
 class Storage:

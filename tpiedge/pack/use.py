@@ -16,8 +16,6 @@ from tpiedge.errors import UserError
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.store.locks import try_flock
 
-__all__ = ["PackHold", "remove_packs"]
-
 
 class PackHold:
     """Keeps `remove_packs` away from the pack at `path` until `close`, or until nothing refers to this object.

@@ -8,8 +8,6 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.storage import Storage
 from tpiedge.wire.fields import Compute, KVPrecision
 
-__all__ = ["check_compute", "check_head_width", "check_native", "computed_apart", "usual_compute"]
-
 _NUMBERS: Final = ("f32", "bf16")
 
 

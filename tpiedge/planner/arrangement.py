@@ -27,8 +27,6 @@ from tpiedge.planner.borders import moved_borders
 from tpiedge.planner.needs import ModelFacts, NodeFacts, NodeNeed
 from tpiedge.planner.streaming import node_need, node_seconds
 
-__all__ = ["Arrangement", "Part"]
-
 _SLACK: Final = 1.05
 #: How many machines are taken out and put in again: others wait for the master.
 _MOVES: Final = 64

@@ -24,8 +24,6 @@ from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.planner.needs import ModelFacts
 
-__all__ = ["moved_borders"]
-
 #: By how many cuts of attention a border is moved at most; one of tiles may go anywhere.
 _AROUND: Final = 2
 #: So many steps the search may take, each of less than a microsecond on a fast computer: others wait for the master.

@@ -30,8 +30,6 @@ from tpiedge.planner.solve import Plan
 from tpiedge.units import counted
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["MOST_MACHINES", "Allocation", "Allotment", "allocate"]
-
 _Option: TypeAlias = tuple[list[int], Prediction]  # members in rank order, the master's first
 MOST_MACHINES = 32
 """Of one plan, the master's own among them."""

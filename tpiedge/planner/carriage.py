@@ -12,8 +12,6 @@ from typing import Final
 
 from tpiedge.pack.share import Share
 
-__all__ = ["Carriage", "KVHolder", "carriage", "carriage_s"]
-
 #: As what stays on a machine is written and read again, by the page cache of a slow computer.
 _LOCAL_BYTES_PER_S: Final = 200e6
 #: Of a link that was not measured.

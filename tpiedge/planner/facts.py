@@ -8,8 +8,6 @@ from tpiedge.planner.needs import ModelFacts
 from tpiedge.planner.partition import LayerShape
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["model_facts"]
-
 _F32_BYTES = 4
 _SMALLEST = Precision.Q4
 

@@ -12,8 +12,6 @@ from tpiedge.memory.residency import smallest_ring
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes
 from tpiedge.units import format_bytes, format_least
 
-__all__ = ["Bound", "fractions", "node_bound", "pinned_limit", "shortage", "whole_bytes"]
-
 _ALL = 1 - 1e-12  # of a layer: sums are rounded
 _FOREVER_S = 1e30  # of a node without any speed
 

@@ -2,8 +2,6 @@
 
 from tpiedge.wire.fields import CollectiveChoice
 
-__all__ = ["are_linked", "connects_to", "listens"]
-
 
 def are_linked(size: int, collective: CollectiveChoice) -> bool:
     """Whether every node is to have a link to every other, and not to rank 0 alone."""

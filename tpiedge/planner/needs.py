@@ -8,19 +8,6 @@ from tpiedge.planner.partition import LayerShape
 from tpiedge.units import MIB, format_bytes
 from tpiedge.wire.weights import ALL_PINNED, Keeping, WeightMemory
 
-__all__ = [
-    "NODE_BASE_BYTES",
-    "Infeasible",
-    "ModelFacts",
-    "NodeFacts",
-    "NodeNeed",
-    "base_bytes",
-    "bytes_beside_weights",
-    "layer_bytes",
-    "pieces_of_blocks",
-    "whole_need",
-]
-
 #: What a node weighs beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
 NODE_BASE_BYTES = 328 * MIB

@@ -36,20 +36,6 @@ from tpiedge.errors import InternalError
 from tpiedge.units import format_bytes, format_seconds
 from tpiedge.wire.fields import CollectiveName
 
-__all__ = [
-    "BYTE_S",
-    "MESSAGE_S",
-    "STEPWISE_S",
-    "TIE",
-    "WAKE_S",
-    "ChosenCollective",
-    "Costs",
-    "NetworkFacts",
-    "PairFacts",
-    "choose",
-    "predict",
-]
-
 # Fitted to `tpiedge bench allreduce` over loopback on two Zen 4 cores (CURVE, f32, 4 B to 1 MiB): star among 4 nodes
 # 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8 nodes 0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and
 # 0.42 ms. A bare ping-pong of pyzmq with CURVE used 29 to 35 us of CPU for a small message at either end.

@@ -12,17 +12,6 @@ from tpiedge.errors import UserError
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.units import counted
 
-__all__ = [
-    "LayerShape",
-    "ShareWeight",
-    "apportion",
-    "apportion_within",
-    "heads_per_cut",
-    "intervals",
-    "parse_shares",
-    "partition",
-]
-
 
 @dataclass(frozen=True)
 class LayerShape:

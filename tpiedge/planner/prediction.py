@@ -17,18 +17,6 @@ from tpiedge.planner.solve import Plan, evaluate, solve
 from tpiedge.planner.streaming import head_seconds
 from tpiedge.wire.weights import Keeping
 
-__all__ = [
-    "Demand",
-    "MachineFacts",
-    "Prediction",
-    "least_step_s",
-    "machine_bounds",
-    "node_facts",
-    "predict",
-    "with_speeds",
-    "without_idle",
-]
-
 #: Bytes per second of a disk that was not measured.
 _USUAL_DISK = 2e8
 

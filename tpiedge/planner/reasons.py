@@ -13,18 +13,6 @@ from tpiedge.planner.streaming import node_need, smallest_bytes
 from tpiedge.units import format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
 
-__all__ = [
-    "SpareReason",
-    "drained",
-    "master_too_small",
-    "slower",
-    "too_small",
-    "too_small_for",
-    "why_in",
-    "why_out",
-    "without_native",
-]
-
 
 @dataclass(frozen=True)
 class SpareReason:

@@ -30,8 +30,6 @@ from tpiedge.planner.partition import (
 )
 from tpiedge.planner.streaming import head_seconds, node_need, node_seconds
 
-__all__ = ["Plan", "evaluate", "solve"]
-
 _CLOSE = 1.05  # to the time that fractions of units would take
 _SLACKS = (1.1, 1.6)
 _SecondsOf: TypeAlias = Callable[[int, NodeShare], float]

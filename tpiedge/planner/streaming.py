@@ -18,8 +18,6 @@ from tpiedge.planner.needs import (
 from tpiedge.units import format_bytes, format_least
 from tpiedge.wire.weights import Keeping, WeightMemory
 
-__all__ = ["head_seconds", "node_need", "node_seconds", "smallest_bytes"]
-
 _REMEDY = "raise its memory limit or shorten the context"
 
 

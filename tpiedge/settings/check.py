@@ -8,8 +8,6 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.settings.file import Entry, SettingsFile
 from tpiedge.settings.schema import COMMON, COMMON_TABLE, Flag, Verb, takes
 
-__all__ = ["check_settings", "nearest", "problems"]
-
 
 def check_settings(file: SettingsFile, verbs: Iterable[Verb]) -> None:
     """Raises UserError with the first problem."""

@@ -11,8 +11,6 @@ from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 from tpiedge.toml_text import parse_toml
 
-__all__ = ["Entry", "SettingsFile", "find_settings", "parse_settings", "read_settings"]
-
 _MAX_BYTES = 1 << 20
 _HEADER = re.compile(r"\s*\[([^\[\]]+)\]")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")

@@ -9,8 +9,6 @@ from tpiedge.settings.file import SettingsFile
 from tpiedge.settings.schema import COMMON_TABLE, Flag, Verb
 from tpiedge.toml_text import parse_toml
 
-__all__ = ["Setting", "check_variables", "resolve", "unused_variables"]
-
 _ALIKE = 0.75
 
 

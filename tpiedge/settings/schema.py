@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["COMMON", "COMMON_TABLE", "SECRETS", "Flag", "Kind", "Verb", "takes"]
-
 Kind = Literal["text", "integer", "number", "boolean", "size", "word"]
 
 COMMON_TABLE = "common"

@@ -25,8 +25,6 @@ from tpiedge.progress import ProgressCallback
 from tpiedge.shipping.window import ArrivedBytes, CutRequest, RequestedBytes, RequestWindow
 from tpiedge.transport.endpoint import Endpoint
 
-__all__ = ["fetch"]
-
 _STALL_S = 10.0
 _LOCK_WAIT_S = 3600.0
 _SYNC_BYTES = 64 << 20

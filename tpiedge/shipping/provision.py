@@ -20,8 +20,6 @@ from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.epochs import Prepare, Stock
 from tpiedge.wire.fields import rate_of
 
-__all__ = ["FILES_HUB", "FilesMaster", "Provision", "Report"]
-
 FILES_HUB = "files"
 
 _REPORT_S = 0.3

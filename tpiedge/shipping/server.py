@@ -28,8 +28,6 @@ from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.limits import MAX_FILE_CHUNK
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["MAX_OPEN_REQUESTS", "ServedPack", "ShipServer"]
-
 MAX_OPEN_REQUESTS = 8
 """Per worker. As many chunks may wait in the transport besides."""
 

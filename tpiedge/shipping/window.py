@@ -14,8 +14,6 @@ from tpiedge.errors import Cancelled, PeerError, ProtocolError
 from tpiedge.transport.endpoint import DuplicateName, Endpoint, Unreachable
 from tpiedge.wire.files import Fetch, FetchFailed, FileChunk, FilePart
 
-__all__ = ["ArrivedBytes", "CutRequest", "RequestWindow", "RequestedBytes"]
-
 _FIRST_CHUNK = 1 << 18
 _MIN_CHUNK = 1 << 16
 _MAX_CHUNK = 1 << 20

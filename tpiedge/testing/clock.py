@@ -1,7 +1,5 @@
 """A clock that tests move by hand."""
 
-__all__ = ["ManualClock"]
-
 
 class ManualClock:
     """Starts at zero and stands still until `advance`."""

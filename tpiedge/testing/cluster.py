@@ -40,8 +40,6 @@ from tpiedge.wire.control import AnswerPart, Carried, Halt, StepSpans, Token
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["InProcessCluster", "greedy_request"]
-
 _EPOCH = 1
 _WAIT_S = 20.0
 

@@ -32,8 +32,6 @@ from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import AnswerPart, Embedding, Finished, Token, WorkerLink
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
-__all__ = ["WIDTH", "FakeGeneration", "FakeService", "finished", "token"]
-
 WIDTH = 4
 """Numbers of an embedding."""
 

@@ -16,8 +16,6 @@ from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.tracing.intervals import rows, union, without
 from tpiedge.tracing.tracer import LANES, TraceEvent, TracePart
 
-__all__ = ["Trace", "read_trace", "write_trace"]
-
 _US = 1e6
 _DROPPED = "tpiedge_dropped"
 #: What two dozen nodes write whose room for events is full.

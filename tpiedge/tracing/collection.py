@@ -13,8 +13,6 @@ from tpiedge.errors import DiskFull, TpiedgeError, UserError
 from tpiedge.tracing.chrome import write_trace
 from tpiedge.tracing.tracer import read_part
 
-__all__ = ["Collection", "Joined", "cannot_write", "writable"]
-
 _PAGE = 4096
 
 

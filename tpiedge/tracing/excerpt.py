@@ -12,17 +12,6 @@ from statistics import median
 from tpiedge.tracing.chrome import Trace
 from tpiedge.tracing.intervals import Interval
 
-__all__ = [
-    "Excerpt",
-    "StepRange",
-    "decode_steps",
-    "excerpt_of_steps",
-    "excerpt_of_times",
-    "parse_steps",
-    "typical_excerpt",
-    "typical_steps",
-]
-
 _TYPICAL = 3
 _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?", re.ASCII)
 

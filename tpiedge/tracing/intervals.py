@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
-__all__ = ["Interval", "clip", "overlap", "rows", "total", "union", "without"]
-
 Interval: TypeAlias = tuple[float, float]
 
 

@@ -7,8 +7,6 @@ from tpiedge.tracing.chrome import Trace
 from tpiedge.tracing.intervals import Interval, clip, overlap, total, union
 from tpiedge.tracing.tracer import LANES, TraceEvent
 
-__all__ = ["NodeSummary", "summarize"]
-
 
 @dataclass(frozen=True)
 class NodeSummary:

@@ -16,20 +16,6 @@ from typing import Protocol
 from tpiedge.errors import InternalError
 from tpiedge.tracing.intervals import Interval
 
-__all__ = [
-    "COMPUTE",
-    "LANES",
-    "LOAD",
-    "REDUCE",
-    "TRAVEL",
-    "WAIT",
-    "EventSink",
-    "TraceEvent",
-    "TracePart",
-    "Tracer",
-    "read_part",
-]
-
 #: As in figure 4 of TPI-LLM; what the engine waits for weights; all-reduces from their beginning to their end, where
 #: the engine does something else in between.
 LANES = ("compute", "reduce", "load", "wait", "travel")

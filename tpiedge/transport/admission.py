@@ -23,8 +23,6 @@ from tpiedge.transport.endpoint import Counters
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.messages import Message
 
-__all__ = ["Admission", "Gatekeeper", "GuestPolicy"]
-
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _log = logging.getLogger(__name__)
 

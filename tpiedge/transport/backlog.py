@@ -26,8 +26,6 @@ from tpiedge.transport.cutting import FAREWELL_S, Cutter, TcpConnection, borrowe
 from tpiedge.transport.strangers import Strangers
 from tpiedge.units import KIB
 
-__all__ = ["MAX_STRANGERS", "STRANGERS_EACH", "SUPPORTED", "Arrived", "Backlog", "Flow", "curve_bytes"]
-
 SUPPORTED: Final = sys.platform == "linux"
 """Whether the kernel tells. Elsewhere nothing is watched."""
 

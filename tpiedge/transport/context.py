@@ -6,8 +6,6 @@ import zmq
 
 from tpiedge.transport.admission import Admission, Gatekeeper
 
-__all__ = ["ZmqContext"]
-
 
 class ZmqContext:
     """Close the endpoints first: `close` waits for them, and ends every thread.

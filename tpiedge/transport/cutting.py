@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["FAREWELL_S", "Cutter", "TcpConnection", "borrowed", "connection_of", "is_open"]
-
 FAREWELL_S: Final = 0.25
 """For the last word to leave, also where the machine is busy."""
 

@@ -11,18 +11,6 @@ from typing import Protocol
 from tpiedge.errors import PeerError, ProtocolError, TpiedgeError
 from tpiedge.wire.messages import Message
 
-__all__ = [
-    "Buffer",
-    "Counters",
-    "DuplicateName",
-    "Endpoint",
-    "EndpointClosed",
-    "Envelope",
-    "LinkReset",
-    "MalformedMessage",
-    "Unreachable",
-]
-
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes, flat or not (`memoryview(array)`); may change as soon as `send` returns."""
 

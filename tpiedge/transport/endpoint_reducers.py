@@ -17,8 +17,6 @@ from tpiedge.transport.native_reducer import NativeReducer, ReceivedFrame
 from tpiedge.transport.reduce_interface import DONE, Exchange, Reduce
 from tpiedge.wire.flat import FLAT_BYTES
 
-__all__ = ["EndpointReducers", "ReduceLink"]
-
 # For more than this the copies and the waiting count, and not the calls.
 _MOST_BYTES: Final = 1 << 18
 

@@ -2,8 +2,6 @@
 
 import zmq
 
-__all__ = ["curve_available", "zeromq_versions"]
-
 
 def curve_available() -> bool:
     """Whether links can be encrypted; without, no link is made at all."""

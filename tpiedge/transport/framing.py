@@ -15,9 +15,6 @@ from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_FILE_CHUNK, MAX_TENSOR_B
 from tpiedge.wire.messages import Message
 from tpiedge.wire.tensors import check_tensors
 
-__all__ = ["CONTROL", "FILES", "TENSOR", "Plane", "frame_of", "names_of", "read_frame"]
-
-
 # Of the largest frames, at a spoke.
 _MOST_WAITING = 192 * MIB
 

@@ -6,8 +6,6 @@ from tpiedge.transport.admission import Admission
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire.messages import Message
 
-__all__ = ["Hub"]
-
 
 class Hub(Endpoint, Protocol):
     """One thread owns it; `wake` and `admission` are for any."""

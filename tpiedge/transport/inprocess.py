@@ -15,8 +15,6 @@ from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
 from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging, messages_of
 from tpiedge.wire.messages import Message
 
-__all__ = ["Carry", "InProcessHub", "InProcessPeer", "InProcessSpoke", "Receiver"]
-
 
 class Receiver(Protocol):
     """The end of a link that a frame goes to."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
-__all__ = ["CurveKeys", "is_key", "key_bytes", "key_text", "public_of"]
-
 _KEY_LENGTH = 40
 
 

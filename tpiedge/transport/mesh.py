@@ -20,8 +20,6 @@ from tpiedge.transport.zeromq_options import SLICE_S
 from tpiedge.transport.zeromq_spoke import ZmqSpoke
 from tpiedge.wire.messages import Message
 
-__all__ = ["ZmqMesh"]
-
 
 class ZmqMesh(Messages):
     """An Endpoint. Owns `hub` and `spokes`, named after the peers that they lead to."""

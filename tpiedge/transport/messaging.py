@@ -6,8 +6,6 @@ from tpiedge.transport.endpoint import Buffer, Counters, Envelope, MalformedMess
 from tpiedge.transport.framing import Plane, frame_of, read_frame
 from tpiedge.wire.messages import Message
 
-__all__ = ["SEND_TIMEOUT_S", "Messages", "Messaging", "messages_of"]
-
 SEND_TIMEOUT_S = 3.0
 
 

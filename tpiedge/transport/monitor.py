@@ -8,8 +8,6 @@ from enum import Enum
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-__all__ = ["LinkMonitor", "LinkState"]
-
 
 class LinkState(Enum):
     """WAITING: no handshake has ended yet, or the link broke. REFUSED: our key is not admitted, as the hub says or

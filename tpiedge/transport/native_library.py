@@ -23,8 +23,6 @@ import zmq.backend
 from tpiedge.native_code import Signatures, find_library, load_library
 from tpiedge.wire.tensors import SummandPrecision
 
-__all__ = ["PRECISIONS", "ReducePlan", "TransportLibrary", "View", "packing_library", "transport_library"]
-
 PRECISIONS: Final[dict[SummandPrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2, "i32": 3}
 """The numbering of Precision in native/wire.h."""
 

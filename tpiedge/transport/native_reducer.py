@@ -9,8 +9,6 @@ from tpiedge.transport.native_library import PRECISIONS, ReducePlan, TransportLi
 from tpiedge.transport.reduce_interface import Combine, Exchange
 from tpiedge.wire.flat import FLAT_BYTES
 
-__all__ = ["NativeReducer", "ReceivedFrame"]
-
 
 class ReceivedFrame:
     """A copy of what the native side received; has what is used of a `zmq.Frame`."""

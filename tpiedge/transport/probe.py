@@ -8,8 +8,6 @@ import termios
 import time
 from enum import Enum
 
-__all__ = ["Listener", "passes_large_packets", "probe"]
-
 _GREETING_BYTES = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 # ZMTP 3.1, mechanism, as-server 0, filler.

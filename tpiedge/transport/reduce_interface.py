@@ -12,8 +12,6 @@ from typing import Final, Protocol, runtime_checkable
 
 from tpiedge.wire.tensors import SummandPrecision
 
-__all__ = ["DONE", "Combine", "Exchange", "Reduce", "Reduces"]
-
 DONE: Final = -1
 
 

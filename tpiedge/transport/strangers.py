@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from tpiedge.transport.cutting import TcpConnection
 
-__all__ = ["Strangers"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Stay:

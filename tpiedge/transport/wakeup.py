@@ -4,8 +4,6 @@ import contextlib
 import os
 import threading
 
-__all__ = ["Wakeup"]
-
 
 class Wakeup:
     """Usable next to sockets in a poll; `ring` after `close` does nothing."""

@@ -24,8 +24,6 @@ from tpiedge.transport.wakeup import Wakeup
 from tpiedge.transport.zeromq_options import LINGER_MS, SLICE_S, configure
 from tpiedge.wire.messages import Message
 
-__all__ = ["DUPLICATE", "PROBE", "RECV", "SEND_LAST", "SEND_MORE", "Frame", "Item", "ZmqEndpoint"]
-
 Frame = zmq.Frame | ReceivedFrame
 
 Item = tuple[str, memoryview] | PeerError

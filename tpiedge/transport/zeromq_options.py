@@ -5,8 +5,6 @@ import zmq
 from tpiedge.transport.framing import Plane
 from tpiedge.transport.keys import CurveKeys
 
-__all__ = ["LINGER_MS", "SLICE_S", "configure"]
-
 SLICE_S = 0.02
 """How long a read inside libzmq waits."""
 

@@ -15,8 +15,6 @@ from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.monitor import LinkMonitor
 from tpiedge.transport.zeromq_endpoint import DUPLICATE, PROBE, SEND_LAST, Frame, Item, ZmqEndpoint
 
-__all__ = ["ZmqSpoke"]
-
 _LOOK_S = 0.2
 
 

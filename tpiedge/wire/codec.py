@@ -19,8 +19,6 @@ from tpiedge.wire.schema import schema_of
 from tpiedge.wire.structure import check_structure
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["decode", "encode", "tensors_of"]
-
 _TAG_OF: dict[Any, int] = {cls: tag for tag, cls in TAGS.items()}
 _PARSE_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 

@@ -33,41 +33,6 @@ from tpiedge.wire.limits import (
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import WeightMemory
 
-__all__ = [
-    "SPECULATE_AUTO",
-    "Accused",
-    "AnswerPart",
-    "AskStats",
-    "Assign",
-    "Cancel",
-    "Carried",
-    "Compile",
-    "Compiled",
-    "Connect",
-    "Embedding",
-    "Failed",
-    "FinishReason",
-    "Finished",
-    "Generate",
-    "Halt",
-    "Halted",
-    "Heartbeat",
-    "Hello",
-    "Listening",
-    "Loading",
-    "Lost",
-    "PeerPulse",
-    "PromptScores",
-    "Pulse",
-    "Ready",
-    "Resume",
-    "Shutdown",
-    "Stats",
-    "StepSpans",
-    "Token",
-    "WorkerLink",
-]
-
 FinishReason = Literal["stop", "length", "cancel"]
 
 SPECULATE_AUTO: Final = 255

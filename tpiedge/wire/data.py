@@ -24,22 +24,6 @@ from tpiedge.wire.fields import (
 from tpiedge.wire.limits import MAX_MOVES, MAX_NODES, MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = [
-    "CANCEL",
-    "Gathered",
-    "Hidden",
-    "LeavePages",
-    "LinkReport",
-    "MeasuredLink",
-    "Partial",
-    "Reduced",
-    "Segment",
-    "Slice",
-    "StepPlan",
-    "Survey",
-    "TableChange",
-]
-
 CANCEL = 1
 """Bit of `flags`: rank 0 wants the work to end; every node sees it after the same block."""
 

@@ -30,29 +30,6 @@ from tpiedge.wire.fields import (
 from tpiedge.wire.limits import MAX_BLOB, MAX_NODES
 from tpiedge.wire.weights import Keeping
 
-__all__ = [
-    "AgentPulse",
-    "AskOffer",
-    "Capacity",
-    "Echo",
-    "Held",
-    "Launch",
-    "Leaving",
-    "MasterPulse",
-    "NodeEnded",
-    "Offer",
-    "PackId",
-    "Prepare",
-    "Prepared",
-    "Preparing",
-    "Probe",
-    "Release",
-    "Spare",
-    "Spawned",
-    "Stock",
-    "Stocked",
-]
-
 PackId = Annotated[str, MaxLength(128)]
 """Names the contents of a pack."""
 

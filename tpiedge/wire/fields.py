@@ -9,33 +9,6 @@ from typing import Annotated, Literal
 
 from tpiedge.wire.limits import MAX_BLOB, MAX_NODES, MAX_TEXT
 
-__all__ = [
-    "U8",
-    "U32",
-    "U64",
-    "Blob",
-    "CollectiveChoice",
-    "CollectiveName",
-    "Compute",
-    "KVPrecision",
-    "Key",
-    "MaxBytes",
-    "MaxItems",
-    "MaxLength",
-    "Name",
-    "Packed",
-    "Pin",
-    "Range",
-    "Rank",
-    "Rate",
-    "Seconds",
-    "SpareKind",
-    "Text",
-    "UnitRange",
-    "WirePrecision",
-    "rate_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Range:

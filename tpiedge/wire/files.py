@@ -10,8 +10,6 @@ from typing import Annotated, Literal
 from tpiedge.wire.fields import U32, U64, MaxLength, Text
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["Digest", "Fetch", "FetchFailed", "FileChunk", "FilePart"]
-
 Digest = Annotated[str, MaxLength(64)]
 """A sha256 in hexadecimal digits, or empty."""
 

@@ -18,8 +18,6 @@ from tpiedge.wire.limits import MAX_DIMENSIONS
 from tpiedge.wire.schema import schema_of
 from tpiedge.wire.tensors import DType, TensorHeader
 
-__all__ = ["FLAT_BYTES", "FLAT_MARK", "FlatForm", "flat_form"]
-
 FLAT_MARK: Final = 0xC1
 FLAT_BYTES: Final = 64
 _CODES: Final[dict[DType, int]] = {"f32": 1, "bf16": 2, "i32": 4, "i64": 5, "u8": 8}

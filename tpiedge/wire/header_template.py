@@ -7,8 +7,6 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import encode
 from tpiedge.wire.data import Partial, Reduced
 
-__all__ = ["PLACE_AT", "PLACE_BYTES", "HeaderTemplate", "place_of"]
-
 _PLACE: Final = struct.Struct("<QII")
 # Behind the mark, the protocol, the tag and the epoch (flat.py).
 PLACE_AT: Final = 3 + 4

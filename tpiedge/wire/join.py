@@ -9,19 +9,6 @@ from typing import Annotated, Literal
 
 from tpiedge.wire.fields import U32, Blob, Key, MaxLength, Name, Text
 
-__all__ = [
-    "JOIN_PROTOCOL",
-    "JOIN_TAGS",
-    "Challenge",
-    "Enrol",
-    "Enrolled",
-    "Knock",
-    "RefusalKind",
-    "Refused",
-    "Reveal",
-    "Verdict",
-]
-
 JOIN_TAGS = range(64, 80)
 JOIN_PROTOCOL = 0
 """Stands in these messages where others have PROTOCOL."""

@@ -5,31 +5,6 @@ Every bound here is checked twice: by the sender before it sends, by the receive
 
 from tpiedge.units import KIB, MIB
 
-__all__ = [
-    "MAX_ANSWER_TOKENS",
-    "MAX_ARRAY",
-    "MAX_BLOB",
-    "MAX_CONTROL_HEADER",
-    "MAX_DEPTH",
-    "MAX_DIMENSIONS",
-    "MAX_FILE_CHUNK",
-    "MAX_GRAMMAR",
-    "MAX_HIDDEN",
-    "MAX_ITEMS",
-    "MAX_LAYERS",
-    "MAX_MOVES",
-    "MAX_NODES",
-    "MAX_PAGES",
-    "MAX_PROMPT_TOKENS",
-    "MAX_SEGMENTS",
-    "MAX_SEQUENCES",
-    "MAX_SPANS",
-    "MAX_STRINGS",
-    "MAX_TENSOR_BYTES",
-    "MAX_TENSOR_HEADER",
-    "MAX_TEXT",
-]
-
 MAX_TENSOR_HEADER = 64 * KIB
 """Encoded message on the tensor plane (without its tensor frames)."""
 

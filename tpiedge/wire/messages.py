@@ -5,8 +5,6 @@ A tag is never reused; a change of any message's fields raises PROTOCOL.
 
 from tpiedge.wire import control, data, epochs, files, join
 
-__all__ = ["PROTOCOL", "TAGS", "Message"]
-
 PROTOCOL = 21
 
 Message = (

@@ -7,8 +7,6 @@ from typing import Any
 
 from tpiedge.wire.fields import Packed
 
-__all__ = ["packing"]
-
 
 def packing(bound: Packed, kinds: tuple[type, ...]) -> tuple[Callable[[Any], bytes], Callable[[Any], Any]]:
     """(writer, reader) of a tuple whose elements are a number of `kinds[0]`, or tuples of `kinds`.

@@ -7,8 +7,6 @@ from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.fields import rate_of
 from tpiedge.wire.limits import MAX_BLOB
 
-__all__ = ["LinkSpeed", "Probing"]
-
 _EMPTY = 5
 _SHORTEST_S = 1e-6
 

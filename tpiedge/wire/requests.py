@@ -6,16 +6,6 @@ from typing import Annotated, Final, Literal
 from tpiedge.wire.fields import U32, U64, MaxLength, Name, Packed, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS
 
-__all__ = [
-    "SCOPE_CHARACTERS",
-    "GenerationRequest",
-    "Grammar",
-    "GrammarKind",
-    "Pooling",
-    "Sampling",
-    "TokenIds",
-]
-
 SCOPE_CHARACTERS: Final = 32
 TokenIds = tuple[int, ...]
 GrammarKind = Literal["json", "lark", "regex"]

@@ -16,8 +16,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from tpiedge.wire.fields import MaxBytes, MaxItems, MaxLength, Packed, Range
 from tpiedge.wire.packed import packing
 
-__all__ = ["Schema", "schema_of"]
-
 FieldCheck = Callable[[Any], Any]
 
 _ANY = Range(-math.inf, math.inf)

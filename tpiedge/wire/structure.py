@@ -9,8 +9,6 @@ from typing import Final
 
 from tpiedge.wire.limits import MAX_DEPTH, MAX_ITEMS, MAX_STRINGS
 
-__all__ = ["check_structure"]
-
 # Bytes of an item by its first byte, where it has always the same number.
 _FIXED: Final = {
     0xC0: 1, 0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9,

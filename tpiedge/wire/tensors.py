@@ -9,8 +9,6 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.fields import U32, MaxItems, WirePrecision
 from tpiedge.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 
-__all__ = ["INT8_GROUP", "DType", "SummandPrecision", "TensorHeader", "check_tensors", "wire_bytes"]
-
 INT8_GROUP = 64
 """Elements of a row that share an f32 scale where they travel as int8; a row's last group may be short."""
 

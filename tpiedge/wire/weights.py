@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from tpiedge.wire.fields import U32, U64, Pin
 
-__all__ = ["ALL_PINNED", "Keeping", "WeightMemory"]
-
 
 @dataclass(frozen=True, slots=True)
 class WeightMemory:

@@ -57,8 +57,6 @@ from tpiedge.worker.stocking import Stocking, Stockroom
 from tpiedge.worker.way import Lookout, WayState
 from tpiedge.worker.wording import NARROW, computing_line, spare_line, stopped_line
 
-__all__ = ["Agent", "JoinRefused", "MasterMoved"]
-
 _log = logging.getLogger(__name__)
 
 _SLICE_S: Final = 0.1

@@ -11,8 +11,6 @@ from tpiedge.errors import PeerError, ResourceError, TpiedgeError
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Prepare
 
-__all__ = ["NO_THREAD", "FetchShards", "Preparation", "Preparations", "Shards"]
-
 NO_THREAD: Final = "cannot start a thread: is this machine short of memory or of threads?"
 
 _FETCH_END_S: Final = 5.0

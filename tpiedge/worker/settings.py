@@ -6,8 +6,6 @@ from pathlib import Path
 from tpiedge.launch.timing import Timing
 from tpiedge.wire.weights import Keeping
 
-__all__ = ["AgentSettings"]
-
 
 @dataclass(frozen=True)
 class AgentSettings:

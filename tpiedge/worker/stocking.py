@@ -13,8 +13,6 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Stock, Stocked
 from tpiedge.worker.preparation import NO_THREAD
 
-__all__ = ["Stocking", "Stockroom"]
-
 _log = logging.getLogger(__name__)
 
 _END_S: Final = 5.0

@@ -7,8 +7,6 @@ from tpiedge.host.addresses import Address, parse_address
 from tpiedge.host.private_file import locked, read_private, replace_private
 from tpiedge.transport.keys import is_key
 
-__all__ = ["MOST_MASTERS", "TrustedMasters"]
-
 MOST_MASTERS: Final = 16
 """Addresses that are remembered, the latest: those of a master that moves add up."""
 

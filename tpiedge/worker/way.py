@@ -15,8 +15,6 @@ from tpiedge.host.addresses import Address, resolve_all
 from tpiedge.joining.connecting import who_is_at
 from tpiedge.transport.probe import passes_large_packets
 
-__all__ = ["Lookout", "WayState", "look_for_master"]
-
 WayState: TypeAlias = Literal["moved", "narrow", "unknown"]
 """The master is at another address; large packets do not reach it; or neither is known."""
 

@@ -9,8 +9,6 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Spare
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["NARROW", "computing_line", "spare_line", "stopped_line"]
-
 NARROW: Final = (
     "large packets do not reach the master, small ones do: give this machine's network interface a smaller MTU "
     "(ip link set DEVICE mtu 1280), or mend the tunnel or switch on the way"

@@ -8,10 +8,6 @@ import pytest
 
 from tpiedge.cli.main import main
 
-__all__ = [
-    "RESOURCE", "USER", "assert_nothing_half_written", "change_config", "refused", "run_model", "the_line",
-]  # fmt: skip
-
 USER, RESOURCE = 2, 4
 PROGRESS = ("packing ", "loading weights", "looking for masters")
 

@@ -44,8 +44,6 @@ from tpiedge.wire.messages import PROTOCOL
 from tpiedge.wire.tensors import TensorHeader
 from tpiedge.wire.weights import Keeping
 
-__all__ = ["SLOW", "Imposter", "Node"]
-
 #: Bytes of weights per second, of everybody else: so slow that links cost nothing beside it.
 SLOW = 1e4
 #: Of an imposter: with it and the others a token is so much faster that all are started anew, even where a busy

@@ -12,8 +12,6 @@ from typing import Any, Final, Literal, TypeAlias
 from tests.process.imposter.imposter import Imposter
 from tests.process.imposter.violations import LIES, MISDEEDS, OF_AGENTS, OF_NODES, VIOLATIONS
 
-__all__ = ["ImposterProcess", "Moment"]
-
 _END_S = 30.0
 
 Moment: TypeAlias = Literal["mischief", "on_survey", "on_agent", "on_control"]

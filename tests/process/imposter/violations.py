@@ -17,8 +17,6 @@ from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_TENSOR_BYTES
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["LIES", "MISDEEDS", "OF_AGENTS", "OF_NODES", "VIOLATIONS"]
-
 _FLOOD_MESSAGES = 30_000
 
 OnLink: TypeAlias = Callable[[ZmqSpoke], None]

@@ -10,17 +10,6 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.copy import ShardCopy
 from tpiedge.pack.store.locks import FileLock
 
-__all__ = [
-    "CONTEXT",
-    "PROMPT",
-    "TOKENS",
-    "build_bulky_model",
-    "fetched",
-    "held_bytes",
-    "reference_text",
-    "worker_of",
-]
-
 PROMPT, TOKENS = "ba zu ke", 12
 CONTEXT = 256
 

@@ -9,8 +9,6 @@ from typing import Self
 
 from tests.process.network.namespaces import BRIDGE, MACHINES, Namespaces
 
-__all__ = ["Capture", "Direction", "Recording"]
-
 _ETH_P_ALL = 3
 _SO_RCVBUFFORCE = 33
 _BUFFER = 256 << 20

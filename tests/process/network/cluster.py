@@ -8,8 +8,6 @@ from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving
 from tpiedge.host.addresses import Address
 
-__all__ = ["NetworkCluster"]
-
 
 class NetworkCluster(Serving):
     """Its master is on the machine that the tests are on."""

@@ -14,8 +14,6 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-__all__ = ["BRIDGE", "MACHINES", "MASTER", "Namespaces", "enter", "new_namespace", "why_impossible", "within"]
-
 MASTER = "master"
 MACHINES = (MASTER, "worker1", "worker2")
 BRIDGE = "bridge"

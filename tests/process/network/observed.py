@@ -11,8 +11,6 @@ from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces
 from tests.process.serving.machines import Worker
 
-__all__ = ["MARKER", "PROMPT", "TOKENS", "Observed", "observe"]
-
 PROMPT = "Once upon a time there was a little fox"
 TOKENS = 40
 MARKER = b"if this is not found, nothing would be found"

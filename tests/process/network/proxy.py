@@ -9,8 +9,6 @@ from typing import Self
 
 from tests.process.network.namespaces import BRIDGE, MASTER, Namespaces
 
-__all__ = ["Proxy"]
-
 _PART = 1 << 16
 
 

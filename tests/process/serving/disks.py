@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["FailingDisk", "NoDisk", "failing_disk", "mounted_disk", "read_only"]
-
 _FIBMAP = 1
 _BLOCK = 4096
 _SIZE = 64 << 20

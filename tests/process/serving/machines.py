@@ -14,8 +14,6 @@ from tpiedge.launch.measurements import Measurements
 from tpiedge.launch.readiness import NodeReport
 from tpiedge.wire.epochs import Capacity
 
-__all__ = ["END_S", "PANELS_SLOWER", "SPEED", "THREADS", "UNMEASURED", "Process", "Worker", "measured"]
-
 END_S = 60.0
 THREADS = 1
 SPEED = 1e10

@@ -8,8 +8,6 @@ import threading
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["PAGE", "Exchange", "Middleman"]
-
 PAGE = "/attack.html"
 _PART = 1 << 16
 _JOIN_S = 5.0

@@ -26,8 +26,6 @@ from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import JoinToken
 
-__all__ = ["HOST", "START_S", "Serving", "free_ports", "node_of", "rank_of", "unfinished", "words_of_loss"]
-
 HOST = "127.0.0.1"
 #: Generous: the machine may be doing ten other things.
 START_S = 90.0

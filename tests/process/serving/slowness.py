@@ -15,8 +15,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["crawling", "slowed_down"]
-
 #: Far below the silence that has a node taken for dead: it is awake several times before.
 _LONGEST_REST_S = 0.2
 #: Of a turn, what is left of it for those that owe rest: enough to say that they live.

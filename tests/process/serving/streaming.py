@@ -5,8 +5,6 @@ import time
 
 import openai
 
-__all__ = ["Streaming"]
-
 #: Where it is no promise: generous.
 _LIMIT_S = 90.0
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tests.process.command import COMMAND
 
-__all__ = ["WallClock", "build_shim", "why_no_shim"]
-
 _COMPILERS = ("gcc", "clang")
 
 

@@ -9,8 +9,6 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.store.copy import ShardCopy
 
-__all__ = ["LAYERS", "check_equal", "ended", "held_bytes", "share_bytes"]
-
 LAYERS = 4
 
 

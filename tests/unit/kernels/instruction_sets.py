@@ -5,8 +5,6 @@ from pathlib import Path
 import tpiedge.kernels
 from tpiedge.kernels.shared_library import ISAS, find_library, load
 
-__all__ = ["AVAILABLE", "LACKING"]
-
 
 def _available() -> tuple[str, ...]:
     path = find_library(Path(tpiedge.kernels.__path__[0]))

@@ -29,8 +29,6 @@ from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.share import Share, kv_share
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["FFN_UNITS", "HEADS", "Layer", "add_steps", "digest", "inputs", "layers", "on_nodes", "stacked"]
-
 HIDDEN, HEADS, GROUP, WIDTH, INNER, UNIT, LAYERS, CAPACITY = 96, 6, 2, 36, 272, 128, 2, 48
 KV_HEADS, FFN_UNITS, EPS, WINDOW = HEADS // GROUP, -(-INNER // UNIT), 1e-5, 20
 _ROPE = RopeConfig("default", 10000.0, 4096, 4096)

@@ -14,8 +14,6 @@ from torch import Tensor
 from tpiedge.kernels.kv_format import KV_GROUP, KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Span
 
-__all__ = ["QuantisedRows", "Rows", "decode", "encode", "numbers_in_pages"]
-
 _LARGEST_CODE = {8: 127.0, 4: 15.0}
 
 

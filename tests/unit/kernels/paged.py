@@ -15,8 +15,6 @@ from tpiedge.kernels.library import Pool
 from tpiedge.pack.layout import whole_pages
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["PagedCache", "attend", "format_of"]
-
 # f32, bf16 and f16 of these bytes are no numbers.
 _NO_NUMBER = 0xFF
 

@@ -13,22 +13,6 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-__all__ = [
-    "F32",
-    "I64",
-    "KINDS",
-    "NOT_A_NUMBER",
-    "Quantised",
-    "added",
-    "fused",
-    "lay_out",
-    "product",
-    "quantise_activations",
-    "random_matrix",
-    "share_of",
-    "sums",
-    "values",
-]
 
 #: What becomes of a sum one of whose parts is no number, or above 2**46 in magnitude.
 NOT_A_NUMBER = -(1 << 63)

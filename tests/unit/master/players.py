@@ -45,8 +45,6 @@ from tpiedge.wire.weights import Keeping
 if TYPE_CHECKING:
     from tests.unit.master.stories import Story
 
-__all__ = ["FakeAgent", "FakeDoor", "FakeNode", "FakeRankZero", "offer"]
-
 
 def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> Offer:
     speed = Capacity(threads, 1e9, 2e9)

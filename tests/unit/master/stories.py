@@ -25,8 +25,6 @@ from tpiedge.units import counted
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["SERVED", "Story", "assignments_of", "failure", "outcome", "paused", "request", "two_machines"]
-
 SERVED = Served(Path("/pack"), "pack-1", "f32", 64, 64)
 _BEAT_S = 0.1
 

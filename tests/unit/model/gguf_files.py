@@ -9,8 +9,6 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
-__all__ = ["TinyGguf", "dequantised", "interleaved", "paired_back", "write_gguf"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 

@@ -12,8 +12,6 @@ from safetensors.numpy import save_file
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.writing.export import export_safetensors
 
-__all__ = ["Int4Checkpoint", "Matrix", "exported"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 # The place in a word (four bits each) of eight neighbouring outputs of AWQ, from the first output on.

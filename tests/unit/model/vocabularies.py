@@ -8,8 +8,6 @@ from tokenizers.models import BPE
 
 from tpiedge.model.tokenizer import Tokenizer
 
-__all__ = ["CORPUS", "KINDS", "TOKENIZERS", "byte_level"]
-
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. 1234567890",
     "Once upon a time there was a small house by the sea, and in the house lived a cat.",

@@ -25,8 +25,6 @@ from tpiedge.wire.fields import CollectiveChoice
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.weights import ALL_PINNED
 
-__all__ = ["EPOCH", "Joining", "Linked"]
-
 EPOCH = 4
 WAIT_S = 20.0
 _HOST = "tcp://127.0.0.1:*"

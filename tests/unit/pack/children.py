@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from tpiedge.pack.writing import parent
 from tpiedge.pack.writing.child import PackRequest
 
-__all__ = ["first_event", "pack_child"]
-
 _CHILD = ("-P", "-m", "tpiedge.pack.writing.child")
 
 

@@ -8,8 +8,6 @@ from tpiedge.pack.layout import PanelLayout, RowLayout
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import MatrixSpec
 
-__all__ = ["as_f32", "check_matrix"]
-
 
 def as_f32(array: np.ndarray) -> np.ndarray:
     return f32_from_bf16(array) if array.dtype == np.uint16 else array.astype(np.float32)

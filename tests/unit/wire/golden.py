@@ -75,21 +75,6 @@ from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 from tpiedge.wire.tensors import TensorHeader
 from tpiedge.wire.weights import Keeping, WeightMemory
 
-__all__ = [
-    "GOLDEN",
-    "GREEDY",
-    "HIDDEN",
-    "PARTIAL",
-    "REQUEST",
-    "ROW",
-    "SHUTDOWN",
-    "TOKEN",
-    "flat",
-    "padded",
-    "partial",
-    "raw",
-]
-
 GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, ((5, -1.5),), 2**64 - 1, 2)
 GRAMMAR = Grammar("regex", "a|b", 7, (8, 9))
 REQUEST = GenerationRequest(

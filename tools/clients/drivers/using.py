@@ -3,8 +3,6 @@
 import os
 import urllib.request
 
-__all__ = ["QUESTION", "SCHEMA", "TOOL", "URL", "use"]
-
 URL = os.environ["RECORD_URL"]
 QUESTION = "Tell me a story"
 SCHEMA = {

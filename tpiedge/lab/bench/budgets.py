@@ -13,8 +13,6 @@ from tpiedge.planner.solve import Plan
 from tpiedge.units import MIB, parse_bytes
 from tpiedge.wire.weights import Keeping
 
-__all__ = ["Budget", "budgets", "least", "smallest_budget", "whole"]
-
 
 @dataclass(frozen=True)
 class Budget:

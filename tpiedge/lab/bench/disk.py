@@ -15,8 +15,6 @@ from tpiedge.memory.sweep import Sweep
 from tpiedge.pack.reader import Pack
 from tpiedge.units import MIB
 
-__all__ = ["measure_sweep"]
-
 _READ_BYTES = 8 * MIB
 _IN_FLIGHT = 8
 

@@ -9,8 +9,6 @@ from tpiedge.local.cluster import LocalCluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["ask", "check_lengths", "check_names", "integers", "milliseconds", "prompt_ids", "spread"]
-
 
 def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
     """Raises UserError for what the model or `ask` cannot do."""

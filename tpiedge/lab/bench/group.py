@@ -10,8 +10,6 @@ from typing import IO, Any
 
 from tpiedge.host.memory_group import ENTER, memory_group
 
-__all__ = ["GroupRun", "run_in_group"]
-
 _ENDING_S = 10.0
 
 

@@ -40,8 +40,6 @@ from tpiedge.pack.layout import whole_pages
 from tpiedge.units import counted
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["GRID", "KERNELS", "Case", "case_count", "cases_of", "random_panels"]
-
 #: Of the sums of quantised matrices, which fit 32 bits then: outputs are 1 to 1000.
 GRID: Final = Grid(-16)
 

@@ -13,20 +13,6 @@ from tpiedge.pack.layout import whole_pages
 from tpiedge.units import MIB, format_bytes
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = [
-    "BITS",
-    "GROUP",
-    "PAGE_POSITIONS",
-    "POSITIONS",
-    "UNIT",
-    "Rotation",
-    "cache_nbytes",
-    "check_room",
-    "heads_of",
-    "largest",
-    "matrix_nbytes",
-]
-
 UNIT = 128
 """Rows of a quantised matrix that are one unit, as an FFN's."""
 GROUP = 4

@@ -19,8 +19,6 @@ from tpiedge.lab.bench.kernel_cases import Case
 from tpiedge.lab.bench.repeats import Repeats
 from tpiedge.units import counted
 
-__all__ = ["Bench", "last_level_cache_bytes"]
-
 _SAMPLE_S = 0.01
 _SLOW_S = 0.25
 _QUICKEST_S = 1e-7

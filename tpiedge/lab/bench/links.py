@@ -12,9 +12,6 @@ from tpiedge.lab.testbed.measuring import rtts_s
 from tpiedge.lab.testbed.running import RunningTestbed, describe
 from tpiedge.units import counted
 
-__all__ = ["AS_THEY_ARE", "Dial", "LinkSetting", "LoadedTrips", "check_devices", "latencies", "rates"]
-
-
 _PAUSE_S = 0.2
 
 

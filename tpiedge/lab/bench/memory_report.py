@@ -12,8 +12,6 @@ from tpiedge.lab.bench.steady import paper_window_bytes, steady_record
 from tpiedge.lab.bench.streaming import Sample
 from tpiedge.local.prepare import PreparedModel
 
-__all__ = ["GroupPeak", "SettingRun", "report"]
-
 _TARGET = 0.85
 
 

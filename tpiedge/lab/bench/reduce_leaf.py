@@ -21,8 +21,6 @@ from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["BEGUN", "ENDED", "EPOCH", "WAIT_S", "confirm", "main"]
-
 EPOCH = 1
 WAIT_S = 60.0
 BEGUN, ENDED = 0, 1

@@ -26,8 +26,6 @@ from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.data import StepPlan
 from tpiedge.wire.fields import CollectiveName, WirePrecision
 
-__all__ = ["ReduceCluster"]
-
 _START_S = 60.0
 _WARM_UP = 20
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from tpiedge.clock import Clock
 
-__all__ = ["Repeats"]
-
 
 class Repeats:
     """The repeats of `cases` cases, `least` to `most` of each, which are to end within `seconds` from now on.

@@ -21,8 +21,6 @@ from tpiedge.lab.bench.serve_figures import TimedAnswer
 from tpiedge.lab.bench.serve_prompts import ServePrompt
 from tpiedge.sanitise import sanitised, sanitised_line
 
-__all__ = ["MeasuredServer", "ServerAddress", "StreamedRequest", "Streams"]
-
 _CONNECT_S = 10.0
 _GET_S = 30.0
 _SILENT_S = 900.0

@@ -22,8 +22,6 @@ from tpiedge.launch.child import Place
 from tpiedge.progress import say
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["ClusterWish", "RunningProcess", "await_ready", "free_ports", "own_cluster", "running_process"]
-
 _LOOPBACK = "127.0.0.1"
 _ALONE_S = 180.0
 """For a server to read its weights."""

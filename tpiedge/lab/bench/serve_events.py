@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from tpiedge.lab.bench.serve_figures import TimedAnswer
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["Arrival", "read_answer"]
-
 Arrival = tuple[float, bytes]
 """Seconds, and what arrived then."""
 

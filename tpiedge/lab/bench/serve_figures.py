@@ -8,19 +8,6 @@ from typing import TypeVar
 
 from tpiedge.lab.bench.figures import spread
 
-__all__ = [
-    "PERCENTILES",
-    "LongPromptFigures",
-    "RoundFigures",
-    "TimedAnswer",
-    "distribution",
-    "gaps_within",
-    "percentile",
-    "rate_while_all_answer",
-    "spread_of",
-    "spreads",
-]
-
 _Repeat = TypeVar("_Repeat")
 Distribution = dict[str, float]
 """Of seconds: by the names of PERCENTILES, and "max"."""

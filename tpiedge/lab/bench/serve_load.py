@@ -9,8 +9,6 @@ from tpiedge.lab.bench.serve_client import StreamedRequest, Streams
 from tpiedge.lab.bench.serve_figures import LongPromptFigures, TimedAnswer, distribution, gaps_within
 from tpiedge.lab.bench.serve_prompts import ServePrompt
 
-__all__ = ["OTHERS", "LongPrompt", "ask_alone", "at_random", "by_clients", "measure_long_prompt"]
-
 OTHERS = 3
 """Answers beside a long prompt."""
 

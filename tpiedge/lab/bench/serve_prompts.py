@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from tpiedge.errors import UserError
 
-__all__ = ["RandomPrompts", "ServePrompt", "arrivals", "parse_prompts"]
-
 ServePrompt = str | tuple[int, ...]
 """A text, or token ids."""
 

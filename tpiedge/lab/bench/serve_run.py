@@ -21,8 +21,6 @@ from tpiedge.lab.bench.serve_load import (
 )
 from tpiedge.lab.bench.serve_prompts import RandomPrompts, ServePrompt, arrivals
 
-__all__ = ["ServeLoad", "ServeWish", "check_wish", "measure_server"]
-
 _WARM_UP_TOKENS = 4
 _FEWEST_REQUESTS = 4
 _RANDOM_REQUESTS = 32

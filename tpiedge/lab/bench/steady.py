@@ -18,8 +18,6 @@ from tpiedge.memory.pinning import Placement
 from tpiedge.memory.sweep import Block, Sweep
 from tpiedge.pack.reader import Pack
 
-__all__ = ["paper_window_bytes", "steady_record"]
-
 _WINDOW = 2
 
 

@@ -10,8 +10,6 @@ from tpiedge.local.launch import launch
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.wire.control import Stats
 
-__all__ = ["NodeSample", "Sample", "measure"]
-
 _WARM_UP = 3
 
 

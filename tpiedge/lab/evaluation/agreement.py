@@ -13,8 +13,6 @@ from tpiedge.local.launch import Layout
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.progress import ByteProgress
 
-__all__ = ["compare", "compare_window"]
-
 
 def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> Comparison:
     """Computes both models over all windows of `text`, position by position; `other` is the reference.

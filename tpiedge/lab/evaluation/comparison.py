@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tpiedge.errors import UserError
 
-__all__ = ["Comparison", "same_positions"]
-
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of both, position by position: models of different widths come in other pieces.

@@ -21,8 +21,6 @@ from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.wire.data import Segment, StepPlan, TableChange
 
-__all__ = ["ROWS", "WindowRows", "open_engine"]
-
 ROWS = 32
 """Positions whose logits exist at a time."""
 

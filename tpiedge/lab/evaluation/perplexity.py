@@ -10,8 +10,6 @@ from tpiedge.progress import ByteProgress
 from tpiedge.wire.control import PromptScores
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Likelihood", "likelihood_of"]
-
 _MOST_NATS = 700.0  # whose exponential is still a float
 
 

@@ -11,8 +11,6 @@ from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
 from tpiedge.sanitise import quote
 
-__all__ = ["check_reference", "refuse_other_vocabulary"]
-
 
 def check_reference(name: str, named: bool, precision: str, cache: Path | None) -> None:
     """Raise UserError for a pack that is not in `precision`. Nothing is packed.

@@ -16,8 +16,6 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.model.source import DEMO
 from tpiedge.model.tokenizer import Tokenizer
 
-__all__ = ["EvalText", "Window", "read_text", "windows_of"]
-
 _MAX_BYTES = 256_000_000
 _CONTEXT = 2048
 _SEPARATOR = "\f"

@@ -13,8 +13,6 @@ from tpiedge.errors import UserError
 from tpiedge.lab.plots.timeline import save
 from tpiedge.units import counted
 
-__all__ = ["draw"]
-
 _DPI = 150
 _PANEL_INCHES = (7.0, 5.0)
 _COLOURS = {"f32": "#4c78a8", "bf16": "#59a14f", "q8": "#f2a33a", "q4": "#e15759"}

@@ -13,8 +13,6 @@ from tpiedge.tracing.chrome import Trace
 from tpiedge.tracing.excerpt import decode_steps
 from tpiedge.units import format_seconds
 
-__all__ = ["draw_strip"]
-
 _BAR = "#b0b7c3"
 _MARKED = "#1f2937"
 _BEHIND = "#fff3c4"

@@ -18,8 +18,6 @@ from tpiedge.tracing.intervals import Interval, clip, rows, total, union
 from tpiedge.tracing.tracer import LANES, TraceEvent
 from tpiedge.units import format_seconds
 
-__all__ = ["draw", "save"]
-
 _DPI = 150
 _WIDTH_INCHES = 16.0
 _LANE_INCHES = 0.4

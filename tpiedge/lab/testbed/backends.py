@@ -20,8 +20,6 @@ from tpiedge.lab.testbed.state import Network, read_state
 from tpiedge.lab.testbed.status import status_of
 from tpiedge.lab.testbed.topology import Expected
 
-__all__ = ["Attached", "Backend", "NamespaceTestbeds", "backend_of", "every_backend", "require_free"]
-
 
 class Attached(Protocol):
     """A testbed that is up."""

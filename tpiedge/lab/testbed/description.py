@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from tpiedge.errors import UserError
 
-__all__ = ["Description", "Device", "Link", "Router", "check_name", "check_tree"]
-
 _MAX_DEVICES = 64
 _MAX_ROUTERS = 128
 #: Linux names of network interfaces have at most 15 bytes.

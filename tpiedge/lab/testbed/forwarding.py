@@ -17,8 +17,6 @@ from tpiedge.lab.testbed.processes import module_processes
 from tpiedge.lab.testbed.state import Network, TestbedState, folder_of, socket_of
 from tpiedge.lab.testbed.switch.client import SwitchClient
 
-__all__ = ["best_network", "counters", "set_link", "start", "switches"]
-
 _SWITCH_MODULE = "tpiedge.lab.testbed.switch.process"
 _READY_S = 20.0
 _MAX_LINE = 1 << 16

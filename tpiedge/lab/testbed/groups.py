@@ -16,8 +16,6 @@ from tpiedge.errors import ResourceError
 from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.memory_group import MemoryGroup
 
-__all__ = ["Controllers", "GroupUse", "cpu_quota_us", "processors"]
-
 _REMOVED_S = 10.0
 _POLL_S = 0.01
 _PERIOD_US = 10_000

@@ -22,18 +22,6 @@ from typing import Any, Protocol
 from tpiedge.errors import ResourceError
 from tpiedge.lab.testbed.topology import Expected
 
-__all__ = [
-    "End",
-    "Measured",
-    "Ways",
-    "expected_payload",
-    "expected_rtt_s",
-    "longest_rtt_s",
-    "measure_pair",
-    "ping_rtt_s",
-    "rtts_s",
-]
-
 _MTU_BYTES = 1500
 #: Of each packet: IP and TCP headers with time stamps.
 _HEADERS_BYTES = 52

@@ -9,16 +9,6 @@ from pathlib import Path
 
 from tpiedge.errors import ResourceError, UserError
 
-__all__ = [
-    "NAMESPACES",
-    "add_namespace",
-    "inside",
-    "members_of",
-    "remove_namespace",
-    "run_inside",
-    "scratch_namespace",
-]
-
 NAMESPACES = Path("/run/netns")
 
 _CLONE_NEWNET = 0x40000000

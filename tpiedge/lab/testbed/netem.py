@@ -13,8 +13,6 @@ from pathlib import Path
 from tpiedge.lab.testbed.description import Device, Link, Router
 from tpiedge.lab.testbed.topology import INTERFACE, Topology, queue_bytes
 
-__all__ = ["MemberCommand", "interface_of", "link_commands", "network_commands", "shaping"]
-
 MemberCommand = tuple[str, tuple[str, ...]]
 """The member in whose namespace it runs, and its words."""
 

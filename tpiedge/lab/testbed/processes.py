@@ -9,8 +9,6 @@ from pathlib import Path
 
 from tpiedge.errors import ResourceError
 
-__all__ = ["end_all", "module_processes"]
-
 _KILLED_S = 20.0
 _POLL_S = 0.01
 

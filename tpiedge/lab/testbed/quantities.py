@@ -4,15 +4,6 @@ import re
 
 from tpiedge.errors import UserError
 
-__all__ = [
-    "format_part",
-    "format_rate",
-    "format_time",
-    "parse_part",
-    "parse_rate",
-    "parse_time",
-]
-
 _NUMBER = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*([^\s\d.].*)?", re.ASCII)
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}

@@ -24,8 +24,6 @@ from tpiedge.lab.testbed.quantities import parse_part, parse_rate, parse_time
 from tpiedge.toml_text import parse_toml
 from tpiedge.units import MIB, parse_bytes
 
-__all__ = ["parse_description"]
-
 _LEAST_MEMORY, _MOST_MEMORY = 16 * MIB, 1 << 44
 _LEAST_CPUS, _MOST_CPUS = 0.01, 1024.0
 

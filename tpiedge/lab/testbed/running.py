@@ -19,8 +19,6 @@ from tpiedge.lab.testbed.testbed import change_link, down, up
 from tpiedge.lab.testbed.topology import Expected
 from tpiedge.launch.child import Place
 
-__all__ = ["RunningDevice", "RunningTestbed", "attach", "describe", "enter_command", "open_testbed"]
-
 
 @dataclass(frozen=True)
 class RunningDevice:

@@ -8,8 +8,6 @@ from tpiedge.errors import UserError
 from tpiedge.lab.testbed.description import Description, check_name
 from tpiedge.lab.testbed.reading import parse_description
 
-__all__ = ["Scenario", "load_scenario", "shipped_scenarios"]
-
 # Beside the package in a checkout of the sources, inside of it where it was installed from a wheel.
 _FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (2, 3))
 _MAX_BYTES = 1 << 20

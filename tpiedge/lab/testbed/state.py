@@ -25,20 +25,6 @@ from tpiedge.lab.testbed.reading import parse_description
 from tpiedge.lab.testbed.topology import Topology
 from tpiedge.pack.store.locks import open_lock
 
-__all__ = [
-    "ROOT",
-    "Network",
-    "Owner",
-    "TestbedState",
-    "folder_of",
-    "locked",
-    "names",
-    "prefix_of",
-    "read_state",
-    "require_root",
-    "socket_of",
-]
-
 ROOT = Path("/run/tpiedge/testbeds")
 
 Network = Literal["switch", "netem"]

@@ -14,8 +14,6 @@ from tpiedge.lab.testbed.switch.client import SwitchClient
 from tpiedge.lab.testbed.testbed import members, namespaces_of
 from tpiedge.lab.testbed.topology import Topology
 
-__all__ = ["links_of", "pairs_of", "status_of"]
-
 
 def status_of(made: TestbedState) -> dict[str, Any]:
     """`backend`: namespaces, or docker, whose record has the same keys but `container` for `namespace` and no

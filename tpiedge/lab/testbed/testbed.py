@@ -16,8 +16,6 @@ from tpiedge.lab.testbed.state import Network, Owner, TestbedState, locked, pref
 from tpiedge.progress import Say
 from tpiedge.units import counted
 
-__all__ = ["change_link", "down", "known_names", "members", "namespaces_of", "up"]
-
 _POLITE_S = 3.0
 _REMOVED = "removed what an earlier command left of {}"
 

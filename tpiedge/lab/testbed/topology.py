@@ -9,8 +9,6 @@ from pathlib import Path
 from tpiedge.lab.testbed.description import Description, Device, Link, Router
 from tpiedge.lab.testbed.switch.plan import Port, SwitchLink, SwitchPlan
 
-__all__ = ["INTERFACE", "Expected", "Topology", "queue_bytes"]
-
 INTERFACE = "eth0"
 _PREFIX = 16
 

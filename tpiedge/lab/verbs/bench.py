@@ -9,8 +9,6 @@ from tpiedge.lab.verbs.bench_kernels import kernels
 from tpiedge.lab.verbs.bench_memory import memory, memory_run
 from tpiedge.lab.verbs.bench_serve import serve
 
-__all__ = ["bench"]
-
 
 @click.group(cls=ListingGroup)
 def bench() -> None:

@@ -31,8 +31,6 @@ from tpiedge.units import format_bytes
 from tpiedge.wire.fields import CollectiveName, WirePrecision
 from tpiedge.wire.tensors import wire_bytes
 
-__all__ = ["allreduce"]
-
 _MAX_BYTES = 16 << 20
 _MOST_S = 1.5
 """Seconds of one measurement: fewer rounds where each takes long."""

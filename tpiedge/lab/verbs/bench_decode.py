@@ -36,8 +36,6 @@ from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 
-__all__ = ["decode"]
-
 
 @dataclass(frozen=True)
 class _Setting:

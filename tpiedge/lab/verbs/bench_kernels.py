@@ -21,8 +21,6 @@ from tpiedge.progress import StepProgress
 from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["kernels"]
-
 _KERNELS = ("project", "contract", "ffn", "attention", "rms_norm", "rope", "swiglu")
 _PRECISIONS: tuple[KVPrecision, ...] = get_args(KVPrecision)
 _SHAPE = re.compile(r"(\d{1,6})x(\d{1,6})", re.ASCII)

@@ -27,8 +27,6 @@ from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Compute, KVPrecision, Pin
 from tpiedge.wire.weights import Keeping
 
-__all__ = ["memory", "memory_run"]
-
 _BUDGETS = "window,25%,50%,75%,all"
 
 

@@ -9,8 +9,6 @@ from tpiedge.cli.table import print_table
 from tpiedge.lab.bench.figures import milliseconds
 from tpiedge.units import counted, format_bytes, format_seconds
 
-__all__ = ["print_report"]
-
 
 def print_report(record: Mapping[str, Any]) -> None:
     """Prints the record as tables on standard output."""

@@ -29,8 +29,6 @@ from tpiedge.lab.verbs.bench_serve_report import print_serve_report
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 
-__all__ = ["serve"]
-
 _SMALL_VOCABULARY = 1000
 """Token ids below it are in every model's vocabulary."""
 _MOST = 1 << 20

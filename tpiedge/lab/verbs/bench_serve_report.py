@@ -7,8 +7,6 @@ import click
 from tpiedge.cli.table import print_table
 from tpiedge.lab.bench.figures import milliseconds
 
-__all__ = ["print_serve_report"]
-
 _PERCENTILES = ("p50", "p90", "p99", "max")
 
 

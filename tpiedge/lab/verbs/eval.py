@@ -6,8 +6,6 @@ from tpiedge.cli.listing import ListingGroup
 from tpiedge.lab.verbs.eval_agreement import agreement
 from tpiedge.lab.verbs.eval_perplexity import perplexity
 
-__all__ = ["evaluate"]
-
 
 @click.group("eval", cls=ListingGroup)
 def evaluate() -> None:

@@ -28,8 +28,6 @@ from tpiedge.wire.fields import Compute, KVPrecision
 if TYPE_CHECKING:  # imports torch, which takes seconds
     from tpiedge.lab.evaluation.comparison import Comparison
 
-__all__ = ["agreement"]
-
 
 @click.command()
 @model_option

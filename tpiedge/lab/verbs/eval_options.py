@@ -5,15 +5,6 @@ import click
 from tpiedge.cli.options import MEMORY
 from tpiedge.cli.types import Location
 
-__all__ = [
-    "context_option",
-    "json_option",
-    "memory_option",
-    "stride_option",
-    "text_option",
-    "threads_option",
-]
-
 threads_option = click.option(
     "--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"
 )

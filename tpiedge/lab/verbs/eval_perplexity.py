@@ -24,8 +24,6 @@ from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import counted
 from tpiedge.wire.fields import Compute, KVPrecision
 
-__all__ = ["perplexity"]
-
 
 @click.command()
 @model_option

@@ -32,8 +32,6 @@ from tpiedge.lab.testbed.scenarios import load_scenario, shipped_scenarios
 from tpiedge.lab.testbed.state import Network
 from tpiedge.lab.verbs.testbed_report import print_check, print_status
 
-__all__ = ["testbed"]
-
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
 )

@@ -12,8 +12,6 @@ from tpiedge.lab.testbed.measuring import Measured, expected_payload, expected_r
 from tpiedge.lab.testbed.quantities import format_part, format_rate, format_time
 from tpiedge.units import format_bytes
 
-__all__ = ["print_check", "print_status"]
-
 _DEVICES = ("device", "address", "cpus", "memory", "peak", "limit", "processes")
 _LINKS = ("link", "latency", "jitter", "loss", "rate", "packets", "bytes", "dropped", "lost")
 _CHECK = ("pair", "RTT", "ping", "should be", "off", "throughput", "should be", "off", "lost")

@@ -26,8 +26,6 @@ from tpiedge.tracing.summary import NodeSummary, summarize
 from tpiedge.tracing.tracer import LANES
 from tpiedge.units import counted, format_bytes, format_seconds
 
-__all__ = ["trace"]
-
 
 class _Steps(click.ParamType[StepRange]):
     name = "N|N:M|N:|:M"

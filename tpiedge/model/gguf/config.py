@@ -15,8 +15,6 @@ from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
-__all__ = ["generation_config", "gguf_config", "huggingface_config", "pooling"]
-
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 )

@@ -29,8 +29,6 @@ from tpiedge.pack.sources.ggml_blocks import BLOCKS
 from tpiedge.sanitise import quote
 from tpiedge.units import MIB, format_bytes
 
-__all__ = ["MAX_HEADER_BYTES", "MAX_KEYS", "MAX_TENSORS", "GgufHeader", "GgufTensor", "read_gguf_header"]
-
 MAX_TENSORS = 50_000
 MAX_KEYS = 10_000
 # A vocabulary of 262,000 tokens with their merges takes 15 MB. Each text costs about 60 bytes more in memory.

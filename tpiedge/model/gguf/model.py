@@ -27,8 +27,6 @@ from tpiedge.pack.specs import BlobSpec, MatrixSpec
 from tpiedge.pack.storage import Storage
 from tpiedge.units import counted
 
-__all__ = ["GgufModel"]
-
 _FLOATS = MappingProxyType({"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32})
 _EXACT = MappingProxyType({4: Precision.Q4, 8: Precision.Q8})
 

@@ -12,8 +12,6 @@ import numpy as np
 from tpiedge.model.end_tokens import ending_ids
 from tpiedge.model.gguf.file import GgufHeader
 
-__all__ = ["end_ids", "marked_end_ids", "named_id"]
-
 _ENDS = ("eos", "eot", "eom")
 _SENTENCEPIECE = "llama"
 _USUAL: Mapping[str, int] = MappingProxyType({"bos": 1, "eos": 2})

@@ -9,8 +9,6 @@ from tpiedge.model.gguf.file import GgufHeader
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.sources.ggml_tensor import BlockTensor
 
-__all__ = ["gguf_name", "gguf_tensors"]
-
 _OUTER = MappingProxyType(
     {
         "model.embed_tokens.weight": "token_embd.weight",

@@ -17,8 +17,6 @@ from tpiedge.model.gguf.named_ids import marked_end_ids, named_id
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote
 
-__all__ = ["TextFiles", "text_files"]
-
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _SPACE = "▁"
 _TEMPLATE = "tokenizer.chat_template"

@@ -21,8 +21,6 @@ from platformdirs import user_cache_path
 from tpiedge.model.aliases import aliases
 from tpiedge.pack.writing.target import lock_target
 
-__all__ = ["HubCache", "HubName", "Pulled", "cache_folder", "folder_label", "parse_hub_name"]
-
 DEFAULT_REVISION = "main"
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}"

@@ -33,8 +33,6 @@ from tpiedge.pack.writing.target import check_free_space, explain_write_errors, 
 from tpiedge.progress import ProgressCallback
 from tpiedge.sanitise import quote, sanitised_line
 
-__all__ = ["PullReport", "pull"]
-
 _ENDPOINT = "https://huggingface.co"
 _LIST_TIMEOUT_S = 20.0
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)

@@ -15,8 +15,6 @@ from tpiedge.model.quantisation import OLD_FILES
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote
 
-__all__ = ["INDEX", "Listing", "all_weights", "refuse_paths", "remote_file", "texts", "weights_of"]
-
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _POOLING = f"{POOLING_FOLDER}/{POOLING_FILE}"

@@ -20,8 +20,6 @@ import httpx
 from tpiedge.errors import HubError
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["RETRIES", "RemoteFile", "Transfer", "TransferRefused", "partial_of"]
-
 RETRIES = 5
 _CHUNK = 1 << 20
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 8.0)

@@ -7,8 +7,6 @@ import numpy as np
 from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, join_panels
 from tpiedge.pack.dtypes import Array
 
-__all__ = ["Codes", "panels_of"]
-
 _BLOCK_INPUTS = {8: 4, 4: 8}
 _OUTPUTS_AT_ONCE = 64  # so that their weights stay in the cache
 

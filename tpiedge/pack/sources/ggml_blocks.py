@@ -15,8 +15,6 @@ from tpiedge.kernels.panels import GROUP
 from tpiedge.pack.dtypes import Array, SourceDtype, numpy_dtype
 from tpiedge.pack.sources.codes import Codes
 
-__all__ = ["BLOCKS", "EXACT_BITS", "block_codes", "block_dtype", "decode_blocks"]
-
 _PLAIN: Mapping[str, SourceDtype] = MappingProxyType({"F32": "F32", "F16": "F16", "BF16": "BF16"})
 
 BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(

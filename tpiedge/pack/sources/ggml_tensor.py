@@ -15,8 +15,6 @@ from tpiedge.pack.sources.ggml_blocks import BLOCKS, EXACT_BITS, block_codes, bl
 from tpiedge.pack.sources.imported_tensor import ImportedTensor, OpenFiles, PathText
 from tpiedge.pack.specs import JSON
 
-__all__ = ["BlockTensor"]
-
 
 @dataclass(frozen=True)
 class BlockTensor(ImportedTensor):

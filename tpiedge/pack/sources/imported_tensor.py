@@ -13,8 +13,6 @@ from tpiedge.pack.files import open_regular
 from tpiedge.pack.sources.codes import Codes
 from tpiedge.pack.specs import JSON
 
-__all__ = ["ImportedTensor", "OpenFiles", "PathText"]
-
 PathText: TypeAlias = Callable[[Path], str]
 
 

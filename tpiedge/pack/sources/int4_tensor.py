@@ -17,8 +17,6 @@ from tpiedge.pack.sources.int4_words import AWQ_ORDER, WORD, unpack_words
 from tpiedge.pack.sources.source import SourceTensor
 from tpiedge.pack.specs import JSON
 
-__all__ = ["Int4Tensor"]
-
 _WORDS = np.dtype("<u4")
 _ROWS_AT_ONCE = 64
 

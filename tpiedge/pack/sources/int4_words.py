@@ -14,8 +14,6 @@ import numpy as np
 
 from tpiedge.pack.dtypes import Array
 
-__all__ = ["AWQ_ORDER", "WORD", "unpack_words"]
-
 WORD = 8
 """Codes in a word."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

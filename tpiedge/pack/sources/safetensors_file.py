@@ -14,8 +14,6 @@ from tpiedge.errors import InternalError
 from tpiedge.pack.dtypes import SourceDtype
 from tpiedge.pack.specs import JSON
 
-__all__ = ["INDEX_NAME", "TensorEntry", "check_written", "header", "index", "shard_names", "split_shards"]
-
 INDEX_NAME = "model.safetensors.index.json"
 
 

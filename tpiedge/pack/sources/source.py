@@ -12,8 +12,6 @@ from tpiedge.errors import UserError
 from tpiedge.pack.dtypes import Array, SourceDtype, numpy_dtype
 from tpiedge.pack.sources.source_file import SourceFile
 
-__all__ = ["CheckpointSource", "SourceTensor", "TensorSource", "digest_line"]
-
 
 def digest_line(*parts: object) -> bytes:
     """A line that fingerprints are made from. A file's name need not be UTF-8."""

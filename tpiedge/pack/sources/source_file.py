@@ -18,8 +18,6 @@ from tpiedge.pack.dtypes import Array
 from tpiedge.pack.files import DIRECT_REFUSED, array_bytes, open_regular, read_exactly, read_strided
 from tpiedge.pack.layout import ALIGN
 
-__all__ = ["SourceFile"]
-
 #: A smaller read is not worth the pages at both ends that it shares with its neighbours.
 _LEAST_BYTES: Final = 1 << 20
 

@@ -22,8 +22,6 @@ from tpiedge.pack.store.presence import Presence
 from tpiedge.pack.store.space import explain_store_errors
 from tpiedge.pack.writing.target import sync_folder
 
-__all__ = ["LayerRanges", "ShardCopy"]
-
 _FETCHING = "fetching"
 _CHUNK = 4 << 20
 

@@ -13,8 +13,6 @@ from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.store.presence import Presence
 from tpiedge.pack.store.space import explain_store_errors
 
-__all__ = ["RangeWriter"]
-
 
 class RangeWriter(Descriptor):
     """Takes the bytes of `ranges` of one blob, one range after the other, cut anywhere.

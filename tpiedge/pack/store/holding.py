@@ -8,8 +8,6 @@ from tpiedge.pack.layout import BlobLayout, group_size
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.presence import Presence
 
-__all__ = ["held_units", "presence_of"]
-
 
 def presence_of(pack: Pack, layer: int) -> Presence:
     """The bits of the layer's blob."""

@@ -11,8 +11,6 @@ from pathlib import Path
 from tpiedge.errors import Cancelled, UserError
 from tpiedge.pack.descriptor import Descriptor
 
-__all__ = ["FileLock", "holder_of", "open_lock", "try_flock"]
-
 _LOCKLESS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL})
 _POLL_S = 0.1
 

@@ -15,8 +15,6 @@ from tpiedge.pack.files import open_regular
 from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.writing.target import sync_folder
 
-__all__ = ["Presence"]
-
 
 class Presence:
     """The bits of the `count` ranges of one blob. A missing, short or long file means that none is there."""

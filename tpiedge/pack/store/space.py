@@ -10,16 +10,6 @@ from tpiedge.errors import DiskFull
 from tpiedge.pack.writing.target import explain_write_errors
 from tpiedge.units import format_bytes
 
-__all__ = [
-    "PackUsage",
-    "StoreUsage",
-    "allocated_bytes",
-    "check_room",
-    "explain_store_errors",
-    "read_limit",
-    "write_limit",
-]
-
 _LIMIT_FILE = "limit"
 
 

@@ -41,8 +41,6 @@ from tpiedge.pack.store.space import (
 )
 from tpiedge.pack.writing.target import sync_folder
 
-__all__ = ["ShardStore"]
-
 _PACKS = "packs"
 _LOCK = "lock"
 _IN_USE = "in-use"

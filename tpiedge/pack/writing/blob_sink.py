@@ -16,8 +16,6 @@ from tpiedge.pack.descriptor import Descriptor
 from tpiedge.pack.files import DIRECT_REFUSED
 from tpiedge.pack.hashes import RangeHasher
 
-__all__ = ["BlobSink"]
-
 _BUFFER_BYTES = 8 << 20
 
 

@@ -16,8 +16,6 @@ from tpiedge.pack.specs import BlobSpec, MatrixSpec
 from tpiedge.pack.writing.blob_sink import BlobSink
 from tpiedge.pack.writing.panel_writer import Quantiser
 
-__all__ = ["STRIP_BYTES", "TILE_BYTES", "Tile", "tiles", "transpose", "write_blob"]
-
 # About four arrays of a tile live at a time. Strips of a transposed source are larger because each of their
 # rows is a read of its own; tiles are smaller because the allocator then reuses their pages.
 TILE_BYTES = 16 << 20

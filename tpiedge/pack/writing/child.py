@@ -30,8 +30,6 @@ from tpiedge.pack.specs import JSON, ModelSpec
 from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.writing.writer import write_pack
 
-__all__ = ["CheckpointTensors", "PackRequest", "RandomTensors", "main"]
-
 _PROGRESS_EVERY_S = 0.2
 _RANDOM_SOURCE = "tpiedge.lab.random_weights:RandomSource"  # nobody who packs files imports it
 

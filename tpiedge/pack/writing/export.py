@@ -35,8 +35,6 @@ from tpiedge.pack.writing.target import (
     partial_folder,
 )
 
-__all__ = ["dequantised_rows", "export_safetensors"]
-
 _SHARD_BYTES = 4_000_000_000
 _SLACK_BYTES = 1 << 20
 _PART_BYTES = 4 << 20  # of a quantised matrix; about five arrays of a part live at a time

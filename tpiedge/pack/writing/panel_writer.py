@@ -25,8 +25,6 @@ from tpiedge.pack.sources.source import TensorSource
 from tpiedge.pack.specs import MatrixSpec
 from tpiedge.pack.writing.quality import TensorQuality
 
-__all__ = ["PIECE_BYTES", "PanelRun", "Quantiser", "pieces"]
-
 # A job keeps a thread busy for milliseconds and leaves enough for the others; a piece has rows long enough to be read
 # one by one.
 PIECE_BYTES = 16 << 20

@@ -26,8 +26,6 @@ from tpiedge.pack.writing.target import remove_leftovers
 from tpiedge.pack.writing.writer import PackReport
 from tpiedge.progress import ProgressCallback
 
-__all__ = ["run_pack_child"]
-
 # ReadFault and IntegrityError are made from their parts: their message crosses as that of a ResourceError.
 _ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
     "UserError": UserError,

@@ -18,8 +18,6 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.specs import JSON
 from tpiedge.pack.storage import parse_precision
 
-__all__ = ["QUALITY_NAME", "Quality", "TensorQuality", "load_quality", "quality_text"]
-
 QUALITY_NAME = "quality.json"
 _MAX_BYTES = 16 << 20
 

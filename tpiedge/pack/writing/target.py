@@ -19,15 +19,6 @@ from tpiedge.errors import DiskFull, ResourceError, UserError
 from tpiedge.pack.store.locks import open_lock
 from tpiedge.units import format_bytes
 
-__all__ = [
-    "check_free_space",
-    "explain_write_errors",
-    "lock_target",
-    "partial_folder",
-    "remove_leftovers",
-    "sync_folder",
-]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _POLL_S = 0.1
 

@@ -25,9 +25,6 @@ from tpiedge.pack.writing.target import (
 from tpiedge.progress import ProgressCallback
 from tpiedge.units import counted
 
-__all__ = ["PackReport", "pack_bytes", "write_pack"]
-
-
 _SLACK_BYTES = 1 << 20  # manifest and folders
 
 

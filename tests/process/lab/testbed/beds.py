@@ -15,8 +15,6 @@ from tpiedge.lab.testbed.state import ROOT, folder_of, prefix_of
 from tpiedge.lab.testbed.switch.library import switch_library
 from tpiedge.lab.testbed.testbed import down
 
-__all__ = ["bed_name", "left_of", "removed", "why_no_testbed", "written"]
-
 _numbers = itertools.count()
 
 

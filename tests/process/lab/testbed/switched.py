@@ -16,8 +16,6 @@ from tests.process.network.namespaces import new_namespace, why_impossible, with
 from tpiedge.lab.testbed.switch.client import SwitchClient
 from tpiedge.lab.testbed.switch.plan import Port, SwitchPlan
 
-__all__ = ["INTERFACE", "Devices", "RunningSwitch", "why_no_switch"]
-
 INTERFACE = "eth0"
 _END_S = 5.0
 

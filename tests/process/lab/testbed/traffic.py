@@ -10,18 +10,6 @@ import time
 
 from tests.process.lab.testbed.switched import Devices
 
-__all__ = [
-    "Receiver",
-    "goodput",
-    "lateness_s",
-    "message_s",
-    "one_way_s",
-    "open_udp",
-    "receive_stamped",
-    "round_trip_s",
-    "transfer",
-]
-
 _SO_RCVBUFFORCE = 33
 _SO_TIMESTAMPNS = 35
 _ANCILLARY_BYTES = 256

@@ -26,8 +26,6 @@ from tpiedge.lab.testbed.measuring import measure_pair
 from tpiedge.lab.testbed.namespaces import inside
 from tpiedge.lab.testbed.switch.client import SwitchClient
 
-__all__ = ["main"]
-
 
 @dataclass(frozen=True)
 class _Device:

@@ -18,8 +18,6 @@ from tpiedge.lab.testbed.state import Network
 from tpiedge.lab.testbed.status import links_of, pairs_of
 from tpiedge.lab.testbed.topology import Expected, Topology
 
-__all__ = ["DockerTestbeds", "in_containers"]
-
 _LISTING_S = 2.0
 _UNKNOWN: Mapping[str, Any] = {
     "used_bytes": None,

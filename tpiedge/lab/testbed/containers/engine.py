@@ -18,8 +18,6 @@ from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed.containers.plan import ContainerSpec
 from tpiedge.lab.testbed.containers.stream import CommandStream
 
-__all__ = ["Container", "ContainerEngine", "Ended"]
-
 _CONNECT_S = 5.0
 _CALL_S = 60.0
 _STATUS_S = 10.0

@@ -12,24 +12,6 @@ from dataclasses import dataclass, field
 from tpiedge.lab.testbed.description import Description, Device
 from tpiedge.lab.testbed.groups import cpu_quota_us
 
-__all__ = [
-    "DEFAULT_IMAGE",
-    "LABEL",
-    "LINKS_FILE",
-    "MEMBER",
-    "PLAN_FILE",
-    "SOCKET",
-    "SWITCH",
-    "TEXT",
-    "ContainerSpec",
-    "Maker",
-    "agent_command",
-    "container_name",
-    "device_specs",
-    "maker_of",
-    "switch_spec",
-]
-
 #: As deploy/compose builds it.
 DEFAULT_IMAGE = "tpiedge:demo"
 

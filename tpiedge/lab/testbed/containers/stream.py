@@ -4,8 +4,6 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["CommandStream", "Demultiplexer"]
-
 _HEADER: Final = 8
 _RECEIVE_BYTES: Final = 65536
 _OUT: Final = 1

@@ -13,8 +13,6 @@ from tpiedge.errors import ResourceError, TpiedgeError
 from tpiedge.lab.testbed.containers.engine import ContainerEngine
 from tpiedge.lab.testbed.containers.stream import CommandStream
 
-__all__ = ["run_here"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _GONE = 137
 _OUT = 1

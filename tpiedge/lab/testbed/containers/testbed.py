@@ -36,18 +36,6 @@ from tpiedge.lab.testbed.topology import Topology
 from tpiedge.progress import Say
 from tpiedge.units import counted
 
-__all__ = [
-    "Containers",
-    "ask",
-    "bring_up",
-    "change_link",
-    "current_topology",
-    "find",
-    "known_names",
-    "measure",
-    "remove",
-]
-
 _READY_S = 30.0
 _POLL_S = 0.05
 

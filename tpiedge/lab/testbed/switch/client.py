@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from tpiedge.errors import ResourceError, UserError
 
-__all__ = ["SwitchClient"]
-
 _TIMEOUT_S: Final = 5.0
 _RECEIVE_BYTES: Final = 65536
 

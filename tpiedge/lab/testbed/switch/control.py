@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from tpiedge.errors import TpiedgeError, UserError
 
-__all__ = ["ControlSocket"]
-
 _MAX_LINE_BYTES: Final = 1 << 20
 _MAX_CONNECTIONS: Final = 32
 _SEND_TIMEOUT_S: Final = 1.0

@@ -11,8 +11,6 @@ from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed.switch.plan import SwitchLink, SwitchPlan
 from tpiedge.native_code import OtherVersion, Signatures, find_library, load_library
 
-__all__ = ["LINK_COUNTERS", "TOTALS", "NativeSwitch", "switch_library"]
-
 _ABI: Final = 1
 _CHANGE_TIMEOUT_MS: Final = 2000
 _NS: Final = 1e9

@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 
 from tpiedge.errors import UserError
 
-__all__ = ["Port", "SwitchLink", "SwitchPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class Port:

@@ -18,8 +18,6 @@ from typing import Final
 from tpiedge.errors import UserError
 from tpiedge.lab.testbed.switch.plan import Port
 
-__all__ = ["offload_segmentation", "open_port"]
-
 _CLONE_NEWNET: Final = 0x40000000
 _TUNSETIFF: Final = 0x400454CA
 _TUNSETOFFLOAD: Final = 0x400454D0

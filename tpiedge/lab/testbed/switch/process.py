@@ -22,8 +22,6 @@ from tpiedge.lab.testbed.switch.plan import SwitchLink, SwitchPlan
 from tpiedge.lab.testbed.switch.ports import offload_segmentation, open_port
 from tpiedge.lab.testbed.switch.settings import changed_links, check_plan
 
-__all__ = ["Switch", "main"]
-
 
 class Switch:
     """A context manager: the interfaces, and the thread that forwards between them.

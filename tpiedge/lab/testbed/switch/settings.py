@@ -10,8 +10,6 @@ from typing import Final
 from tpiedge.errors import UserError
 from tpiedge.lab.testbed.switch.plan import Port, SwitchLink, SwitchPlan
 
-__all__ = ["changed_links", "check_plan"]
-
 _MAX_DELAY_S: Final = 60.0
 # Of each setting of a link the least and the largest value.
 _LIMITS: Final = {
