@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpiedge.cli.table import print_table
-from tpiedge.collectives.route import Route
+from tpiedge.collectives.job import Route
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.sampler import Sampled, Sampler
 from tpiedge.errors import TpiedgeError, UserError

@@ -16,7 +16,7 @@ from tests.cluster.test_streaming import PLACEMENTS
 from tests.reference import CASES, Reference
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.model.int4_files import Int4Checkpoint
-from tpiedge.collectives.route import Route
+from tpiedge.collectives.job import Route
 from tpiedge.engine import assembly
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.arithmetic import Arithmetic

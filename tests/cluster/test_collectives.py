@@ -11,7 +11,7 @@ from tests.cluster.packs import split
 from tests.cluster.test_exactness import assert_close
 from tests.reference import Reference
 from tpiedge.collectives.group import COLLECTIVES
-from tpiedge.collectives.route import Route
+from tpiedge.collectives.job import Route
 from tpiedge.engine.steps import StepLimits
 from tpiedge.testing.cluster import InProcessCluster, greedy_request
 from tpiedge.wire.control import Token

@@ -10,15 +10,15 @@ from contextlib import ExitStack, closing
 import pytest
 
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.local import DeadlineLiveness
 from tpiedge.collectives.peer_channel import node_name
-from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import TENSOR, Plane
 from tpiedge.transport.inprocess import InProcessHub, InProcessPeer
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.transport.zeromq_options import ZmqContext
 
 _MOST_RANKS = 8
 

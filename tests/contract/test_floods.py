@@ -13,7 +13,7 @@ from tests.contract.hub_process import HubProcess
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Doing, Tag
 from tpiedge.collectives.inbox import MAX_HELD, MAX_HELD_BYTES, Inbox, ReceivedPart
-from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.local import DeadlineLiveness
 from tpiedge.errors import Misconduct, PeerError
 from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage, Unreachable
 from tpiedge.transport.framing import CONTROL, TENSOR, Plane

@@ -12,8 +12,7 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Doing, Tag
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.inbox import Inbox
-from tpiedge.collectives.liveness import DeadlineLiveness
-from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.local import DeadlineLiveness, LocalCommunicator
 from tpiedge.errors import InternalError, Misconduct, PeerLost
 from tpiedge.transport.endpoint import Envelope, LinkReset
 from tpiedge.transport.framing import TENSOR, frame_of, read_frame

@@ -10,7 +10,7 @@ import torch
 
 from tests.contract.ranks import HUB, TAG, WAIT_S, WAYS, Ranks, same
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.collectives.integers import LARGEST, NOT_A_NUMBER
+from tpiedge.collectives.summation import LARGEST, NOT_A_NUMBER
 from tpiedge.errors import InternalError, Misconduct, PeerLost, ProtocolError
 
 HIDDEN = 96

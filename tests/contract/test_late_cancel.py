@@ -9,8 +9,8 @@ from tests.contract.ranks import EPOCH, HUB, WAIT_S, Ranks, part
 from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import Codec
 from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.collectives.direct import Star
 from tpiedge.collectives.job import Job
-from tpiedge.collectives.star import Star
 from tpiedge.transport.native_library import transport_library
 from tpiedge.wire.data import Reduced
 

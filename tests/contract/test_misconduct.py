@@ -13,7 +13,7 @@ from tests.process.imposter.violations import VIOLATIONS
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.local import DeadlineLiveness
 from tpiedge.errors import Misconduct
 from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys

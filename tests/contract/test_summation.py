@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from tpiedge.collectives.arrays import F32Array, IntArray
-from tpiedge.collectives.integers import LARGEST, NOT_A_NUMBER
-from tpiedge.collectives.summation import OrderedSum
+from tpiedge.collectives.summation import LARGEST, NOT_A_NUMBER, OrderedSum
 from tpiedge.errors import Misconduct, ProtocolError
 
 SHAPE = (2, 3)

@@ -19,8 +19,12 @@ from tpiedge.cli.ending import honour_signals
 from tpiedge.cli.interrupts import Terminated
 from tpiedge.cli.usage import usage_words
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
-from tpiedge.host.address_space import LEAST, check_address_space, raise_address_limit
-from tpiedge.host.descriptors import raise_descriptor_limit
+from tpiedge.host.process_limits import (
+    LEAST,
+    check_address_space,
+    raise_address_limit,
+    raise_descriptor_limit,
+)
 
 _INTERRUPTED = 130
 _GIT_S = 2.0

@@ -38,15 +38,14 @@ from tpiedge.cli.serving_options import (
 from tpiedge.cli.tls_options import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
 from tpiedge.cli.types import Location, Number
 from tpiedge.cli.watching import watch
-from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.addresses import (
     CONTROL_PORT,
     parse_address,
     resolve,
 )
-from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_threads
 from tpiedge.host.memory_limits import MemoryLimits
+from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space, check_descriptors
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.local.paths import master_state

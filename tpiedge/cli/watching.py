@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from tpiedge.host.freed_memory import FreedMemory
+from tpiedge.host.usage import FreedMemory
 from tpiedge.joining.pairing import Pending
 from tpiedge.master.master import Master
 from tpiedge.master.status import ClusterStatus, NodeStatus, collective_names

@@ -19,12 +19,11 @@ from tpiedge.cli.token_file import await_token
 from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
-from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address
-from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_threads, free_disk_bytes
 from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.host.private_file import private_folder
+from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space, check_descriptors
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import load_or_create_keys, peer_name
 from tpiedge.joining.pairing_link import pair

@@ -10,7 +10,7 @@ from tpiedge.errors import InternalError
 
 F32Array = NDArray[np.float32]
 IntArray = NDArray[np.int32 | np.int64]
-"""Narrow or wide, see integers.py."""
+"""Narrow or wide, see summation.py."""
 Summable = NDArray[np.float32 | np.int32 | np.int64]
 """What an all-reduce sums: f32 or integers."""
 

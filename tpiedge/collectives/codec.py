@@ -200,7 +200,7 @@ class _Int8:
 
 
 class _Integers:
-    """Narrow ones as i32, wide ones as i64 (integers.py)."""
+    """Narrow ones as i32, wide ones as i64 (summation.py)."""
 
     name: Final = "i32"
     exact: Final = True

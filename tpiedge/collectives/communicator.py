@@ -89,7 +89,7 @@ class Communicator(Protocol):
         """The sum over ranks of `partial` (contiguous, [tokens, hidden]); same bits on every rank.
 
         All ranks give f32, or all give integers: int32 or int64, each as its values need, within the laws of
-        `integers.py`, in steps whose plan has the wire "f32". The sum is int64 where a part was, int32 otherwise.
+        `summation.py`, in steps whose plan has the wire "f32". The sum is int64 where a part was, int32 otherwise.
 
         The caller owns the result, which may be `partial` itself: do not use `partial` afterwards. With
         `contributes=False` only its shape is used, and whether it is of f32 or of integers; it stays as it is.

@@ -1,4 +1,4 @@
-"""All-reduces of the steady state, each in one call of the endpoint where it can (transport/reduce_interface.py).
+"""All-reduces of the steady state, each in one call of the endpoint where it can (transport/native_reducer.py).
 
 An all-reduce runs right after a wake-up, when every call of Python costs several times the usual. What the all-reduces
 of one shape have in common is made once: the header that goes out, the headers that should come in.
@@ -14,10 +14,10 @@ from tpiedge.collectives.arrays import Summable
 from tpiedge.collectives.codec import AnyCodec, Shape
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.peer_channel import PeerChannel, node_name
-from tpiedge.transport.reduce_interface import DONE, Combine, Exchange, Reduce, Reduces
+from tpiedge.transport.native_reducer import DONE, Combine, Exchange, Reduce, Reduces
+from tpiedge.wire.codec import PLACE_AT, PLACE_BYTES, HeaderTemplate, place_of
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.fields import CollectiveName
-from tpiedge.wire.header_template import PLACE_AT, PLACE_BYTES, HeaderTemplate, place_of
 from tpiedge.wire.tensors import TensorHeader
 
 _Kind = tuple[CollectiveName, str, Shape]

@@ -14,14 +14,12 @@ import torch
 from tpiedge.collectives.arrays import F32Array, Summable, array_of, summable_of
 from tpiedge.collectives.codec import CODECS, INTEGERS, AnyCodec, Codec, Shape
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
+from tpiedge.collectives.direct import Mesh, Star
 from tpiedge.collectives.fast import FastPath
 from tpiedge.collectives.job import Collective, Job
-from tpiedge.collectives.mesh import Mesh
 from tpiedge.collectives.peer_channel import PeerChannel
-from tpiedge.collectives.ring import Ring
-from tpiedge.collectives.star import Star
+from tpiedge.collectives.sliced import Ring, TwoShot
 from tpiedge.collectives.tree import Tree
-from tpiedge.collectives.two_shot import TwoShot
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Buffer, Endpoint
 from tpiedge.wire import fields

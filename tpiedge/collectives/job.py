@@ -1,4 +1,4 @@
-"""One all-reduce under way, and what carries it out."""
+"""One all-reduce under way, by which collective it goes, and the interface of what carries it out."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -6,6 +6,17 @@ from typing import Protocol
 from tpiedge.collectives.arrays import Summable
 from tpiedge.collectives.codec import AnyCodec, Shape
 from tpiedge.collectives.communicator import Doing, Tag
+from tpiedge.wire.fields import CollectiveName, WirePrecision
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All-reduces of at most `small_bytes` (as f32) go by `small`, larger ones by `bulk`; parts travel as `wire`."""
+
+    small: CollectiveName = "star"
+    bulk: CollectiveName = "star"
+    small_bytes: int = 0
+    wire: WirePrecision = "f32"
 
 
 @dataclass(slots=True)

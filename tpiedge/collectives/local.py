@@ -1,9 +1,10 @@
-"""Collectives of a cluster of one."""
+"""What a cluster inside one process needs: collectives of one rank, and waits that a deadline bounds."""
 
 import torch
 
+from tpiedge.clock import Clock
 from tpiedge.collectives.communicator import Tag
-from tpiedge.errors import InternalError
+from tpiedge.errors import InternalError, PeerLost
 from tpiedge.wire.data import LeavePages, StepPlan
 
 
@@ -53,3 +54,22 @@ class LocalCommunicator:
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
         raise InternalError(f"there is no rank {rank}")
+
+
+class DeadlineLiveness:
+    """Gives every wait `timeout_s`; a wait is known by its rank and its words."""
+
+    def __init__(self, clock: Clock, timeout_s: float) -> None:
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._wait: tuple[str, float] = ("", 0.0)
+
+    def check(self, rank: int, waiting_for: str) -> None:
+        now = self._clock.now()
+        if self._wait[0] != waiting_for:
+            self._wait = (waiting_for, now)
+        if now - self._wait[1] > self._timeout_s:
+            raise PeerLost(rank, waiting_for, f"no answer for {self._timeout_s:.1f} s")
+
+    def check_idle(self, _rank: int, _waiting_for: str) -> None:
+        self._wait = ("", 0.0)

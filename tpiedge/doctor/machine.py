@@ -10,10 +10,10 @@ import psutil
 
 from tpiedge.doctor.finding import Finding, fail, ok, warn
 from tpiedge.errors import DiskFull
-from tpiedge.host.address_space import LEAST_TO_COMPUTE, address_limit
 from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.device import available_memory_bytes, default_threads, free_disk_bytes, usable_cores
 from tpiedge.host.disk_speed import DiskSpeed, measure_disk
+from tpiedge.host.process_limits import LEAST_TO_COMPUTE, address_limit
 from tpiedge.host.usage import cpu_name
 from tpiedge.units import GIB, MIB, counted, format_bytes
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from tpiedge.doctor.finding import Finding, fail, ok, warn
-from tpiedge.transport.features import curve_available, zeromq_versions
+from tpiedge.transport.keys import curve_available, zeromq_versions
 
 _OLDEST = (3, 11)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpiedge.collectives.communicator import Communicator
-from tpiedge.collectives.route import Route
+from tpiedge.collectives.job import Route
 from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.drawing import Draws
 from tpiedge.engine.follower import Follower
@@ -12,9 +12,8 @@ from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.head import Head
 from tpiedge.engine.locker import Locker
-from tpiedge.engine.meter import Meter
+from tpiedge.engine.meter import Meter, StepRecorder
 from tpiedge.engine.runner import Leader, Serving
-from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear

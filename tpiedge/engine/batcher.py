@@ -26,8 +26,7 @@ from tpiedge.engine.drafting import allot
 from tpiedge.engine.prompt_lookup import NO_GUESS, Guess, PromptLookup
 from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.kv.pages import PagePool
-from tpiedge.kv.room import KVRoom
+from tpiedge.kv.pages import KVRoom, PagePool
 from tpiedge.wire.data import Segment, TableChange
 from tpiedge.wire.limits import MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.requests import GenerationRequest

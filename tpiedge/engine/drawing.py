@@ -12,10 +12,9 @@ from torch import Tensor
 
 from tpiedge.engine.batcher import Batch, Batcher
 from tpiedge.engine.grammars import AnswerConstraint
-from tpiedge.engine.head import Head
+from tpiedge.engine.head import Head, MeanState
 from tpiedge.engine.mask_waits import MaskWaits
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.pooling import MeanState
 from tpiedge.engine.sampler import Sampled, TokenMask
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.errors import ChildLost, UserError

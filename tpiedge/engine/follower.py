@@ -5,8 +5,8 @@ import torch
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.forward import ForwardPass
+from tpiedge.engine.meter import StepRecorder
 from tpiedge.engine.overlap import StepCancelled
-from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.model.config import ModelConfig
 from tpiedge.wire.data import LeavePages
 

@@ -1,13 +1,16 @@
-"""The LM head, on rank 0 only (TPI-LLM, section 3.1: the vocabulary stays on the user's machine).
+"""The LM head, on rank 0 only (TPI-LLM, section 3.1: the vocabulary stays on the user's machine), and embeddings.
 
 Shapes: M positions of a text, V the vocabulary, R rows of it that a tile holds.
 """
 
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from tpiedge.errors import UserError
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
@@ -103,3 +106,27 @@ class _Best:
             tuple(zip(ids, values, strict=True))
             for ids, values in zip(self._ids_MK.tolist(), scores, strict=True)
         ]
+
+
+class MeanState:
+    """The mean of hidden states of `width` numbers. It is summed in f64, position by position: its bits do not depend
+    on how many come at a time."""
+
+    def __init__(self, width: int) -> None:
+        self._total_H: NDArray[np.float64] = np.zeros(width)
+        self.count = 0
+        """States so far."""
+
+    def add(self, h_MH: Tensor) -> None:
+        """Takes the next states."""
+        for row_H in h_MH.numpy():
+            self._total_H += row_H
+        self.count += len(h_MH)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The mean; to be asked for once a state is there. Raises UserError where it has what is no f32."""
+        mean_H = self._total_H / self.count
+        if not (np.abs(mean_H) <= np.finfo(np.float32).max).all():
+            raise UserError("the model makes an embedding with a number that is not finite: check its files")
+        return tuple(mean_H.tolist())

@@ -14,27 +14,24 @@ import torch
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator
-from tpiedge.collectives.route import Route
+from tpiedge.collectives.job import Route
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.carrying import Taken
 from tpiedge.engine.drawing import Drawing, Draws, LiveRequest, refusing
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.grammar_preparation import GrammarPreparations, begin_constraint
 from tpiedge.engine.grammars import AnswerConstraint, Grammars, await_any
-from tpiedge.engine.head import Head
+from tpiedge.engine.head import Head, MeanState
 from tpiedge.engine.mask_waits import MaskWaits
-from tpiedge.engine.meter import Meter
+from tpiedge.engine.meter import Meter, StepRecorder
 from tpiedge.engine.overlap import StepCancelled
-from tpiedge.engine.pooling import MeanState
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.engine.step_recorder import StepRecorder
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
 from tpiedge.kv.cache import KVCache
-from tpiedge.kv.pages import PagePool, root_name
-from tpiedge.kv.room import KVRoom
+from tpiedge.kv.pages import KVRoom, PagePool, root_name
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted

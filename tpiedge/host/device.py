@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from tpiedge.host.address_space import address_room
 from tpiedge.host.cgroups import Cgroups
+from tpiedge.host.process_limits import address_room
 from tpiedge.units import GIB, MIB
 
 _PART = 0.8

@@ -10,9 +10,9 @@ from typing import Final
 
 import psutil
 
-from tpiedge.host.address_space import address_room
 from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.device import default_memory_bytes
+from tpiedge.host.process_limits import address_room
 from tpiedge.units import format_bytes
 
 #: What sets the limit that is all the memory there is.

@@ -5,6 +5,6 @@ over `library` (native) or `torch_linear`; `panels` and `panel_matrix` are the l
 makes and undoes them, `grid` has the integers that their sums are, `arithmetic` names what is computed in what. Blocks:
 `attention_block`, `ffn` and, of all layers, `stack`; `attention`, `norm`, `rope`, `swiglu` are their parts. The KV
 cache: `kv_format` is how a row is stored, `kv_pages` where; `torch_attention` reads and writes it where there are no
-native kernels. `draw` draws tokens from scores, as `numpy_draw` defines it. `shared_library` and `signatures` load
-`native/`; `checksum` and `probes` use it too.
+native kernels. `draw` draws tokens from scores, as `numpy_draw` defines it. `shared_library` loads
+`native/`; `probes` use it, too.
 """

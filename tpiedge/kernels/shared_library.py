@@ -1,4 +1,4 @@
-"""The native kernels (`native/`: C++ behind a C interface, called through ctypes).
+"""The native kernels (`native/`: C++ behind a C interface, called through ctypes), and a checksum by them.
 
 Imports no torch: a process that only packs or checks bytes uses them, too.
 """
@@ -7,10 +7,64 @@ import ctypes
 import functools
 import logging
 import os
+import zlib
 from pathlib import Path
 
-from tpiedge.kernels.signatures import ABI, SIGNATURES
-from tpiedge.native_code import find_library, load_library
+import numpy as np
+
+from tpiedge.native_code import Signatures, find_library, load_library
+
+#: As in native/interface.cpp.
+ABI = 11
+
+_int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
+_double = ctypes.c_double
+_packed = ctypes.c_char_p
+_ROWS = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _size]
+
+SIGNATURES: Signatures = {
+    "tpiedge_has_isa": ([_int], _int),
+    "tpiedge_best_isa": ([], _int),
+    "tpiedge_open": ([_int, _int], _pointer),
+    "tpiedge_close": ([_pointer], None),
+    "tpiedge_project": ([_pointer, _pointer, _size, _size, _packed, _size], None),
+    "tpiedge_contract": ([_pointer, _pointer, _packed, _size, _size], _int),
+    "tpiedge_ffn": (
+        [_pointer, _pointer, _size, _size, _pointer, _float, _int, _packed, _size, _pointer],
+        _int,
+    ),
+    "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], _int),
+    "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed, _int], _int),
+    "tpiedge_panels_attention": (
+        [_pointer, _packed, _pointer, _pointer, _packed, _size, *[_pointer] * 3, _int],
+        _int,
+    ),
+    "tpiedge_panels_ffn": (
+        [_pointer, _packed, _pointer, _pointer, _size, _pointer, _float, _pointer, _int],
+        _int,
+    ),
+    "tpiedge_add_sums": ([_pointer, _pointer, _size, _size, _int], None),
+    "tpiedge_panels_stack": (
+        [_pointer, _packed, _size, _pointer, _packed, _size, *[_pointer] * 4],
+        _int,
+    ),
+    "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
+    "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
+    "tpiedge_crc32": ([_pointer, _size, ctypes.c_uint32], ctypes.c_uint32),
+    "tpiedge_swiglu": ([_pointer, _pointer, _pointer, _pointer, _size], None),
+    "tpiedge_kv_append": ([_pointer, _pointer, _pointer, _packed, _packed, *[_size] * 5], None),
+    "tpiedge_attention": (
+        [_pointer, _pointer, _pointer, _packed, _packed, _size, _packed, _size, _size, _float],
+        None,
+    ),
+    "tpiedge_quantise": ([_size, _pointer, *[_size] * 6, _pointer, _pointer], _size),
+    "tpiedge_draw": ([_size, _pointer, _size, _double, _size, *[_double] * 3], _size),
+    "tpiedge_likeliest": ([_size, _pointer, _size, _size, _pointer], _size),
+    "tpiedge_probe_read": ([_pointer, _size], ctypes.c_uint64),
+    "tpiedge_probe_operations": ([_int], _size),
+    "tpiedge_probe_multiply": ([_int, _size], _size),
+}
+
 
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
@@ -75,3 +129,12 @@ def _find() -> KernelLibrary | str:
 def load(path: Path) -> ctypes.CDLL:
     """Load the kernels. Raises OSError."""
     return load_library(path, "tpiedge_abi", ABI, SIGNATURES)
+
+
+def crc32(data: memoryview, before: int = 0) -> int:
+    """The CRC-32 of contiguous bytes, `before` being that of what comes before them. The GIL is released meanwhile."""
+    library = kernel_library()
+    if library is None:
+        return zlib.crc32(data, before)
+    at = np.frombuffer(data, np.uint8)
+    return int(library.dll.tpiedge_crc32(at.ctypes.data, at.nbytes, before))

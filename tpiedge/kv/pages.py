@@ -184,3 +184,28 @@ class PagePool:
 
 def _bytes_of(tokens: Sequence[int]) -> bytes:
     return array("I", tokens).tobytes()
+
+
+_GRAINS = 16
+_GRAIN_BYTES = 4 << 20
+
+
+def usual_grain(pages: int, page_bytes: int) -> int:
+    """A sixteenth of the cache, or 4 MiB where that is more, in pages."""
+    return max(1, pages // _GRAINS, _GRAIN_BYTES // max(1, page_bytes))
+
+
+class KVRoom:
+    """Counts for a cache of `pages` pages, by `grain` pages at a time; both are one at least."""
+
+    def __init__(self, pages: int, grain: int) -> None:
+        self._held = 0
+        self._pages = pages
+        self._grain = min(grain, pages)
+
+    def ask(self, needed: int) -> int:
+        """Sequences need so many pages now. Returns how many may keep memory, with theirs."""
+        enough = min(-(-needed // self._grain) * self._grain, self._pages)
+        if not enough <= self._held < enough + 2 * self._grain:
+            self._held = enough
+        return self._held

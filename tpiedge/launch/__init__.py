@@ -2,6 +2,5 @@
 
 `child` starts, watches and ends a process; `bootstrap` and `readiness` are the first lines to it and from it; `standby`
 starts one before it is needed, `slot` keeps one running and the next ready; `memory_offer` says how much memory
-a machine gives as its limits change; `measurements` stores what one measured, `timing` holds the intervals of liveness,
-`own_stalls` tells what looks like others' silence from it.
+a machine gives as its limits change; `measurements` stores what one measured, `timing` holds the intervals of liveness.
 """

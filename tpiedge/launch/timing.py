@@ -1,4 +1,4 @@
-"""Intervals and limits of a cluster's liveness."""
+"""Intervals and limits of a cluster's liveness, and which silences count."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -24,3 +24,17 @@ class Timing:
         """For links of that round trip, where that part of the packets is lost one way."""
         timeout_s = max(_TIMEOUT_S, _ROUND_TRIPS * round_trip_s)
         return Timing(timeout_s=timeout_s * _PATIENCE if loss > _MUCH_LOSS else timeout_s)
+
+
+class OwnStalls:
+    """`heartbeat_s`: from one heartbeat to the next; one that is later than that is late."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
+        self.excuse = False
+        """Whether nobody's silence is to be judged until the next heartbeat."""
+
+    def beat(self, late_s: float) -> bool:
+        """A heartbeat is sent, so many seconds after it was due. Returns `excuse`."""
+        self.excuse = late_s > self._heartbeat_s and not self.excuse
+        return self.excuse

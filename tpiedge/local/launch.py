@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tpiedge.errors import OutOfMemory, UserError
-from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.device import available_memory_bytes, default_memory_bytes, default_threads
+from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.usage import rss_bytes
 from tpiedge.launch.child import Place
 from tpiedge.launch.timing import Timing

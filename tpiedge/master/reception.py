@@ -6,7 +6,7 @@ from dataclasses import replace
 from tpiedge.clock import Clock
 from tpiedge.joining.door import Door
 from tpiedge.launch.bootstrap import node_of
-from tpiedge.launch.own_stalls import OwnStalls
+from tpiedge.launch.timing import OwnStalls
 from tpiedge.master.foresight import Foresight
 from tpiedge.master.offer_rate import OfferRate
 from tpiedge.master.outbox import Outbox

@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
+from tpiedge.errors import OutOfMemory
 from tpiedge.memory.residency import smallest_ring, streamed
+from tpiedge.memory.sweep import Sweep
+from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Pin
+from tpiedge.wire.weights import WeightMemory
 
 
 @dataclass(frozen=True)
@@ -116,3 +120,21 @@ def ring_bytes(
     if window_bytes is not None:
         return max(window_bytes, smallest)
     return max(smallest, min(nbytes, smallest + max(map(sum, streamed(blocks, pinned)), default=0)))
+
+
+def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
+    """Raises OutOfMemory where the plan gave less than the smallest that works."""
+    room = memory.nbytes or sweep.nbytes
+    found = place(sweep.sizes, room, memory.pin, memory.ring_bytes or None)
+    if isinstance(found, TooSmall):
+        least = format_bytes(found.smallest_bytes)
+        raise OutOfMemory(
+            f"{format_bytes(room)} are too little for the weights: {least} is the least that works"
+        )
+    return found
+
+
+def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:
+    """What the weights may use of a KV cache of `kv_bytes` while it is empty: nothing where nothing is to be pinned
+    but what was planned."""
+    return kv_bytes if memory.pin == "auto" else 0

@@ -1,4 +1,6 @@
-"""How a node joins the tensor plane of its epoch: it listens, learns where others do, connects, measures its links."""
+"""How a node joins the tensor plane of its epoch: it listens, learns where others do, connects, measures its links, and
+finds the collectives of its all-reduces.
+"""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -8,19 +10,133 @@ from typing import Final
 from tpiedge.clock import Clock
 from tpiedge.collectives.communicator import Communicator, Liveness
 from tpiedge.collectives.group import Group
+from tpiedge.collectives.job import Route
 from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerLost, ProtocolError, UserError
 from tpiedge.host.addresses import check_endpoint, data_endpoint
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.node.link_survey import LinkSurvey
-from tpiedge.node.tensor_links import TensorLinks
 from tpiedge.planner.linking import are_linked, connects_to, listens
-from tpiedge.planner.network import NetworkFacts
+from tpiedge.planner.network import NetworkFacts, choose
 from tpiedge.transport.endpoint import Endpoint
+from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.monitor import LinkState
-from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.control import Assign, Connect, Listening
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.transport.zeromq_options import ZmqContext
+from tpiedge.wire.control import Assign, Connect, Listening, WorkerLink
+from tpiedge.wire.fields import CollectiveChoice, WirePrecision
+from tpiedge.wire.limits import MAX_ARRAY
+from tpiedge.wire.tensors import wire_bytes
+
+
+def route(
+    wanted: CollectiveChoice,
+    size: int,
+    facts: NetworkFacts | None,
+    row_bytes: int,
+    chunk_bytes: int,
+    wire: WirePrecision,
+) -> tuple[Route, str]:
+    """The route among `size` ranks, and in a sentence why, for all-reduces of `row_bytes` (one token) to `chunk_bytes`
+    as f32. `facts`: of the links, where all nodes were to be linked; rank 0's alone are there in any case."""
+    if size == 2 and wanted == "auto":
+        return _one_way("mesh", wire), "two nodes exchange their parts: one latency"
+    if size <= 2 or facts is None:
+        return _one_way("star" if wanted == "auto" else wanted, wire), ""
+    if wanted != "auto":
+        # Also where this one could do without: a node that lacks a link takes part in the star alone.
+        cut = _unreachable(facts)
+        if cut and wanted != "star":
+            return _one_way("star", wire), f"{wanted} is not possible: {cut} cannot reach each other"
+        return _one_way(wanted, wire), ""
+    small = choose(wire_bytes(wire, 1, row_bytes // 4), facts)
+    bulk = choose(wire_bytes(wire, 1, chunk_bytes // 4), facts)
+    small_bytes = row_bytes
+    while (
+        2 * small_bytes < chunk_bytes
+        and choose(wire_bytes(wire, 1, small_bytes // 2), facts).collective == small.collective
+    ):
+        small_bytes *= 2
+    return Route(small.collective, bulk.collective, small_bytes, wire), small.why
+
+
+def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
+    """Those between workers, as they were measured: the slowest first, MAX_ARRAY at most."""
+    found = facts.round_trips_s.items() if facts is not None else ()
+    links = [WorkerLink(low, high, trip_s) for (low, high), trip_s in found if low > 0]
+    return tuple(sorted(links, key=lambda link: (-link.round_trip_s, link.low, link.high))[:MAX_ARRAY])
+
+
+def _one_way(name: CollectiveChoice, wire: WirePrecision) -> Route:
+    assert name != "auto"
+    return Route(name, name, 0, wire)
+
+
+def _unreachable(facts: NetworkFacts) -> str:
+    pairs = [
+        f"nodes {low} and {high}"
+        for high in range(facts.size)
+        for low in range(high)
+        if facts.link(low, high) is None
+    ]
+    return ", ".join(pairs[:3])
+
+
+_IO_THREADS: Final = 2
+
+
+class TensorLinks:
+    """The links of the node `rank`. `peer_keys`: public keys by rank. What is opened is closed by `resources`."""
+
+    def __init__(
+        self, rank: int, keys: CurveKeys, peer_keys: Mapping[int, str], resources: ExitStack
+    ) -> None:
+        self._rank = rank
+        self._keys = keys
+        self._peer_keys = peer_keys
+        self._resources = resources
+        self._hub: ZmqHub | None = None
+        self._context = ZmqContext(_IO_THREADS)
+        resources.callback(self._context.close)
+
+    def listen(self, address: str) -> ZmqHub:
+        """For all nodes of higher rank."""
+        self._hub = ZmqHub(
+            address=address,
+            keys=self._keys,
+            name=node_name(self._rank),
+            allowed={key: node_name(peer) for peer, key in self._peer_keys.items() if peer > self._rank},
+            plane=TENSOR,
+            context=self._context,
+        )
+        return self._resources.enter_context(self._hub)
+
+    def connect(self, peer: int, address: str) -> ZmqSpoke:
+        """To a node of lower rank. Raises UserError where that is no address here."""
+        spoke = ZmqSpoke(
+            address=address,
+            server_key=self._peer_keys.get(peer, ""),
+            keys=self._keys,
+            name=node_name(self._rank),
+            hub_name=node_name(peer),
+            plane=TENSOR,
+            context=self._context,
+        )
+        return self._resources.enter_context(spoke)
+
+    def joined(self, spokes: Mapping[int, ZmqSpoke]) -> Endpoint:
+        """One endpoint of where it listens, if it does, and of those of its `spokes` that are of use."""
+        if self._hub is not None and not spokes:
+            return self._hub
+        if self._hub is None and len(spokes) == 1:
+            (only,) = spokes.values()
+            return only
+        ends = {node_name(peer): spoke for peer, spoke in spokes.items()}
+        return ZmqMesh(node_name(self._rank), self._hub, ends)
+
 
 _LINK_S: Final = 5.0
 #: Without a link to rank 0 nothing goes. An attempt of libzmq to connect lasts 3 s, and fails where the network loses

@@ -20,8 +20,8 @@ import torch
 from tpiedge import __version__
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.job import Route
 from tpiedge.collectives.local import LocalCommunicator
-from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.carrying import Carrier
@@ -32,19 +32,16 @@ from tpiedge.engine.runner import Leader, Serving
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
 from tpiedge.host.device import usable_cores
-from tpiedge.host.freed_memory import give_back_what_is_freed
-from tpiedge.host.usage import cpu_name, peak_rss_bytes
-from tpiedge.kv.room import usual_grain
+from tpiedge.host.usage import cpu_name, give_back_what_is_freed, peak_rss_bytes
+from tpiedge.kv.pages import usual_grain
 from tpiedge.launch.bootstrap import NodeBootstrap
-from tpiedge.memory.planned import elastic_bytes, placed
+from tpiedge.memory.pinning import elastic_bytes, placed
 from tpiedge.memory.scheduler import Counts
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import config_of_pack
-from tpiedge.node.control_link import ControlLink
-from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
-from tpiedge.node.liveness import ClusterLiveness
-from tpiedge.node.routing import route, worker_links
+from tpiedge.node.control_link import ClusterLiveness, ControlLink
+from tpiedge.node.data_plane import DataPlane, DataPlaneJoin, route, worker_links
 from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tpiedge.errors import IntegrityError, ReadFault, UserError
-from tpiedge.kernels.checksum import crc32
+from tpiedge.kernels.shared_library import crc32
 from tpiedge.pack.files import open_regular
 from tpiedge.pack.layout import BlobLayout
 

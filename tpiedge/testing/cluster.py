@@ -12,10 +12,9 @@ from torch import Tensor
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.liveness import DeadlineLiveness
-from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.job import Route
+from tpiedge.collectives.local import DeadlineLiveness, LocalCommunicator
 from tpiedge.collectives.peer_channel import node_name
-from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.drawing import Draws

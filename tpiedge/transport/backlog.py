@@ -1,4 +1,4 @@
-"""A hub's connections: strangers do not stay (`strangers.py`), and too many bytes that were not received end any.
+"""A hub's connections: strangers do not stay, and too many bytes that were not received end any.
 
 libzmq bounds what waits by counting messages, and then reads the connection no more. That bounds no bytes: a message of
 many frames counts when it is whole, and a peer may never end its own. Nor is it a way to stop: where such a connection
@@ -6,7 +6,13 @@ fails and what had been read of it has a heartbeat of the peer, libzmq 4.3.5 abo
 received again. So a hub's libzmq reads without a bound. The kernel knows how many bytes have come, the hub's owner how
 many it has received; this compares them.
 
-Nor does libzmq end a connection over which nothing comes once its handshake has ended, or know of any limit.
+Nor does libzmq end a connection over which nothing comes once its handshake has ended, or know of any limit. Laws:
+1. A connection is a stranger from the moment at which it is accepted until its peer is introduced, and again once
+   that peer is admitted no more.
+2. At most `each` strangers of one address stay, and `limit` in all. Where one more comes, the one goes that has been a
+   stranger for longest: of that address, or of the address that has most. So a newcomer always has some time.
+3. A stranger goes when its time is over.
+4. A connection whose peer is known never goes for the sake of a stranger.
 """
 
 import contextlib
@@ -16,6 +22,8 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import zmq
@@ -23,8 +31,55 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.cutting import FAREWELL_S, Cutter, TcpConnection, borrowed, connection_of
-from tpiedge.transport.strangers import Strangers
 from tpiedge.units import KIB
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    address: str
+    until: float
+
+
+class Strangers:
+    """Who goes is no stranger here any more: cut the connection. Times are seconds on the caller's clock."""
+
+    def __init__(self, limit: int, each: int) -> None:
+        self._limit = limit
+        self._each = each
+        self._stays: dict[TcpConnection, _Stay] = {}  # the longest here first
+        self._crowds: Counter[str] = Counter()
+
+    def __contains__(self, connection: TcpConnection) -> bool:
+        return connection in self._stays
+
+    def came(self, connection: TcpConnection, address: str, until: float) -> TcpConnection | None:
+        """A connection from an IP address is a stranger, perhaps again, until `until`. Returns who goes for it."""
+        self.left(connection)
+        self._stays[connection] = _Stay(address, until)
+        self._crowds[address] += 1
+        if self._crowds[address] <= self._each:
+            if len(self._stays) <= self._limit:
+                return None
+            address = self._crowds.most_common(1)[0][0]
+        gone = next(one for one, stay in self._stays.items() if stay.address == address)
+        self.left(gone)
+        return gone
+
+    def left(self, connection: TcpConnection) -> None:
+        """The connection is no stranger, or ended. Does nothing where it was none."""
+        stay = self._stays.pop(connection, None)
+        if stay is not None:
+            self._crowds[stay.address] -= 1
+            if not self._crowds[stay.address]:
+                del self._crowds[stay.address]
+
+    def overdue(self, now: float) -> tuple[TcpConnection, ...]:
+        """Those whose time is over."""
+        late = tuple(one for one, stay in self._stays.items() if stay.until <= now)
+        for connection in late:
+            self.left(connection)
+        return late
+
 
 SUPPORTED: Final = sys.platform == "linux"
 """Whether the kernel tells. Elsewhere nothing is watched."""

@@ -13,8 +13,7 @@ from typing import Final, Protocol
 
 from tpiedge.transport.backlog import Flow, curve_bytes
 from tpiedge.transport.native_library import transport_library
-from tpiedge.transport.native_reducer import NativeReducer, ReceivedFrame
-from tpiedge.transport.reduce_interface import DONE, Exchange, Reduce
+from tpiedge.transport.native_reducer import DONE, Exchange, NativeReducer, ReceivedFrame, Reduce
 from tpiedge.wire.flat import FLAT_BYTES
 
 # For more than this the copies and the waiting count, and not the calls.

@@ -1,4 +1,4 @@
-"""A message as one frame: the encoded header, then the raw bytes of its tensor.
+"""A message as one frame: the encoded header, then the raw bytes of its tensor, and what all endpoints do with it.
 
 A `Plane` is one kind of connection with its limits; nothing larger is sent, nothing larger is read.
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpiedge.errors import ProtocolError
-from tpiedge.transport.endpoint import Buffer, Envelope, MalformedMessage
+from tpiedge.transport.endpoint import Buffer, Counters, Envelope, MalformedMessage
 from tpiedge.units import MIB
 from tpiedge.wire.codec import decode, encode, tensors_of
 from tpiedge.wire.flat import FLAT_BYTES, FLAT_MARK
@@ -97,3 +97,59 @@ def _check_tensors(message: Message, sizes: list[int], plane: Plane) -> None:
     check_tensors(tensors_of(message), sizes)
     if sizes and max(sizes) > plane.tensor_limit:
         raise ProtocolError(f"a tensor of {max(sizes)} bytes; this connection carries {plane.tensor_limit}")
+
+
+SEND_TIMEOUT_S = 3.0
+
+
+def messages_of(message: Message | Sequence[Message]) -> Sequence[Message]:
+    """Those that were posted: one or several."""
+    return message if isinstance(message, Sequence) else (message,)
+
+
+class Messages:
+    """Messages over an endpoint's own frames."""
+
+    _plane: Plane
+
+    def send(
+        self,
+        message: Message,
+        tensors: Sequence[Buffer] = (),
+        to: str | Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
+
+    def recv(self, timeout_s: float) -> Envelope | None:
+        received = self.recv_frame(timeout_s)
+        return None if received is None else self.read(*received)
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        raise NotImplementedError
+
+    def send_frame(
+        self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> None:
+        raise NotImplementedError
+
+    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
+        raise NotImplementedError
+
+
+class Messaging(Messages):
+    """An Endpoint but for its frames."""
+
+    def __init__(self, name: str, plane: Plane) -> None:
+        self.name = name
+        self.counters = Counters()
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._plane = plane
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        try:
+            return read_frame(sender, frame, self._plane)
+        except MalformedMessage:
+            self.counters.malformed += 1
+            raise

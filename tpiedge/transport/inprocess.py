@@ -11,8 +11,15 @@ from typing import Protocol
 
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.endpoint import Buffer, EndpointClosed, LinkReset, Unreachable
-from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
-from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging, messages_of
+from tpiedge.transport.framing import (
+    SEND_TIMEOUT_S,
+    TENSOR,
+    Messaging,
+    Plane,
+    frame_of,
+    messages_of,
+    names_of,
+)
 from tpiedge.wire.messages import Message
 
 

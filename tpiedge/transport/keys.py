@@ -1,4 +1,4 @@
-"""CURVE key pairs: the identity of a node."""
+"""CURVE key pairs, which are the identity of a node, and what the ZeroMQ library of this computer can do."""
 
 from dataclasses import dataclass, field
 
@@ -39,3 +39,13 @@ def key_bytes(text: str) -> bytes:
 def key_text(raw: bytes) -> str:
     """The Z85 text of a key's 32 bytes."""
     return z85.encode(raw).decode("ascii")
+
+
+def curve_available() -> bool:
+    """Whether links can be encrypted; without, no link is made at all."""
+    return zmq.has("curve")
+
+
+def zeromq_versions() -> str:
+    """'pyzmq 27.1.0, libzmq 4.3.5'."""
+    return f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}"

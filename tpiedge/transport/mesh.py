@@ -11,9 +11,8 @@ import zmq
 
 from tpiedge.transport.endpoint import Buffer, Counters, EndpointClosed, Envelope, Unreachable
 from tpiedge.transport.endpoint_reducers import EndpointReducers
-from tpiedge.transport.framing import TENSOR, Plane, names_of
-from tpiedge.transport.messaging import Messages
-from tpiedge.transport.reduce_interface import Exchange, Reduce
+from tpiedge.transport.framing import TENSOR, Messages, Plane, names_of
+from tpiedge.transport.native_reducer import Exchange, Reduce
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 from tpiedge.transport.zeromq_options import SLICE_S

@@ -19,7 +19,6 @@ import zmq
 from tpiedge.errors import UserError
 from tpiedge.transport.admission import Admission, GuestPolicy
 from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, curve_bytes
-from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
 from tpiedge.transport.endpoint import Buffer, LinkReset, MalformedMessage
 from tpiedge.transport.framing import Plane, frame_of
@@ -34,6 +33,7 @@ from tpiedge.transport.zeromq_endpoint import (
     Item,
     ZmqEndpoint,
 )
+from tpiedge.transport.zeromq_options import ZmqContext
 from tpiedge.transport.zeromq_spoke import ZmqSpoke
 from tpiedge.wire.messages import Message
 

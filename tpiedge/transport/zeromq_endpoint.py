@@ -12,16 +12,13 @@ import zmq
 
 from tpiedge.errors import PeerError, UserError
 from tpiedge.transport.backlog import Flow
-from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Buffer, EndpointClosed, MalformedMessage, Unreachable
 from tpiedge.transport.endpoint_reducers import EndpointReducers
-from tpiedge.transport.framing import Plane, frame_of, names_of
+from tpiedge.transport.framing import SEND_TIMEOUT_S, Messaging, Plane, frame_of, messages_of, names_of
 from tpiedge.transport.keys import CurveKeys, is_key
-from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging, messages_of
-from tpiedge.transport.native_reducer import ReceivedFrame
-from tpiedge.transport.reduce_interface import Exchange, Reduce
+from tpiedge.transport.native_reducer import Exchange, ReceivedFrame, Reduce
 from tpiedge.transport.wakeup import Wakeup
-from tpiedge.transport.zeromq_options import LINGER_MS, SLICE_S, configure
+from tpiedge.transport.zeromq_options import LINGER_MS, SLICE_S, ZmqContext, configure
 from tpiedge.wire.messages import Message
 
 Frame = zmq.Frame | ReceivedFrame

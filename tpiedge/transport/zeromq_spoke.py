@@ -8,12 +8,12 @@ import zmq
 
 from tpiedge.errors import UserError
 from tpiedge.transport.backlog import Flow
-from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Buffer, DuplicateName
 from tpiedge.transport.framing import Plane
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.monitor import LinkMonitor
 from tpiedge.transport.zeromq_endpoint import DUPLICATE, PROBE, SEND_LAST, Frame, Item, ZmqEndpoint
+from tpiedge.transport.zeromq_options import ZmqContext
 
 _LOOK_S = 0.2
 

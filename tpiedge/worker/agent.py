@@ -22,10 +22,9 @@ from tpiedge.joining.connecting import introduction
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.measurements import Measurements
 from tpiedge.launch.memory_offer import LOOK_S, MemoryOffer
-from tpiedge.launch.own_stalls import OwnStalls
 from tpiedge.launch.slot import SETTLED_S, NodeSlot
 from tpiedge.launch.standby import Standby
-from tpiedge.launch.timing import Timing
+from tpiedge.launch.timing import OwnStalls, Timing
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
 from tpiedge.units import format_range

@@ -17,7 +17,7 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.codec import CODECS, INTEGERS
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.local import DeadlineLiveness
 from tpiedge.transport import endpoint_reducers, native_library
 from tpiedge.wire.data import Partial, Reduced, StepPlan
 

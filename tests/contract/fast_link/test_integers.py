@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.contract.fast_link.cluster import SHAPE, WAIT_S, Cluster, every_way, needs_native
-from tpiedge.collectives.integers import LARGEST, NOT_A_NUMBER
+from tpiedge.collectives.summation import LARGEST, NOT_A_NUMBER
 from tpiedge.errors import ProtocolError
-from tpiedge.transport.reduce_interface import DONE
+from tpiedge.transport.native_reducer import DONE
 from tpiedge.wire.data import Reduced
 from tpiedge.wire.tensors import TensorHeader
 

@@ -23,7 +23,7 @@ from tests.contract.fast_link.cluster import (
 )
 from tpiedge.errors import PeerLost
 from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.transport.reduce_interface import DONE
+from tpiedge.transport.native_reducer import DONE
 from tpiedge.wire.data import CANCEL, StepPlan
 from tpiedge.wire.tensors import wire_bytes
 

@@ -9,7 +9,7 @@ import torch
 from tests.contract.fast_link.cluster import SHAPE, WAIT_S, assert_total, every_way, needs_native, total
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.transport.reduce_interface import DONE
+from tpiedge.transport.native_reducer import DONE
 from tpiedge.wire.codec import encode
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.tensors import TensorHeader

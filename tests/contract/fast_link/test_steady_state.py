@@ -22,7 +22,7 @@ from tests.contract.fast_link.cluster import (
 from tpiedge.collectives import fast as fast_path
 from tpiedge.collectives.codec import CODECS
 from tpiedge.errors import ProtocolError
-from tpiedge.transport.reduce_interface import DONE
+from tpiedge.transport.native_reducer import DONE
 from tpiedge.wire.data import Reduced
 from tpiedge.wire.tensors import TensorHeader
 

@@ -11,7 +11,7 @@ from tests.process.command import COMMAND
 from tests.process.serving.machines import Process
 from tests.process.serving.serving import HOST, Serving
 from tpiedge.errors import ResourceError
-from tpiedge.host.address_space import LEAST, LEAST_TO_COMPUTE
+from tpiedge.host.process_limits import LEAST, LEAST_TO_COMPUTE
 from tpiedge.units import MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: limits and /dev/shm are Linux's")

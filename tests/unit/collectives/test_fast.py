@@ -8,7 +8,7 @@ from tpiedge.collectives import fast
 from tpiedge.collectives.codec import CODECS
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.fast import FastPath
-from tpiedge.transport.reduce_interface import DONE, Exchange, Reduce
+from tpiedge.transport.native_reducer import DONE, Exchange, Reduce
 
 
 class Endpoint:

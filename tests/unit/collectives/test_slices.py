@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.collectives.codec import CODECS, rounded
-from tpiedge.collectives.slices import check_slices, column_ranges, cut
+from tpiedge.collectives.sliced import check_slices, column_ranges, cut
 from tpiedge.errors import Misconduct, ProtocolError
 from tpiedge.wire.tensors import INT8_GROUP
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.kv.pages import PagePool, root_name
-from tpiedge.kv.room import KVRoom
+from tpiedge.kv.pages import KVRoom, PagePool, root_name
 from tpiedge.wire.data import Segment
 from tpiedge.wire.limits import MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.requests import GenerationRequest

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tpiedge.host.freed_memory import FreedMemory
+from tpiedge.host.usage import FreedMemory
 from tpiedge.units import MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: the C library is Linux's")
@@ -20,7 +20,7 @@ def printed_by(program: str, *arguments: str) -> list[int]:
 # Blocks that glibc takes from its heap once it has seen larger ones freed, the last of which keeps the heap's end.
 KEEPS = """
 import os, sys
-from tpiedge.host.freed_memory import give_back_what_is_freed
+from tpiedge.host.usage import give_back_what_is_freed
 from tpiedge.host.usage import rss_bytes
 larger = bytearray(b"x" * (16 << 20))
 del larger
@@ -43,7 +43,7 @@ def test_what_is_freed_goes_back_to_the_system() -> None:
 # As a flood leaves it: in the heap of a thread that still runs, its last block in use.
 FLOODED = """
 import os, threading
-from tpiedge.host.freed_memory import FreedMemory
+from tpiedge.host.usage import FreedMemory
 from tpiedge.host.usage import rss_bytes
 
 flooded, over = threading.Event(), threading.Event()

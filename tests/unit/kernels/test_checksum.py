@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.kernels import checksum
-from tpiedge.kernels.checksum import crc32
+from tpiedge.kernels import shared_library
+from tpiedge.kernels.shared_library import crc32
 
 DATA = bytes((37 * index + (index >> 7)) % 251 for index in range(5000))
 
@@ -30,6 +30,6 @@ def test_bytes_that_follow_others(first: bytes, second: bytes) -> None:
 
 
 def test_without_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum, "kernel_library", lambda: None)
+    monkeypatch.setattr(shared_library, "kernel_library", lambda: None)
     assert crc32(memoryview(DATA)) == zlib.crc32(DATA)
     assert crc32(memoryview(DATA), 77) == zlib.crc32(DATA, 77)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.kv.room import KVRoom, usual_grain
+from tpiedge.kv.pages import KVRoom, usual_grain
 
 
 def test_what_grows_takes_a_grain_at_a_time() -> None:

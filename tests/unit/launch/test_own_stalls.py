@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.launch.own_stalls import OwnStalls
+from tpiedge.launch.timing import OwnStalls
 
 BEAT_S = 0.3
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpiedge.kv.room import KVRoom
+from tpiedge.kv.pages import KVRoom
 from tpiedge.memory.pinning import Placement, SparePins, place
 from tpiedge.memory.residency import Instruction, Read, ReleasePages, Residency, smallest_ring
 

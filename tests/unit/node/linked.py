@@ -12,8 +12,8 @@ from tpiedge.collectives.peer_channel import node_name
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership
+from tpiedge.node.control_link import ClusterLiveness
 from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
-from tpiedge.node.liveness import ClusterLiveness
 from tpiedge.planner.linking import connects_to, listens
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import TENSOR

@@ -8,8 +8,7 @@ import pytest
 
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerLost
-from tpiedge.node.control_link import ControlLink
-from tpiedge.node.liveness import ClusterLiveness
+from tpiedge.node.control_link import ClusterLiveness, ControlLink
 from tpiedge.transport.endpoint import Unreachable
 from tpiedge.wire.control import Hello
 

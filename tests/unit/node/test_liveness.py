@@ -3,7 +3,7 @@
 import pytest
 
 from tpiedge.errors import Cancelled, PeerLost
-from tpiedge.node.liveness import ClusterLiveness, Progress
+from tpiedge.node.control_link import ClusterLiveness, Progress
 from tpiedge.testing.clock import ManualClock
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.collectives.route import Route
-from tpiedge.node.routing import route, worker_links
+from tpiedge.collectives.job import Route
+from tpiedge.node.data_plane import route, worker_links
 from tpiedge.planner.network import NetworkFacts, PairFacts
 from tpiedge.wire.control import WorkerLink
 from tpiedge.wire.fields import CollectiveChoice, CollectiveName, WirePrecision

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import CODECS
 from tpiedge.transport.native_library import TransportLibrary, transport_library
-from tpiedge.transport.native_reducer import NativeReducer
-from tpiedge.transport.reduce_interface import DONE, Combine, Exchange
+from tpiedge.transport.native_reducer import DONE, Combine, Exchange, NativeReducer
 from tpiedge.wire.fields import WirePrecision
 from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.tensors import SummandPrecision

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpiedge.transport.backlog import Strangers
 from tpiedge.transport.cutting import TcpConnection
-from tpiedge.transport.strangers import Strangers
 
 LIMIT, EACH = 5, 3
 ONES = [TcpConnection(number, number) for number in range(30)]

@@ -3,9 +3,8 @@
 import pytest
 
 from tpiedge.errors import ProtocolError
-from tpiedge.wire.codec import encode
+from tpiedge.wire.codec import HeaderTemplate, encode
 from tpiedge.wire.data import CANCEL, Partial, Reduced, Slice
-from tpiedge.wire.header_template import HeaderTemplate
 from tpiedge.wire.tensors import TensorHeader
 
 ROW = TensorHeader("f32", (1, 2048))

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.local.launch import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.memory.pinning import Placement
-from tpiedge.memory.planned import placed
+from tpiedge.memory.pinning import Placement, placed
 from tpiedge.memory.sweep import Sweep
 from tpiedge.planner.solve import Plan
 from tpiedge.units import MIB, parse_bytes

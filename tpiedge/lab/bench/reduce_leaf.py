@@ -12,11 +12,11 @@ import torch
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.local import DeadlineLiveness
 from tpiedge.lifeline import guard
+from tpiedge.node.data_plane import TensorLinks
 from tpiedge.node.link_survey import LinkSurvey
 from tpiedge.node.process import Lines
-from tpiedge.node.tensor_links import TensorLinks
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.data import StepPlan

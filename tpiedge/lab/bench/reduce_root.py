@@ -13,7 +13,7 @@ import torch
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.local import DeadlineLiveness
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerError
 from tpiedge.lab.bench.reduce_leaf import BEGUN, ENDED, EPOCH, WAIT_S, confirm

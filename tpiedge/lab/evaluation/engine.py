@@ -16,7 +16,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import StepLimits
 from tpiedge.local.launch import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.memory.planned import elastic_bytes, placed
+from tpiedge.memory.pinning import elastic_bytes, placed
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.wire.data import Segment, StepPlan, TableChange

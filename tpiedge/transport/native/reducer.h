@@ -16,7 +16,7 @@ namespace tpiedge {
 
 constexpr size_t HEADER_BYTES = 64;  // FLAT_BYTES in wire/flat.py
 
-// The numbering of Combine in tpiedge/transport/reduce_interface.py.
+// The numbering of Combine in tpiedge/transport/native_reducer.py.
 enum class Combine { TAKE = 0, EXCHANGE = 1, SUM = 2 };
 
 struct Layout {

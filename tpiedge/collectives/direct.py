@@ -1,7 +1,8 @@
-"""The star: every rank sends its part to rank 0, which sums in the order of ranks and answers (TPI-LLM,
-section 3.2).
+"""Collectives in which whole parts travel: the star and the mesh. Both give the same bits.
 
-Two one-way latencies and 2 (N - 1) messages per all-reduce, all of them over rank 0's links.
+The star: every rank sends its part to rank 0, which sums and answers (TPI-LLM, section 3.2): two one-way latencies and
+2 (N - 1) messages per all-reduce, all of them over rank 0's links. The mesh: every rank sends its part to every other
+and sums all of them: one latency and N (N - 1) messages, N - 1 over each rank's link in each direction.
 """
 
 import numpy as np
@@ -63,3 +64,43 @@ class Star:
         encoded = codec.encode(total)
         channel.send(message, (encoded,), channel.peers, job.what, job.sent)
         job.total = total if codec.exact else codec.decode(encoded, job.shape)
+
+
+class Mesh:
+    """A Collective. Every rank has a link to every other."""
+
+    def __init__(self, channel: PeerChannel) -> None:
+        self._channel = channel
+
+    def begin(self, job: Job) -> None:
+        channel, codec, tag = self._channel, job.codec, job.tag
+        flags = CANCEL if job.cancel else 0
+        header = None if job.own is None else codec.header(job.own)
+        part = Partial(channel.epoch, tag.step, tag.block, tag.chunk, flags, channel.rank, header)
+        if job.own is None:
+            channel.send(part, (), channel.peers, job.what, job.sent)
+            return
+        encoded = codec.encode(job.own)
+        channel.send(part, (encoded,), channel.peers, job.what, job.sent)
+        if not codec.exact:
+            job.own = codec.decode(encoded, job.shape)
+
+    def advance(self, job: Job) -> None:
+        """There is nothing more to send."""
+
+    def finish(self, job: Job) -> Summable:
+        channel = self._channel
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = OrderedSum(job.own, np.empty(job.shape, job.codec.dtype), channel.rank)
+            others = set(channel.peers)
+            for rank, part, message in channel.inbox.collect(
+                Partial, job.tag, others, job.what, job.shape, job.codec
+            ):
+                assert isinstance(message, Partial)
+                total.put(rank, part)
+                if rank == 0:
+                    job.cancel = bool(message.flags & CANCEL)
+            # Of three nodes, one may have sent another what made that other's part so. And only rank 0 is believed.
+            out = total.finish(job.what, blames=channel.rank == 0 and channel.size == 2)
+        result: Summable = rounded(job.codec, out)
+        return result
