@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 
-from tests.contract.conftest import Network
+from tests.contract.networks import Network
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.collectives.group import COLLECTIVES, Group
 from tpiedge.collectives.local import LocalCommunicator
@@ -24,6 +25,27 @@ TAG = Tag(1, 0, 0)
 HUB = "star over a hub"
 """Only rank 0 has links."""
 WAYS = (HUB, *COLLECTIVES)
+LINKS = (
+    *(("inprocess", way) for way in WAYS),
+    *(("zeromq", way) for way in (HUB, "mesh", "two-shot")),
+    *(("zeromq in Python", way) for way in (HUB, "mesh")),
+)
+"""Every collective over queues. Whatever it sums, a link carries the same frames: over sockets those count in which
+all ranks speak with one, or with each other; and the same two where no native call sends and adds."""
+each_link = pytest.mark.parametrize(("network", "way"), LINKS, indirect=["network"])
+CLUSTERS = (
+    *(
+        ("inprocess", way, size)
+        for way, size in ((HUB, 1), (HUB, 2), (HUB, 4), ("star", 3), ("mesh", 2), ("mesh", 4))
+    ),
+    *(("inprocess", way, size) for way, size in (("two-shot", 3), ("two-shot", 5), ("tree", 5), ("ring", 2))),
+    *(
+        ("zeromq", way, size)
+        for way, size in ((HUB, 3), ("mesh", 3), ("two-shot", 4), ("tree", 4), ("ring", 3))
+    ),
+    *(("zeromq in Python", way, 3) for way in (HUB, "mesh")),
+)
+"""(links, collective, ranks): each collective with few ranks and with several, each kind of links as in LINKS."""
 EXACT = (HUB, "star", "mesh", "two-shot")
 """These sum in the order of ranks, without brackets."""
 

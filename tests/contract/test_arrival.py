@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.contract.between import Changing, Late
-from tests.contract.ranks import EXACT, HUB, TAG, WAYS, Ranks, part, parts, same, total
+from tests.contract.ranks import EXACT, HUB, TAG, Ranks, each_link, part, parts, same, total
 from tests.contract.test_refusals import frame
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.collectives.inbox import MAX_HELD
@@ -59,7 +59,7 @@ def test_any_order_of_arrival_gives_the_order_of_ranks(
     assert torch.equal(result, torch.full(ROW.shape, float(expected)))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_link
 def test_what_is_of_another_epoch_or_an_earlier_step_is_dropped_and_counted(network: Any, way: str) -> None:
     """Before every message of every rank."""
     ranks = Ranks(network, way, 3, wrap=lambda _, one: Changing(one))
@@ -80,7 +80,7 @@ def test_what_is_of_another_epoch_or_an_earlier_step_is_dropped_and_counted(netw
     assert sum(group.dropped for group in ranks.groups) - before == 3 * len(sent) > 0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_link
 def test_what_is_left_of_an_earlier_step_is_dropped_and_counted(network: Any, way: str) -> None:
     """What was held for a block that never came."""
     ranks = Ranks(network, way, 2).begun()
@@ -96,7 +96,7 @@ def test_what_is_left_of_an_earlier_step_is_dropped_and_counted(network: Any, wa
     assert ranks.groups[0].dropped == 3
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_link
 def test_messages_before_the_plan_wait_for_it(network: Any, way: str) -> None:
     ranks = Ranks(network, way, 2).begun()
     rows = part(0)
@@ -148,7 +148,7 @@ def test_a_peer_may_be_a_step_ahead(network: Any, way: str) -> None:
     assert any(message.step == 2 for message in heard[:plan])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_link
 def test_a_peer_far_ahead_is_stopped(network: Any, way: str) -> None:
     ranks = Ranks(network, way, 2).begun()
     for block in range(1, MAX_HELD + 2):

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 import zmq
 
-from tests.contract.conftest import Network
 from tests.contract.hub_process import HubProcess
+from tests.contract.networks import Network
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Doing, Tag
 from tpiedge.collectives.inbox import MAX_HELD, MAX_HELD_BYTES, Inbox, ReceivedPart

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.contract.conftest import Network
+from tests.contract.networks import Network
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Endpoint, LinkReset, MalformedMessage
 from tpiedge.transport.framing import CONTROL, FILES, TENSOR, Plane

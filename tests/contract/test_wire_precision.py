@@ -1,12 +1,15 @@
 """Parts that travel rounded: every rank goes on with the same bits, which are near the sum."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.contract.ranks import HUB, TAG, WAYS, Ranks, part, parts, same
+from tests.contract.networks import linked
+from tests.contract.ranks import HUB, LINKS, TAG, Ranks, each_link, part, parts, same
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.wire.tensors import INT8_GROUP
 
@@ -17,14 +20,11 @@ BYTES = {"bf16": 0.55, "int8": 0.35}
 """Bytes as a part of those that f32 takes, with the headers."""
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(params=["bf16", "int8"])
-def ranks(network: Any, way: str, request: pytest.FixtureRequest) -> Ranks:
-    return Ranks(network, way, SIZE, wire=request.param).begun()
+@pytest.fixture(params=itertools.product(LINKS, ("bf16", "int8")), ids=str)
+def ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    (kind, way), wire = request.param
+    with linked(kind, monkeypatch) as network:
+        yield Ranks(network, way, SIZE, wire=wire).begun()
 
 
 def step_of_rounding(wire: str, magnitude: torch.Tensor) -> torch.Tensor:
@@ -38,15 +38,15 @@ def step_of_rounding(wire: str, magnitude: torch.Tensor) -> torch.Tensor:
     return bound
 
 
-@pytest.mark.parametrize("shape", [(1, 256), (3, 192), (5, 96), (2, 33), (0, 64), (100, 640)], ids=str)
-def test_all_ranks_have_the_same_bits_near_the_sum(ranks: Ranks, shape: tuple[int, int]) -> None:
-    results = ranks.reduce(tokens=shape[0], hidden=shape[1])
-    assert same(results)
-    given = [one.double() for one in parts(SIZE, *shape)]
-    magnitude = torch.stack(given).abs().sum(0)
-    error = (results[0] - torch.stack(given).sum(0)).abs()
-    assert (error <= 1.01 * ROUNDINGS[ranks.name] * step_of_rounding(ranks.wire, magnitude)).all()
-    assert not shape[0] or error.max() > 1e-6 * magnitude.max()  # it was rounded indeed
+def test_all_ranks_have_the_same_bits_near_the_sum(ranks: Ranks) -> None:
+    for block, shape in enumerate([(1, 256), (3, 192), (5, 96), (2, 33), (0, 64), (100, 640)]):
+        results = ranks.reduce(block, tokens=shape[0], hidden=shape[1])
+        assert same(results)
+        given = [one.double() for one in parts(SIZE, *shape)]
+        magnitude = torch.stack(given).abs().sum(0)
+        error = (results[0] - torch.stack(given).sum(0)).abs()
+        assert (error <= 1.01 * ROUNDINGS[ranks.name] * step_of_rounding(ranks.wire, magnitude)).all()
+        assert not shape[0] or error.max() > 1e-6 * magnitude.max()  # it was rounded indeed
 
 
 def test_what_the_precision_holds_is_exact(ranks: Ranks) -> None:
@@ -117,6 +117,7 @@ def test_several_under_way(ranks: Ranks) -> None:
         assert torch.equal(per_rank[0][block], per_rank[0][0] * 2**block)
 
 
+@each_link
 def test_fewer_bytes_travel(network: Any, way: str) -> None:
     sent = {}
     for wire in ("f32", *BYTES):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.conftest import Network
+from tests.contract.networks import Network
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.codec import CODECS, INTEGERS
 from tpiedge.collectives.communicator import Tag
