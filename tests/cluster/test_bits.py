@@ -57,9 +57,17 @@ def logits_of(cluster: InProcessCluster, text: Sequence[int]) -> torch.Tensor:
         return cluster.logits(text)
 
 
-@pytest.mark.parametrize("shares", SPLITS)
-@pytest.mark.parametrize("precision", QUANTISED)
-@pytest.mark.parametrize("name", NAMES)
+#: Every family by every third split, each precision by others of them, and one family by all.
+TRIED = [
+    (name, precision, shares)
+    for i, name in enumerate(NAMES)
+    for j, shares in enumerate(SPLITS)
+    for k, precision in enumerate(QUANTISED)
+    if (i + j + k) % 3 == 0 or name == "llama-gqa-odd"
+]
+
+
+@pytest.mark.parametrize(("name", "precision", "shares"), TRIED)
 def test_every_split_has_the_bits_of_one_node(
     name: str,
     precision: Precision,
@@ -72,7 +80,7 @@ def test_every_split_has_the_bits_of_one_node(
     assert torch.equal(found_TV, expected.logits_TV)
 
 
-@pytest.mark.parametrize("shares", ["1,1,1", "1,2,0:1,1"])
+@pytest.mark.parametrize("shares", ["1,2,0:1,1"])
 @pytest.mark.parametrize("way", ["star", "mesh", "two-shot", "tree", "ring"])
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_every_collective_has_the_bits_of_one_node(
@@ -109,8 +117,7 @@ def test_streamed_weights_have_the_bits_of_those_in_memory(
 
 
 @pytest.mark.parametrize("kv", KV)
-@pytest.mark.parametrize("chunk", [1, 2, 7, 512])
-@pytest.mark.parametrize("shares", ["1", "2,1"])
+@pytest.mark.parametrize(("chunk", "shares"), [(1, "1"), (2, "2,1"), (7, "2,1"), (512, "2,1")])
 def test_every_chunking_has_the_same_bits(
     shares: str,
     chunk: int,
@@ -202,7 +209,7 @@ def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize("isa", AVAILABLE)
 @pytest.mark.parametrize("precision", QUANTISED)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen3-biases", "mistral-sliding", "openllama"])
 def test_every_instruction_set_has_the_same_bits(
     name: str,
     precision: Precision,
@@ -231,7 +238,7 @@ def test_machines_of_different_kinds_compute_one_answer(
     assert torch.equal(logits_of(cluster, expected.text), expected.logits_TV)
 
 
-@pytest.mark.parametrize("shares", ["1", "2,1,1"])
+@pytest.mark.parametrize("shares", ["2,1,1"])
 @pytest.mark.parametrize("power", [-12, 0, 12])
 @pytest.mark.parametrize("precision", QUANTISED)
 def test_scaled_matrices_lose_nothing(

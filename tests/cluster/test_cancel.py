@@ -19,8 +19,7 @@ def true_from(call: int) -> Callable[[], bool]:
     return lambda: next(calls, True)
 
 
-@pytest.mark.parametrize("pinned_part", [None, 0.0, 0.5])
-@pytest.mark.parametrize("shares", ["1", "1,1", "2,1,1"])
+@pytest.mark.parametrize(("shares", "pinned_part"), [("1", 0.0), ("1,1", None), ("2,1,1", 0.5)])
 @pytest.mark.parametrize("call", [1, 2, 3, 7, 8])
 @pytest.mark.fault("H6", "cancelled at any moment, the next answer is exact")
 def test_a_cancel_at_any_moment_leaves_a_cluster_that_answers_exactly(

@@ -26,7 +26,7 @@ PLANS = [
     ("1,0:3,1,0:1,1", "star"),
     ("1,1,1,1,1,1", "two-shot"),
 ]
-TOKENS = 24
+TOKENS = 12
 SAMPLINGS = (
     *(Sampling(temperature=1.0, seed=seed) for seed in range(3)),
     Sampling(temperature=0.7, top_k=40, top_p=0.95, seed=4),
@@ -68,8 +68,9 @@ def alone(references: Callable[[str], Reference], packs: Callable[..., Path]) ->
     return find
 
 
-@pytest.mark.parametrize(("shares", "way"), PLANS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "shares", "way"), [(NAMES[at % len(NAMES)], *plan) for at, plan in enumerate(PLANS)]
+)
 def test_f32_draws_the_tokens_of_one_node_on_any_number_of_them(
     name: str,
     shares: str,
@@ -94,7 +95,7 @@ def test_seeds_and_filters_matter(
     assert len(set(map(tuple, answers))) == len(answers)
 
 
-@pytest.mark.parametrize("shares", ["1", "1,5,2"])
+@pytest.mark.parametrize("shares", ["1,5,2"])
 @pytest.mark.parametrize(("precision", "compute"), ROUNDED, ids=["q8", "q4", "bf16"])
 def test_arithmetic_that_rounds_draws_the_same_again_for_the_same_plan(
     precision: Precision,

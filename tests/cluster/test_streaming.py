@@ -50,9 +50,17 @@ PLACEMENTS = {
 }
 
 
-@pytest.mark.parametrize("shares", ["1", "2,1", "1,0:1,3"])
-@pytest.mark.parametrize("placement", list(PLACEMENTS))
-@pytest.mark.parametrize("name", NAMES)
+#: Every two of the three, not all three.
+TRIED = [
+    (name, placement, shares)
+    for i, name in enumerate(NAMES)
+    for j, placement in enumerate(PLACEMENTS)
+    for k, shares in enumerate(["1", "2,1", "1,0:1,3"])
+    if (i + j + k) % 3 == 0
+]
+
+
+@pytest.mark.parametrize(("name", "placement", "shares"), TRIED)
 def test_tokens_are_the_same_whatever_fits(
     name: str,
     placement: str,
