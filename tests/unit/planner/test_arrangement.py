@@ -3,7 +3,7 @@
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpiedge.pack.held import HeldUnits
@@ -156,6 +156,7 @@ def test_it_is_no_slower_lacks_no_more_and_gives_each_its_units_once(cluster, ra
 
 
 @given(clusters())
+@settings(max_examples=20)
 def test_it_is_nearly_the_best_of_all_orders(cluster) -> None:
     facts, given = cluster
     line = Arrangement(facts, TOKENS, given)
