@@ -3,7 +3,7 @@
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.pack.held import HeldUnits
@@ -156,13 +156,11 @@ def test_it_is_no_slower_lacks_no_more_and_gives_each_its_units_once(cluster, ra
 
 
 @given(clusters())
-@settings(max_examples=20)
-def test_it_is_nearly_the_best_of_all_orders(cluster) -> None:
+def test_of_few_machines_it_is_the_best_of_all_orders(cluster) -> None:
     facts, given = cluster
     line = Arrangement(facts, TOKENS, given)
     every = [(0, *rest) for rest in permutations(line.own[1:])]
-    best, own = min(map(line.lacking, every)), line.lacking(line.own)
-    assert line.lacking(line.nearest()) <= best + 0.5 * (own - best)
+    assert line.lacking(line.nearest()) == min(map(line.lacking, every))
 
 
 @given(clusters())
