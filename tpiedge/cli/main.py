@@ -12,12 +12,13 @@ import traceback
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from tpiedge import __version__
 from tpiedge.cli.configured import ConfiguredGroup
 from tpiedge.cli.ending import honour_signals
 from tpiedge.cli.interrupts import Terminated
-from tpiedge.cli.usage import usage_words
+from tpiedge.cli.types import usage_words
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 from tpiedge.host.process_limits import (
     LEAST,
@@ -75,7 +76,7 @@ VERBS = (
     ("config", "tpiedge.cli.config:config", "Show and check settings."),
     (
         "completion",
-        "tpiedge.cli.completion:completion",
+        "tpiedge.cli.main:completion",
         "Print what SHELL needs: `source <(tpiedge completion bash)`.",
     ),
     (
@@ -124,6 +125,18 @@ VERBS = (
 
 for _verb in VERBS:
     cli.add_late(*_verb)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what SHELL needs: `source <(tpiedge completion bash)`."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise InternalError(f"click has no completion for {shell}")
+    # click reads this variable: every verb of the command completes through it.
+    click.echo(kind(ctx.find_root().command, {}, "tpiedge", "_TPIEDGE_COMPLETE").source())
 
 
 def _print_version(context: click.Context) -> None:

@@ -3,8 +3,7 @@
 import click
 import pytest
 
-from tpiedge.cli.types import Number
-from tpiedge.cli.usage import usage_words
+from tpiedge.cli.types import Number, usage_words
 
 
 @click.command()
