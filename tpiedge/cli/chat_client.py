@@ -10,15 +10,14 @@ import click
 
 from tpiedge.cli.conversation import ChatMessage, Settings, Spoken, converse, messages_of
 from tpiedge.cli.model_names import MODEL
-from tpiedge.cli.path_options import cache_option, state_option
+from tpiedge.cli.options import cache_option, state_option
 from tpiedge.cli.reach import MasterClient, master_at
-from tpiedge.cli.screen import Screen
-from tpiedge.cli.tls_options import tls_ca_option, tls_fingerprint_option, trust_of
+from tpiedge.cli.terminal import Screen
+from tpiedge.cli.tls import tls_ca_option, tls_fingerprint_option, trust_of
 from tpiedge.cli.types import Number
 from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
 from tpiedge.errors import PeerError, UserError
-from tpiedge.local.catalogue import packs_of
-from tpiedge.local.pack_label import load_label
+from tpiedge.local.catalogue import load_label, packs_of
 from tpiedge.model.hub.cache import parse_hub_name
 from tpiedge.progress import LiveProgress
 from tpiedge.sanitise import sanitised

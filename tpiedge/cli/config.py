@@ -23,7 +23,7 @@ from tpiedge.cli.configured import (
 )
 from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.settings_file import read_settings
-from tpiedge.cli.table import print_table
+from tpiedge.cli.table import json_option, print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 
@@ -35,7 +35,7 @@ def config() -> None:
 
 @config.command()
 @click.argument("words", metavar="[VERB]", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 @click.pass_context
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path | None) -> None:
     """Every value of VERB, or of all verbs, and where it comes from."""

@@ -10,9 +10,7 @@ from typing import Protocol
 
 import click
 
-from tpiedge.cli.answer_text import REPEATS, LoopWatch
-from tpiedge.cli.keyboard import Keyboard, keyboard
-from tpiedge.cli.screen import Screen
+from tpiedge.cli.terminal import REPEATS, Keyboard, LoopWatch, Screen, keyboard
 from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_P
 from tpiedge.errors import ContextFull, PeerError, UserError
 from tpiedge.sanitise import sanitised

@@ -48,7 +48,7 @@ VERBS = (
     ("run", "tpiedge.cli.run:run", "Answer a prompt with a cluster of local processes."),
     (
         "demo",
-        "tpiedge.cli.demo:demo",
+        "tpiedge.cli.run:demo",
         "Watch three nodes of unequal shares answer together with the bundled model.",
     ),
     (
@@ -63,7 +63,7 @@ VERBS = (
     ),
     (
         "import-gguf",
-        "tpiedge.cli.import_gguf:import_gguf",
+        "tpiedge.cli.pack:import_gguf",
         "Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.",
     ),
     ("bench", "tpiedge.lab.verbs.bench:bench", "Measure this computer."),
@@ -81,7 +81,7 @@ VERBS = (
     ),
     (
         "pull",
-        "tpiedge.cli.pull:pull",
+        "tpiedge.cli.models:pull",
         "Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).",
     ),
     (
@@ -93,7 +93,7 @@ VERBS = (
     ("rm", "tpiedge.cli.models:rm", "Delete MODEL from the cache: what was pulled, and its packs."),
     (
         "shards",
-        "tpiedge.cli.shards:shards",
+        "tpiedge.cli.models:shards",
         "The parts of models that this computer keeps as a worker: list, remove, limit.",
     ),
     ("token", "tpiedge.cli.token:token", "Let new workers in: make, list and revoke tokens."),

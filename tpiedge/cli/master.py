@@ -13,44 +13,46 @@ from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import records_in
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import serving_until_stopped
-from tpiedge.cli.first_lines import (
+from tpiedge.cli.master_lines import (
     lan_address,
     page_lines,
     terminal_columns,
     url_for_others,
+    watch,
     workers_invited,
 )
 from tpiedge.cli.master_parts import ANYWHERE, RECORDS, MasterFlags, check_ports, master_parts, only_master
 from tpiedge.cli.model_names import model_option
 from tpiedge.cli.nearby import announcing, check_announcing
-from tpiedge.cli.network_options import collective_option, wire_option
-from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
-from tpiedge.cli.path_options import cache_option, state_option
-from tpiedge.cli.serving_options import (
-    alias_option,
-    kv_tokens_option,
-    parallel_option,
-    public_name_option,
-    share_prefixes_option,
-    speculate_option,
-    trusted_proxy_option,
+from tpiedge.cli.options import (
+    arithmetic_options,
+    cache_option,
+    collective_option,
+    keeping_of,
+    keeping_options,
+    kv_option,
+    naming_options,
+    own_memory_option,
+    parallel_options,
+    state_option,
+    wire_option,
 )
-from tpiedge.cli.tls_options import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
+from tpiedge.cli.tls import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
 from tpiedge.cli.types import Location, Number
-from tpiedge.cli.watching import watch
+from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.addresses import (
     CONTROL_PORT,
     parse_address,
     resolve,
 )
+from tpiedge.host.process_limits import check_descriptors
 from tpiedge.host.device import default_threads
 from tpiedge.host.memory_limits import MemoryLimits
-from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space, check_descriptors
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.launch.memory_offer import MemoryOffer
+from tpiedge.local.launch import chosen_kv_tokens
 from tpiedge.local.paths import master_state
 from tpiedge.local.prepare import prepare
-from tpiedge.local.usual_context import chosen_kv_tokens
 from tpiedge.master.master import RECOVERY_GRACE_S, Master
 from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
@@ -84,9 +86,7 @@ _THIS_COMPUTER = "127.0.0.1"
     type=int,
     help="Tokens of a prompt and its answer.  [default: the model's own, where memory allows]",
 )
-@parallel_option
-@kv_tokens_option
-@speculate_option
+@parallel_options
 @collective_option
 @wire_option
 @click.option("--api-key", "api_keys", multiple=True, help="Clients must send it; repeatable.")
@@ -101,10 +101,7 @@ _THIS_COMPUTER = "127.0.0.1"
 @click.option(
     "--cors-origin", "cors_origins", multiple=True, help="Web pages that may use the API; repeatable."
 )
-@public_name_option
-@trusted_proxy_option
-@share_prefixes_option
-@alias_option
+@naming_options
 @click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
 @click.option(
     "--token-file",

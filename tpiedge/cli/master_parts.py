@@ -14,10 +14,10 @@ from tpiedge.api.origins import Origins
 from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.server import ApiServer
-from tpiedge.cli.first_lines import (
+from tpiedge.cli.interrupts import Terminated
+from tpiedge.cli.master_lines import (
     lan_address,
 )
-from tpiedge.cli.interrupts import Terminated
 from tpiedge.cli.serving import MasterService
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import DiskFull, OutOfMemory, UserError
@@ -37,10 +37,9 @@ from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.launch.readiness import NOT_MEASURED
 from tpiedge.launch.timing import Timing
-from tpiedge.local.launch import Layout, model_facts_of
+from tpiedge.local.launch import Layout, chosen_context, chosen_kv_tokens, model_facts_of
 from tpiedge.local.paths import LOCKER
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement

@@ -11,8 +11,7 @@ from click.core import ParameterSource
 
 from tpiedge.cli.cluster_words import OTHER_FORM, named, title
 from tpiedge.cli.listing import ListingGroup
-from tpiedge.cli.options import on_either_side
-from tpiedge.cli.path_options import state_option
+from tpiedge.cli.options import on_either_side, state_option
 from tpiedge.cli.reach import MasterClient, admin_key, admin_of
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Number

@@ -1,40 +1,43 @@
-"""`tpiedge run`: a whole local cluster for one prompt, or for a chat."""
+"""`tpiedge run` and `tpiedge demo`: a whole local cluster for one prompt, or for a chat."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tpiedge.cli.chat import chat
 from tpiedge.cli.conversation import ANSWER_TOKENS, messages_of
-from tpiedge.cli.laboratory import emulated
-from tpiedge.cli.model_names import model_option
-from tpiedge.cli.network_options import collective_option, testbed_option, wire_option
-from tpiedge.cli.once import Prompt, once
+from tpiedge.cli.local_chat import Prompt, chat, once, positions
+from tpiedge.cli.model_names import emulated, model_option, testbed_option
 from tpiedge.cli.options import (
     MEMORY,
-    Ending,
     arithmetic_options,
+    cache_option,
+    collective_option,
     is_default,
     keeping_of,
     keeping_options,
     kv_option,
-    sampling_of,
-    sampling_options,
-    token_ids,
-    with_usual,
+    speculate_option,
+    wire_option,
 )
-from tpiedge.cli.path_options import cache_option
-from tpiedge.cli.recording import recording
-from tpiedge.cli.serving_options import speculate_option
+from tpiedge.cli.sampling_options import Ending, sampling_of, sampling_options, token_ids, with_usual
+from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
-from tpiedge.errors import UserError
-from tpiedge.local.launch import Layout, say_crowding
+from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.local.answer import collect
+from tpiedge.local.launch import Layout, launch, plan_cluster, roomy_context, say_crowding
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.local.usual_context import roomy_context
+from tpiedge.model.source import DEMO
+from tpiedge.planner.solve import Plan
+from tpiedge.tracing.collection import Collection, Joined
+from tpiedge.units import counted, format_bytes, format_seconds
+from tpiedge.wire.control import Stats
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
+from tpiedge.wire.requests import GenerationRequest
 
 _CONTINUED_TOKENS = 128
 
@@ -189,3 +192,98 @@ def _check_json(asked: _Asked, as_json: bool, prompt_logprobs: bool, logprobs: i
         raise UserError("--json needs --prompt or --prompt-ids")
     if (prompt_logprobs or logprobs) and not as_json:
         raise UserError("--logprobs and --prompt-logprobs need --json, which prints them")
+
+
+@contextmanager
+def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
+    """Where each node is to write its part, by rank; nowhere without a `path`. The parts become the file at the end
+    of the block, also where it ends with an error.
+
+    Raises UserError or DiskFull if the file cannot be written: before the block where that can be known. Never in place
+    of the block's own error.
+    """
+    if path is None:
+        yield ()
+        return
+    with Collection(path) as collection:
+        try:
+            yield tuple(collection.part(rank) for rank in range(nodes))
+        except BaseException:
+            _rescue(path, collection, nodes)
+            raise
+        _tell(path, collection.join(nodes))
+
+
+def _rescue(path: Path, collection: Collection, nodes: int) -> None:
+    try:
+        joined = collection.join(nodes)
+    except TpiedgeError as error:
+        click.echo(f"trace: {error}", err=True)
+        return
+    if joined.events:
+        _tell(path, joined)
+
+
+def _tell(path: Path, joined: Joined) -> None:
+    written = f"{counted(joined.events, 'event')} in {path}" if joined.events else "nothing was recorded"
+    lost = f"; {counted(joined.dropped, 'later one')} had no room" if joined.dropped else ""
+    absent = "".join(f"; node {rank} left none" for rank in joined.missing)
+    click.echo(f"trace: {written}{lost}{absent}", err=True)
+
+
+_PROMPT = "Once upon a time"
+_TOKENS = 200
+_NODES = 3
+_SHARES = ("3", "2", "1")
+
+
+@click.command()
+@click.option("--prompt", default=_PROMPT, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1, 400), default=_TOKENS, show_default=True)
+@arithmetic_options
+@testbed_option
+@cache_option
+def demo(
+    prompt: str,
+    max_tokens: int,
+    precision: str | None,
+    compute: Compute | None,
+    testbed_name: str | None,
+    cache: Path | None,
+) -> None:
+    """Watch three nodes of unequal shares answer together with the bundled model."""
+    testbed = emulated(testbed_name, None)
+    nodes = _NODES if testbed is None else min(_NODES, len(testbed))
+    model = prepare(DEMO, precision, compute, cache)
+    layout = Layout(nodes, ",".join(_SHARES[:nodes]), 1, None, testbed=testbed)
+    prompt_ids = tuple(model.tokenizer.encode(prompt))
+    capacity = positions(model, None, prompt_ids, max_tokens)
+    plan = plan_cluster(model, layout, capacity)
+    tokens = capacity - len(prompt_ids)
+    request = GenerationRequest("demo", prompt_ids, tokens, stop_ids=model.end_ids)
+    click.echo(f"Starting {nodes} processes, joined by encrypted links ...", err=True)
+    with launch(model, layout, plan, capacity) as cluster:
+        click.echo(prompt, nl=False)
+        answer = collect(
+            cluster, request, model.tokenizer, (), lambda text: click.echo(text, nl=False), goes_on=True
+        )
+        click.echo("\n")
+        stats = cluster.stats()
+    _print_nodes(plan, stats)
+    if answer.s_per_token:
+        click.echo(f"\n{counted(len(answer.token_ids), 'token')}, {1 / answer.s_per_token:.0f} tokens/s")
+
+
+def _print_nodes(plan: Plan, stats: list[Stats]) -> None:
+    rows = [
+        [
+            str(node.rank),
+            f"{counted(len(share.attention), 'head')}, {counted(len(share.ffn), 'FFN tile')}",
+            format_bytes(node.peak_rss_bytes),
+            format_bytes(node.bytes_sent),
+            format_seconds(node.compute_s),
+            format_seconds(node.reduce_wait_s),
+        ]
+        for share, node in zip(plan.shares, stats, strict=True)
+    ]
+    print_table(["node", "share", "peak memory", "sent", "compute", "wait"], rows)

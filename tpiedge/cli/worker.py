@@ -13,9 +13,15 @@ import click
 
 from tpiedge.cli.ending import interrupt_says, serving_until_stopped
 from tpiedge.cli.nearby import master_nearby
-from tpiedge.cli.options import BYTES, keeping_of, keeping_options, own_memory_option
-from tpiedge.cli.path_options import cache_option, state_option
-from tpiedge.cli.token_file import await_token
+from tpiedge.cli.options import (
+    BYTES,
+    cache_option,
+    keeping_of,
+    keeping_options,
+    own_memory_option,
+    state_option,
+)
+from tpiedge.cli.token import await_token
 from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
@@ -31,7 +37,7 @@ from tpiedge.joining.tokens import parse_token
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.launch.standby import Standby
-from tpiedge.local.paths import LOCKER, cache_folder, worker_state
+from tpiedge.local.paths import LOCKER, shards_folder, worker_state
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.shipping.provision import FilesMaster, Provision
@@ -133,7 +139,7 @@ def worker(
         folder = private_folder(worker_state(state))
         book = TrustedMasters(folder)
         master = _master(connect, token, book, lambda: master_nearby(wait, book.masters(), scribe.say))
-        store = ShardStore(cache_folder(cache) / "shards", cache_limit)
+        store = ShardStore(shards_folder(cache), cache_limit)
         limits = MemoryLimits(memory)
         usable = limits.usable_bytes()
         if shortfall := limits.shortfall(usable):

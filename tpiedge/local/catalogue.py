@@ -1,17 +1,20 @@
 """Which models lie on this computer, and what a name means: every verb finds its model here."""
 
+import contextlib
 import difflib
+import json
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
 from tpiedge.errors import UserError
-from tpiedge.local.pack_label import PackLabel, last_use_s, load_label, save_label, short_name
 from tpiedge.local.paths import packs_folder
 from tpiedge.model.aliases import aliases
 from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.folder import read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import folder_label, parse_hub_name
 from tpiedge.model.source import DEMO, is_gguf, resolve_model
@@ -19,6 +22,7 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
+from tpiedge.sanitise import quote
 
 _PRECISION = "|".join(precision.value for precision in Precision)
 # As Storage.label writes it.
@@ -200,3 +204,89 @@ def _suggestion(name: str, cache: Path | None) -> str:
     begun = [names[one] for one in sorted(names) if name and one.startswith(name.lower())][:3]
     found = dict.fromkeys([*begun, *close])
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+_LABEL = "label.json"
+_MAX_BYTES = 65_536
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_LONGEST_STEM = 80
+# As files of GGUF are called: "model.Q4_K_M", "model-f16".
+_STORAGE_ENDING = re.compile(r"[.-](?:i?q\d\w*|bf16|fp?16|fp?32)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PackLabel:
+    """`source`: "org/name", or the path of the checkpoint or of the GGUF file; empty where it is not known."""
+
+    name: str
+    source: str = ""
+
+
+def short_name(stem: str, precision: str) -> str:
+    """A name that people can type: ("SmolLM2-135M.Q4_1", "q8") -> "SmolLM2-135M-q8"."""
+    cleaned = "".join(mark if mark.isascii() and (mark.isalnum() or mark in "-_.") else "-" for mark in stem)
+    bare = _STORAGE_ENDING.sub("", cleaned.strip(".-_"))[:_LONGEST_STEM].strip(".-_")
+    return f"{bare or 'model'}-{precision}"
+
+
+def check_name(name: str) -> str:
+    """Returns what --name says. Raises UserError for what could not be told from another model's name."""
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"--name {quote(name)} is not a name: 1 to 96 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    if name.lower() in (DEMO, *map(str.lower, aliases())):
+        raise UserError(f"--name {name} already means another model (tpiedge ls --all): choose another name")
+    return name
+
+
+def has_label(pack: Path) -> bool:
+    """Whether the pack has been named."""
+    return (pack / _LABEL).is_file()
+
+
+def load_label(pack: Path) -> PackLabel:
+    """The label of the pack in folder `pack`; its folder's name where it has none, or one that is damaged."""
+    folder = os.path.basename(os.path.abspath(pack))
+    try:
+        values = read_json(pack, _LABEL, _MAX_BYTES)
+    except (OSError, UserError):
+        return PackLabel(folder)
+    match values:
+        case {"name": str(name), "source": str(source)} if _NAME.fullmatch(name):
+            return PackLabel(name, source)
+    return PackLabel(folder)
+
+
+def save_label(pack: Path, label: PackLabel) -> None:
+    """Replace the pack's label."""
+    write_files(pack, {_LABEL: json.dumps(asdict(label), indent=1).encode()})
+
+
+def mark_used(pack: Path) -> None:
+    """Note that the pack was used now, where that can be noted: the pack may be another user's."""
+    with contextlib.suppress(OSError):
+        os.utime(pack / _LABEL)
+
+
+def last_use_s(pack: Path) -> float:
+    """When the pack was last used, or made, in seconds since 1970."""
+    for name in (_LABEL, MANIFEST_NAME):
+        with contextlib.suppress(OSError):
+            return (pack / name).stat().st_mtime
+    return 0.0
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the files, each as a whole: another command may do the same at the same time. A name may be that of a file
+    in a folder of `folder`."""
+    folder.mkdir(exist_ok=True)
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            partial.write_bytes(data)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

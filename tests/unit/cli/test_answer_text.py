@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.cli.answer_text import LoopWatch, WordWrap
+from tpiedge.cli.terminal import LoopWatch, WordWrap
 
 _BACK = re.compile(r"\x1b\[(\d+)D\x1b\[K")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.cli.recording import recording
+from tpiedge.cli.run import recording
 from tpiedge.errors import DiskFull, PeerLost
 from tpiedge.tracing.collection import Collection
 from tpiedge.tracing.tracer import COMPUTE, Tracer

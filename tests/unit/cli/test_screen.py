@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tpiedge.cli.screen import Screen
+from tpiedge.cli.terminal import Screen
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def columns(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     """Standard output is a terminal of so many columns."""
     number: int = request.param
     terminal = SimpleNamespace(isatty=lambda: True, fileno=lambda: 1)
-    monkeypatch.setattr("tpiedge.cli.screen.sys", SimpleNamespace(stdout=terminal))
+    monkeypatch.setattr("tpiedge.cli.terminal.sys", SimpleNamespace(stdout=terminal))
     monkeypatch.setattr(os, "get_terminal_size", lambda _fd: os.terminal_size((number, 0)))
     return number
 

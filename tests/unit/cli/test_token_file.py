@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.redeeming import redeem
-from tpiedge.cli.token_file import await_token, invitation, offered
+from tpiedge.cli.token import await_token, invitation, offered
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.token_store import TokenStore

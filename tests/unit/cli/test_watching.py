@@ -4,8 +4,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from tpiedge.cli.master_lines import Callers, Changes, _summary
 from tpiedge.cli.nodes import _print
-from tpiedge.cli.watching import Callers, Changes, _summary
 from tpiedge.joining.pairing import Pending
 from tpiedge.master.status import ClusterStatus, NodeStatus
 

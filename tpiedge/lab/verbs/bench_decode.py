@@ -11,10 +11,8 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.laboratory import TESTBED
-from tpiedge.cli.model_names import model_option
-from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.model_names import TESTBED, model_option
+from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.lab.bench.figures import ask, check_lengths, check_names, milliseconds, spread

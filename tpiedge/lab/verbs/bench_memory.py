@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.model_names import model_option
-from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.errors import OutOfMemory
 from tpiedge.lab.bench.budgets import Budget, budgets, smallest_budget, whole
 from tpiedge.lab.bench.disk import measure_sweep
