@@ -16,7 +16,6 @@ from tpiedge.pack.layout import Precision
 from tpiedge.units import format_bytes, parse_bytes
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
-from tpiedge.wire.limits import MAX_SEQUENCES
 from tpiedge.wire.weights import Keeping
 
 _MAX_BLOCKS = 10_000
@@ -25,8 +24,6 @@ _TOO_LARGE = 1 << 63
 _LEAST_MEMORY = 64_000_000
 #: A number without a unit below it may be one of MB.
 _MOST_MB = 1_000_000
-_PARALLEL = 16
-_NAME_CHARACTERS = 200
 _MOST_DRAFTED = 15  # with the token before them they fill a small batch of the kernels
 _GUESSES = {"auto": SPECULATE_AUTO, "off": 0}
 
@@ -114,14 +111,6 @@ class _Speculate(click.ParamType[int]):
         self, _ctx: click.Context, _param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         return [CompletionItem(word) for word in _GUESSES if word.startswith(incomplete)]
-
-
-class _Alias(click.types.StringParamType):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if not text.strip() or len(text) > _NAME_CHARACTERS or not text.isprintable():
-            self.fail(f"a name has 1 to {_NAME_CHARACTERS} printable characters", param, ctx)
-        return text
 
 
 BYTES = _Bytes()
@@ -231,50 +220,6 @@ speculate_option = click.option(
     default="auto",
     show_default=True,
     help="Tokens that a step guesses from the text so far and checks at once; no answer changes.",
-)
-parallel_options = together(
-    click.option(
-        "--parallel",
-        type=click.IntRange(1, MAX_SEQUENCES),
-        default=_PARALLEL,
-        show_default=True,
-        help="Requests that are answered at once; others wait.",
-    ),
-    click.option(
-        "--kv-tokens",
-        type=int,
-        help="Positions of the KV cache for all answers together, at least the context.  [default: the context]",
-    ),
-    speculate_option,
-)
-naming_options = together(
-    click.option(
-        "--public-name",
-        "public_names",
-        metavar="NAME[:PORT]",
-        multiple=True,
-        help="What clients may call this server, too, as behind a proxy; repeatable.",
-    ),
-    click.option(
-        "--trusted-proxy",
-        "trusted_proxies",
-        metavar="ADDRESS[/BITS]",
-        multiple=True,
-        help="A proxy whose X-Forwarded-For or Forwarded says who asks; repeatable.",
-    ),
-    click.option(
-        "--share-prefixes",
-        is_flag=True,
-        help="Beginnings of prompts that were computed for one client are used for all: they can find out each "
-        "other's.",
-    ),
-    click.option(
-        "--alias",
-        "aliases",
-        type=_Alias(),
-        multiple=True,
-        help="What clients may call the model, too; repeatable.",
-    ),
 )
 
 
