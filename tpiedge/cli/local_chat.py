@@ -1,7 +1,6 @@
 """Answers of a local cluster: to one prompt, as text or as one JSON object, or to a conversation."""
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,7 +12,7 @@ import click
 from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Settings, Spoken, converse
 from tpiedge.cli.options import is_default
 from tpiedge.cli.sampling_options import Ending, new_seed
-from tpiedge.cli.terminal import REPEATS, LoopWatch, Screen
+from tpiedge.cli.terminal import Screen
 from tpiedge.errors import ContextFull, UserError
 from tpiedge.host.usage import peak_rss_bytes
 from tpiedge.local.answer import Answer, collect
@@ -62,15 +61,11 @@ def once(
         ignore_eos=prompt.ending.ignore_eos,
         prompt_scores=prompt.logprobs,
     )
-    watch, screen = LoopWatch(), Screen()
+    screen = Screen()
 
     def show(text: str) -> None:
-        if as_json:
-            return
-        screen.show(text)
-        if watch.push(text) and sys.stderr.isatty():
-            click.echo(f"\n{REPEATS}, --repetition-penalty 1.1 may help", err=True)
-            screen.begin()
+        if not as_json:
+            screen.show(text)
 
     with launch(model, layout, plan, capacity, traces) as cluster:
         goes_on = not prompt.is_message

@@ -15,13 +15,7 @@ if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
     from prompt_toolkit import PromptSession
 
 
-REPEATS = "the model repeats itself: Ctrl-C stops it"
-
 _TAB: Final = "    "
-_LONGEST_PERIOD: Final = 200
-_REPEATS: Final = 4
-_LEAST_CHARACTERS: Final = 120
-_EVERY: Final = 20
 
 
 class WordWrap:
@@ -75,36 +69,6 @@ class WordWrap:
         self._column, self._word, self._word_cells = 0, "", 0
 
 
-class LoopWatch:
-    """Notices an answer that says the same again and again."""
-
-    def __init__(self) -> None:
-        self._tail = ""
-        self._unseen = 0
-        self._told = False
-
-    def push(self, text: str) -> bool:
-        """Whether the answer is seen to repeat itself now; true once."""
-        self._tail = (self._tail + text)[-_LONGEST_PERIOD * _REPEATS :]
-        self._unseen += len(text)
-        if self._told or self._unseen < _EVERY:
-            return False
-        self._unseen = 0
-        self._told = _repeats(self._tail)
-        return self._told
-
-
-def _repeats(tail: str) -> bool:
-    """Whether the text ends in `_REPEATS` or more equal parts with something to read in them."""
-    longest = min(_LONGEST_PERIOD, len(tail) // _REPEATS)
-    for period in range(1, longest + 1):
-        length = max(period * _REPEATS, _LEAST_CHARACTERS)
-        end = tail[-length:]
-        if len(end) == length and end[period:] == end[:-period] and any(map(str.isalnum, end)):
-            return True
-    return False
-
-
 _COLUMNS = 80  # of a terminal that does not know
 
 
@@ -112,22 +76,18 @@ class Screen:
     """Shows one answer, which begins at the start of a line: on a terminal its words are wrapped."""
 
     def __init__(self) -> None:
-        self.begin()
+        self._wrap: WordWrap | None = None
+        if sys.stdout.isatty():
+            from prompt_toolkit.utils import (
+                get_cwidth,  # takes a tenth of a second, for which a pipe need not wait
+            )
 
-    def begin(self) -> None:
-        """What comes next begins at the start of a line: something else has been written."""
-        self._wrap = _wrap() if sys.stdout.isatty() else None
+            self._wrap = WordWrap(os.get_terminal_size(sys.stdout.fileno()).columns or _COLUMNS, get_cwidth)
 
     def show(self, text: str) -> None:
         """The next piece of the answer, without what could command a terminal."""
         clean = sanitised(text, "\n\t")
         click.echo(self._wrap.push(clean) if self._wrap else clean, nl=False)
-
-
-def _wrap() -> WordWrap:
-    from prompt_toolkit.utils import get_cwidth  # takes a tenth of a second, for which a pipe need not wait
-
-    return WordWrap(os.get_terminal_size(sys.stdout.fileno()).columns or _COLUMNS, get_cwidth)
 
 
 _LOCAL_FLAGS = 3  # in what termios.tcgetattr returns
