@@ -29,21 +29,6 @@ from tpiedge.host.process_limits import (
 
 _INTERRUPTED = 130
 _GIT_S = 2.0
-
-
-@click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=lambda context, _, wanted: _print_version(context) if wanted else None,
-    help="Show the version, and of a checkout the commit.",
-)
-def cli() -> None:
-    """Serve one language model with several weak machines."""
-
-
 VERBS = (
     ("run", "tpiedge.cli.run:run", "Answer a prompt with a cluster of local processes."),
     (
@@ -122,6 +107,20 @@ VERBS = (
     ),
 )
 """Name, import path, and the line of --help, which imports none of them. The order is that of `tpiedge config show`."""
+
+
+@click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, wanted: _print_version(context) if wanted else None,
+    help="Show the version, and of a checkout the commit.",
+)
+def cli() -> None:
+    """Serve one language model with several weak machines."""
+
 
 for _verb in VERBS:
     cli.add_late(*_verb)

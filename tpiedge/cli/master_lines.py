@@ -31,6 +31,14 @@ _QUIET_ZONE: Final = 2
 #: Light squares are drawn, so they must be the lighter ones whatever the terminal's own colours are.
 _WHITE_ON_BLACK: Final = "\x1b[97;40m"
 _USUAL: Final = "\x1b[0m"
+_WATCH_S = 0.1
+_CALL_S, _FORGIVEN_S = 5.0, 600.0
+_SPARE = {
+    "drained": "is drained",
+    "excluded": "is left out",
+    "no room": "cannot be used now",
+    "too small": "cannot be used",
+}
 
 
 def lan_address(listen: Address) -> Address:
@@ -91,16 +99,6 @@ def terminal_columns() -> int:
     if not shows or os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR"):
         return 0
     return os.get_terminal_size(sys.stderr.fileno()).columns
-
-
-_WATCH_S = 0.1
-_CALL_S, _FORGIVEN_S = 5.0, 600.0
-_SPARE = {
-    "drained": "is drained",
-    "excluded": "is left out",
-    "no room": "cannot be used now",
-    "too small": "cannot be used",
-}
 
 
 def watch(

@@ -28,7 +28,7 @@ from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.local.answer import collect
-from tpiedge.local.launch import Layout, launch, plan_cluster, roomy_context, say_crowding
+from tpiedge.local.launch import Layout, launch, plan_cluster, roomy_context
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.model.source import DEMO
 from tpiedge.tracing.collection import Collection, Joined
@@ -126,7 +126,6 @@ def run(
     layout.check()
     ending = Ending(flags["max_tokens"], flags["stop"], flags["ignore_eos"])
     sampling = sampling_of(flags)
-    say_crowding([layout])
     with recording(flags["trace"], layout.nodes) as traces:
         model = prepare(model_name, flags["precision"], flags["compute"], flags["cache"], flags["kv"])
         check_sampling(sampling, model.config.vocab_size)

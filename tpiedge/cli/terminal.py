@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
 
 
 _TAB: Final = "    "
+_COLUMNS = 80  # of a terminal that does not know
+_LOCAL_FLAGS = 3  # in what termios.tcgetattr returns
+_INPUT_FLAGS = 0
 
 
 class WordWrap:
@@ -69,9 +72,6 @@ class WordWrap:
         self._column, self._word, self._word_cells = 0, "", 0
 
 
-_COLUMNS = 80  # of a terminal that does not know
-
-
 class Screen:
     """Shows one answer, which begins at the start of a line: on a terminal its words are wrapped."""
 
@@ -88,10 +88,6 @@ class Screen:
         """The next piece of the answer, without what could command a terminal."""
         clean = sanitised(text, "\n\t")
         click.echo(self._wrap.push(clean) if self._wrap else clean, nl=False)
-
-
-_LOCAL_FLAGS = 3  # in what termios.tcgetattr returns
-_INPUT_FLAGS = 0
 
 
 class Pipe:

@@ -25,6 +25,11 @@ from tpiedge.units import counted
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _STATES: dict[Redemption, str] = {"ok": "usable", "expired": "expired", "used": "used", "unknown": "unknown"}
+_NOTE = "offered.json"
+_OWNER_ONLY = 0o600
+_EXPIRES_S = 30 * DAY_S
+_POLL_S = 0.1
+_MAX_BYTES = 4096
 
 
 @click.group(cls=ListingGroup)
@@ -131,13 +136,6 @@ def _end(record: TokenRecord) -> str:
 
 def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-_NOTE = "offered.json"
-_OWNER_ONLY = 0o600
-_EXPIRES_S = 30 * DAY_S
-_POLL_S = 0.1
-_MAX_BYTES = 4096
 
 
 @contextmanager

@@ -54,6 +54,40 @@ _QUIT: Final = b"q"
 _EVENTS: Final = 10
 #: Of round trips, in a table that 80 columns have room for.
 _TRIPS: Final = 7
+#: Cells of a bar, on a screen of so many columns at least; there is room for the disk, too.
+_BARS: Final = (12, 20)
+_WIDE: Final = 100
+_MACHINE: Final = ("machine", "state", "share", "memory", "step", "link", "disk")
+#: Of a machine's name beside what it did in a step, and beside its round trips, which have so many cells each.
+_NAME: Final = 16
+_TRIP: Final = 9
+_FAINT: Final = "bright_black"
+_COLOURS: Final = {
+    # Memory has shades of a hue that no part of a step's time has.
+    "pinned": "color(24)",
+    "window": "color(67)",
+    "kv": "color(110)",
+    "kv_room": "bright_black",
+    "program": "color(137)",
+    "compute": "green",
+    "wait": "yellow",
+    "network": "blue",
+    "disk": "magenta",
+}
+_NAMES: Final = {
+    "pinned": "weights",
+    "window": "window",
+    "kv": "KV cache",
+    "kv_room": "room for it",
+    "wait": "waits",
+}
+_STATES: Final = {
+    "serving": "green",
+    "loading": "cyan",
+    "left out": "red",
+    "lost": "red",
+    "draining": "yellow",
+}
 
 
 @click.command()
@@ -160,42 +194,6 @@ def _quits(wait_s: float) -> bool:
             if _QUIT in typed or not typed:
                 return True
     return False
-
-
-#: Cells of a bar, on a screen of so many columns at least; there is room for the disk, too.
-_BARS: Final = (12, 20)
-_WIDE: Final = 100
-_MACHINE: Final = ("machine", "state", "share", "memory", "step", "link", "disk")
-#: Of a machine's name beside what it did in a step, and beside its round trips, which have so many cells each.
-_NAME: Final = 16
-_TRIP: Final = 9
-_FAINT: Final = "bright_black"
-_COLOURS: Final = {
-    # Memory has shades of a hue that no part of a step's time has.
-    "pinned": "color(24)",
-    "window": "color(67)",
-    "kv": "color(110)",
-    "kv_room": "bright_black",
-    "program": "color(137)",
-    "compute": "green",
-    "wait": "yellow",
-    "network": "blue",
-    "disk": "magenta",
-}
-_NAMES: Final = {
-    "pinned": "weights",
-    "window": "window",
-    "kv": "KV cache",
-    "kv_room": "room for it",
-    "wait": "waits",
-}
-_STATES: Final = {
-    "serving": "green",
-    "loading": "cyan",
-    "left out": "red",
-    "lost": "red",
-    "draining": "yellow",
-}
 
 
 def screen_of(

@@ -10,6 +10,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+_NOT_A_NUMBER = re.compile(r" is not a valid (integer|float)( range)?\.$")
+_NUMBERS = {"integer": " is not a whole number", "float": " is not a number"}
+
 
 class Location(click.Path):
     """A path. An empty one is refused: it would mean the current folder."""
@@ -52,10 +55,6 @@ class CompletedName(click.types.StringParamType):
         names = [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
         # The request for paths comes first: it makes bash forget what came before.
         return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
-
-
-_NOT_A_NUMBER = re.compile(r" is not a valid (integer|float)( range)?\.$")
-_NUMBERS = {"integer": " is not a whole number", "float": " is not a number"}
 
 
 def usage_words(error: click.ClickException) -> str:

@@ -31,6 +31,21 @@ from tpiedge.pack.writing.writer import PackReport
 from tpiedge.progress import ByteProgress, say
 from tpiedge.units import format_bytes
 
+_MAX_BYTES = 64_000_000
+_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_LABEL_LENGTH = 80
+_F32_BYTES = 4
+
 
 def cached_pack(checkpoint: Checkpoint, precision: Precision | Storage, cache: Path | None) -> Path:
     """The folder of a checkpoint's pack; it differs for another checkpoint or storage."""
@@ -95,19 +110,6 @@ def _say_plain(folder: Path) -> None:
     write_files(folder, {"config.json": json.dumps(config, indent=2).encode()})
 
 
-_MAX_BYTES = 64_000_000
-_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-
-
 def keep_text_files(source: Path, target: Path) -> None:
     """Copies config, tokenizer and template from one folder to another, which is made if it is not there."""
     found = {name: read_bytes(source, name, _MAX_BYTES) for name in _FILES if has_file(source, name)}
@@ -115,11 +117,6 @@ def keep_text_files(source: Path, target: Path) -> None:
         for name in list_files(source, inner, suffix):
             found[f"{inner}/{name}"] = read_bytes(source, name, _MAX_BYTES, inner)
     write_files(target, found)
-
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-_LABEL_LENGTH = 80
-_F32_BYTES = 4
 
 
 @dataclass(frozen=True)

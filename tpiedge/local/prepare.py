@@ -39,6 +39,13 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import Sampling
 
+USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
+"""Of a model that says nothing: the whole vocabulary at temperature 1 lets a small one talk nonsense."""
+_FILE = "generation_config.json"
+_HOTTEST = 100.0  # what people may ask for is less
+_FILE_LIMIT = 1_000_000
+_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 
 @dataclass(frozen=True)
 class Arithmetics:
@@ -252,15 +259,6 @@ def choose_arithmetics(source: Precision, precision: str | None, compute: Comput
     arithmetic = compute or usual_compute(stored)
     check_compute(stored, arithmetic)
     return Arithmetics(stored, arithmetic)
-
-
-USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
-"""Of a model that says nothing: the whole vocabulary at temperature 1 lets a small one talk nonsense."""
-
-_FILE = "generation_config.json"
-_HOTTEST = 100.0  # what people may ask for is less
-_FILE_LIMIT = 1_000_000
-_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def usual_sampling(folder: Path | None) -> Sampling:

@@ -13,7 +13,6 @@ from tpiedge.local.launch import (
     chosen_kv_tokens,
     plan_cluster,
     roomy_context,
-    usual_context,
 )
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.weights import Keeping
@@ -86,7 +85,7 @@ def test_a_testbeds_devices_say_how_much_memory_there_is(
             return 2_000_000_000
 
     layout = Layout(2, None, 1, None, testbed=Devices())  # type: ignore[arg-type]
-    assert usual_context(long, layout) == 16_384  # as for 4 GB
+    assert chosen_context(long, layout, None) == 16_384  # as for 4 GB
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.Monke
     def streamed(tokens: int) -> int:
         return sum(need.streamed_bytes for need in plan_cluster(long, layout, tokens).needs)
 
-    found = usual_context(long, layout)
+    found = chosen_context(long, layout, None)
     assert 4096 <= found < 131_072
     assert streamed(found) == streamed(4096)
     with_more = None
@@ -128,6 +127,6 @@ def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.Monke
 
 def test_what_does_not_fit_at_all_is_left_to_the_plan_to_say(long: PreparedModel) -> None:
     layout = Layout(1, None, 1, 64_000_000, Keeping(pin="all"))
-    assert usual_context(long, layout) == 4096
+    assert chosen_context(long, layout, None) == 4096
     with pytest.raises(UserError.__bases__[0]):
         plan_cluster(long, layout, 4096)

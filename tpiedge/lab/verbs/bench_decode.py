@@ -28,7 +28,7 @@ from tpiedge.lab.bench.links import (
 from tpiedge.lab.devices import Emulated, emulated
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
 from tpiedge.launch.child import Place
-from tpiedge.local.launch import Layout, launch, plan_cluster, say_crowding
+from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
@@ -179,10 +179,10 @@ def decode(
     wanted = list(dict.fromkeys(_Setting(nodes, threads, *rest) for (nodes, threads), *rest in given))
     most = max(setting.nodes for setting in wanted)
     described = None if testbed_name is None else emulated(testbed_name, most)
-    layouts = [setting.layout(described) for setting in wanted]
+    for setting in wanted:
+        setting.layout(described)  # what is out of range is refused before the model is prepared
     if testbed_name is not None:
         check_devices(testbed_name, most)
-    say_crowding(layouts)
     model = prepare(model_name, precision, compute, cache, kv)
     check_lengths(model, prompt_tokens, tokens)
     with ExitStack() as stack:

@@ -18,7 +18,7 @@ from tpiedge.lab.verbs.eval_options import (
     text_option,
     threads_option,
 )
-from tpiedge.local.launch import Layout, launch, plan_cluster, say_crowding
+from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import counted
 from tpiedge.wire.fields import Compute, KVPrecision
@@ -58,7 +58,6 @@ def perplexity(
     """
     layout = Layout(nodes, shares, threads, memory)
     layout.check()
-    say_crowding([layout])
     model = prepare(model_name, precision, compute, cache, kv)
     wanted = read_text(model, text, context, stride)
     capacity = wanted.longest
