@@ -36,12 +36,12 @@ from tpiedge.cli.options import (
 )
 from tpiedge.cli.tls import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
 from tpiedge.cli.types import Location, Number
-from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.addresses import (
     CONTROL_PORT,
     parse_address,
     resolve,
 )
+from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.local.launch import chosen_kv_tokens
 from tpiedge.local.paths import master_state

@@ -31,11 +31,11 @@ from tpiedge.host.addresses import (
     resolve,
 )
 from tpiedge.host.certificate import Certificate
-from tpiedge.host.process_limits import check_descriptors
 from tpiedge.host.device import default_threads
 from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.host.ports import holder, port_state
 from tpiedge.host.private_file import private_folder, replace_private
+from tpiedge.host.process_limits import check_descriptors
 from tpiedge.joining.entrance import Entrance
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.memory_offer import MemoryOffer
