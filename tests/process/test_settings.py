@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from tests.process.command import COMMAND, Ended
-from tpiedge.cli.main import cli, main
+from tests.process.command import COMMAND
+from tpiedge.cli.main import cli
 from tpiedge.host.private_file import replace_private
 
 RUN = ("run", "--model", "demo", "--prompt-ids", "1")
@@ -27,24 +26,6 @@ def settings(tmp_path):
         return "--config", path
 
     return write
-
-
-@pytest.fixture
-def here(capfd, monkeypatch):
-    """The command, run in this process, which is quicker."""
-
-    def run(*words, **environment):
-        capfd.readouterr()
-        with monkeypatch.context() as patch:
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            patch.setattr(sys, "argv", ["tpiedge", *map(str, words)])
-            patch.setattr("signal.signal", lambda *_: None)  # the handlers are the test runner's
-            with pytest.raises(SystemExit) as ended:
-                main()
-        return Ended(ended.value.code or 0, *capfd.readouterr())
-
-    return run
 
 
 @pytest.fixture
