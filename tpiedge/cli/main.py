@@ -16,8 +16,7 @@ from click.shell_completion import get_completion_class
 
 from tpiedge import __version__
 from tpiedge.cli.configured import ConfiguredGroup
-from tpiedge.cli.ending import honour_signals
-from tpiedge.cli.interrupts import Terminated
+from tpiedge.cli.interrupts import Terminated, honour_signals
 from tpiedge.cli.types import usage_words
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 from tpiedge.host.process_limits import (

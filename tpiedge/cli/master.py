@@ -11,7 +11,6 @@ from tpiedge.api.origins import Origins
 from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import records_in
 from tpiedge.api.server import ApiServer
-from tpiedge.cli.ending import serving_until_stopped
 from tpiedge.cli.master_lines import (
     lan_address,
     page_lines,
@@ -34,6 +33,7 @@ from tpiedge.cli.options import (
     state_option,
     wire_option,
 )
+from tpiedge.cli.scribe import serving_until_stopped
 from tpiedge.cli.tls import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
 from tpiedge.cli.types import Location, Number
 from tpiedge.host.addresses import (

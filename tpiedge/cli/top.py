@@ -16,6 +16,7 @@ from typing import Final
 
 import click
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -135,10 +136,6 @@ def _print(picture: PictureJson) -> None:
 
 
 def _watch(state: Path | None) -> None:
-    from rich.live import Live  # takes a tenth of a second, for which a pipe need not wait
-
-    from tpiedge.cli.top import screen_of
-
     picture, problem = _look(state), ""  # what is wrong from the start ends the command
     with _well_formed(), _single_keys() as quits, Live(screen=True, auto_refresh=False) as live:
         while True:

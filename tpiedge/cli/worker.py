@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.ending import interrupt_says, serving_until_stopped
+from tpiedge.cli.interrupts import interrupt_says
 from tpiedge.cli.nearby import master_nearby
 from tpiedge.cli.options import (
     BYTES,
@@ -22,6 +22,7 @@ from tpiedge.cli.options import (
     own_memory_option,
     state_option,
 )
+from tpiedge.cli.scribe import serving_until_stopped
 from tpiedge.cli.token import await_token
 from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock

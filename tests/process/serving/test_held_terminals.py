@@ -84,8 +84,12 @@ def test_masters_and_workers_go_on_beside_terminals_that_are_held(
         for name in ("ann", "bob"):
             watched.start_worker(name, bytes_per_s=SLOW)
         watched.wait_ready(3)
-        agent = watched.workers["ann"].agent
         with watched.anns.held():
+            os.killpg(watched.workers["ann"].process.pid, signal.SIGKILL)
+            watched.wait_ready(2)
+            watched.start_worker("ann", bytes_per_s=SLOW)
+            watched.wait_ready(3)
+            agent = watched.workers["ann"].agent
             with watched.masters.held():
                 os.killpg(watched.workers["bob"].process.pid, signal.SIGKILL)
                 watched.wait_ready(2)
@@ -96,7 +100,3 @@ def test_masters_and_workers_go_on_beside_terminals_that_are_held(
             watched.wait_ready(2)
             exact(watched)
             assert agent.is_running()
-            os.killpg(watched.workers["ann"].process.pid, signal.SIGKILL)
-            watched.wait_ready(1)
-            watched.start_worker("ann", bytes_per_s=SLOW)
-            watched.wait_ready(2)
