@@ -34,7 +34,13 @@ from tpiedge.cli.options import (
     wire_option,
 )
 from tpiedge.cli.scribe import serving_until_stopped
-from tpiedge.cli.tls import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
+from tpiedge.cli.tls import (
+    check_server_tls,
+    server_certificate,
+    tls_cert_option,
+    tls_key_option,
+    tls_self_signed_option,
+)
 from tpiedge.cli.types import Location, Number
 from tpiedge.host.addresses import (
     CONTROL_PORT,
@@ -203,7 +209,8 @@ def master(model_name: str, **given: Any) -> None:
     check_address_space(LEAST_TO_COMPUTE)
     flags = MasterFlags(**given)
     limits = flags.memory_limits
-    tls = ServerTls(flags.tls_cert, flags.tls_key, flags.tls_self_signed)
+    tls = flags.tls_cert, flags.tls_key, flags.tls_self_signed
+    check_server_tls(*tls)
     check_bind(flags.http.host, flags.keys, flags.insecure, flags.origins)
     if flags.context is not None:
         chosen_kv_tokens(flags.context, flags.kv_tokens)  # before the model is prepared, which may take long
@@ -217,7 +224,7 @@ def master(model_name: str, **given: Any) -> None:
         if shortfall := limits.shortfall(flags.usable_bytes):
             scribe.say(shortfall)
         check_ports(flags)
-        certificate = tls.certificate(folder)
+        certificate = server_certificate(*tls, folder)
         keys = load_or_create_keys(folder)
         model = prepare(model_name, flags.precision, flags.compute, flags.cache, flags.kv)
         with (

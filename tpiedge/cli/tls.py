@@ -3,8 +3,6 @@
 import hmac
 import re
 import ssl
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -61,7 +59,8 @@ def by_authority(path: Path) -> ssl.SSLContext:
 
 def refusal_of(error: BaseException, url: str) -> UserError | None:
     """What to tell the user where `error` came of TLS; None where it did not."""
-    for cause in _causes(error):
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             why = getattr(cause, "verify_message", cause.strerror)
             return UserError(
@@ -70,41 +69,30 @@ def refusal_of(error: BaseException, url: str) -> UserError | None:
             )
         if isinstance(cause, ssl.SSLError):
             return UserError(f"no TLS with {url} ({cause.reason or cause.strerror}): does it want http:// ?")
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-@dataclass(frozen=True)
-class ServerTls:
-    """What the flags of the master say, checked when made. Raises UserError."""
-
-    cert: Path | None
-    key: Path | None
-    self_signed: bool
-
-    def __post_init__(self) -> None:
-        if (self.cert is None) != (self.key is None):
-            raise UserError("--tls-cert and --tls-key go together: give both")
-        if self.self_signed and self.cert is not None:
-            raise UserError(
-                "--tls-self-signed makes a certificate of its own: leave --tls-cert and --tls-key out"
-            )
-
-    def certificate(self, folder: Path) -> Certificate | None:
-        """None without TLS; a self-signed one is kept in `folder`. Raises UserError."""
-        if self.cert is not None and self.key is not None:
-            return read_certificate(self.cert, self.key)
-        if not self.self_signed:
-            return None
-        hosts = dict.fromkeys(
-            ("localhost", "127.0.0.1", "::1", *sorted(own_names()), outgoing_host() or "127.0.0.1")
+def check_server_tls(cert: Path | None, key: Path | None, self_signed: bool) -> None:
+    """Raises UserError for flags of a master that contradict each other."""
+    if (cert is None) != (key is None):
+        raise UserError("--tls-cert and --tls-key go together: give both")
+    if self_signed and cert is not None:
+        raise UserError(
+            "--tls-self-signed makes a certificate of its own: leave --tls-cert and --tls-key out"
         )
-        return own_certificate(folder, hosts)
+
+
+def server_certificate(
+    cert: Path | None, key: Path | None, self_signed: bool, folder: Path
+) -> Certificate | None:
+    """What the flags of a master say; None without TLS. A self-signed one is kept in `folder`. Raises UserError."""
+    if cert is not None and key is not None:
+        return read_certificate(cert, key)
+    if not self_signed:
+        return None
+    own = (*sorted(own_names()), outgoing_host() or "127.0.0.1")
+    return own_certificate(folder, dict.fromkeys(("localhost", "127.0.0.1", "::1", *own)))
 
 
 tls_cert_option = click.option(

@@ -54,7 +54,8 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
     record, secret = TokenStore(folder).create(expires_s, count)
     made = JoinToken(keys.public, secret, address)
     click.echo(made.text)
-    click.echo(f"token {record.id}: for {_count(record.left)} until {_end(record)}", err=True)
+    workers = "any number of workers" if record.left is None else counted(record.left, "worker")
+    click.echo(f"token {record.id}: for {workers} until {_end(record)}", err=True)
     click.echo(f"on another machine:  tpiedge worker --connect {address} --token {made.text}", err=True)
 
 
@@ -65,10 +66,26 @@ def ls(as_json: bool, state: Path | None) -> None:
     """Show the tokens there are (their secrets are nowhere kept)."""
     tokens = TokenStore(_master_folder(state)).list()
     if as_json:
-        click.echo(json.dumps([_json(record, outcome) for record, outcome in tokens], indent=2))
+        records = [
+            {
+                "id": record.id,
+                "state": _STATES[outcome],
+                "uses_left": record.left,
+                "created": record.created,
+                "expires": record.expires,
+            }
+            for record, outcome in tokens
+        ]
+        click.echo(json.dumps(records, indent=2))
     else:
         rows = [
-            (record.id, _STATES[outcome], _left(record.left), _when(record.created), _end(record))
+            (
+                record.id,
+                _STATES[outcome],
+                "any" if record.left is None else str(record.left),
+                _when(record.created),
+                _end(record),
+            )
             for record, outcome in tokens
         ]
         print_table(("token", "state", "uses left", "created", "expires"), rows)
@@ -85,16 +102,6 @@ def revoke(token_id: str, state: Path | None) -> None:
 
 def _master_folder(state: Path | None) -> Path:
     return private_folder(master_state(state))
-
-
-def _json(record: TokenRecord, outcome: Redemption) -> dict[str, object]:
-    return {
-        "id": record.id,
-        "state": _STATES[outcome],
-        "uses_left": record.left,
-        "created": record.created,
-        "expires": record.expires,
-    }
 
 
 def _seconds(text: str) -> float:
@@ -118,14 +125,6 @@ def _own_address(folder: Path) -> Address:
     if isinstance(running, str):
         return parse_address(running, CONTROL_PORT)
     return Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
-
-
-def _count(left: int | None) -> str:
-    return "any number of workers" if left is None else counted(left, "worker")
-
-
-def _left(left: int | None) -> str:
-    return "any" if left is None else str(left)
 
 
 def _end(record: TokenRecord) -> str:
