@@ -135,7 +135,7 @@ def pack(
     elif distinct_layers is not None:
         raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
     else:
-        work = _of_checkpoint(model_name or "", storage_of, out, cache)
+        work = _of_checkpoint(model_name or "", storage_of, cache)
     if out is None:
         check_free(work.folder, name)
     started = time.perf_counter()
@@ -158,7 +158,7 @@ def pack(
     click.echo(json.dumps(record | ({"quality": quality.to_json()} if quality else {})))
 
 
-def _of_checkpoint(name: str, storage_of: _StorageOf, out: Path | None, cache: Path | None) -> _PackJob:
+def _of_checkpoint(name: str, storage_of: _StorageOf, cache: Path | None) -> _PackJob:
     found = find_model(name, cache)
     if found.kind is ModelKind.PACK:
         raise UserError(f"{name} is a pack already, {found.path}: give what it was made from (tpiedge ls)")

@@ -26,9 +26,14 @@ def test_a_trace_that_fails(
         raise DiskFull("no space left for t: free some")
 
     monkeypatch.setattr(Collection, "join", full)
-    with pytest.raises(raised), recording(tmp_path / "t", 2):
-        if within is not None:
-            raise within
+
+    def record() -> None:
+        with recording(tmp_path / "t", 2):
+            if within is not None:
+                raise within
+
+    with pytest.raises(raised):
+        record()
     assert capsys.readouterr().err == ("trace: no space left for t: free some\n" if within else "")
     assert not list(tmp_path.iterdir())
 
