@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tpiedge.cli.answer_stream import AnswerStream, HttpRefusal
+from tpiedge.cli.reach import AnswerStream, HttpRefusal
 from tpiedge.errors import PeerError
 
 #: How long a client waits for the next sign of life, seconds.

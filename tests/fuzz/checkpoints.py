@@ -42,7 +42,7 @@ def _config(folder: Path) -> Read:
 
 
 def _generation_config(folder: Path) -> Read:
-    from tpiedge.local.usual_sampling import usual_sampling
+    from tpiedge.local.prepare import usual_sampling
     from tpiedge.model.config import ModelConfig
 
     (folder / "config.json").write_text(json.dumps(CONFIG))

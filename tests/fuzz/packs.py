@@ -37,11 +37,9 @@ def _manifest_seeds() -> list[bytes]:
 
 
 def _settings(folder: Path) -> Read:
-    from tpiedge.cli.configured import check_values, verbs_of
+    from tpiedge.cli.configured import check_settings, check_values, resolve, verbs_of
     from tpiedge.cli.main import cli
-    from tpiedge.settings.check import check_settings
-    from tpiedge.settings.file import read_settings
-    from tpiedge.settings.resolve import resolve
+    from tpiedge.cli.settings_file import read_settings
 
     verbs = verbs_of(cli)
     path = folder / "config.toml"
@@ -53,8 +51,8 @@ def _settings(folder: Path) -> Read:
         problems = list(check_values(cli, file))
         if problems:
             raise UserError(problems[0])
-        for verb in list(verbs)[:3]:
-            resolve(verb, {}, file)
+        for table, command in list(verbs.items())[:3]:
+            resolve(table, command, {}, file)
 
     return read
 

@@ -39,20 +39,11 @@ def offered(cache: Path, *words: str) -> list[str]:
     return ended.stdout.split()
 
 
-def test_models_packs_testbeds_and_paths(tmp_path: Path) -> None:
+def test_names_and_paths(tmp_path: Path) -> None:
+    """tests/unit/cli/test_names_completed.py has the verbs and the states of a cache."""
     pack = tmp_path / "packs" / "my-own-pack"
     pack.mkdir(parents=True)
     (pack / "manifest.json").write_text(json.dumps("damaged"))
     paths = ["compopt", "-o", "default"]
     assert offered(tmp_path, "run", "--model", "my") == [*paths, "my-own-pack"]
-    assert {"demo", "tinyllama", "my-own-pack"} < set(offered(tmp_path, "show", ""))
-    assert "tinyllama" in offered(tmp_path, "pull", "tiny")
-    assert offered(tmp_path, "run", "tiny") == paths  # it is not on this computer
-    assert offered(tmp_path, "run", "--testbed", "pap") == [*paths, "paper-8"]
     assert offered(tmp_path, "run", "--model", "./") == paths
-
-
-def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    assert "demo" in offered(file, "run", "--model", "")

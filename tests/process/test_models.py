@@ -28,10 +28,10 @@ def hub(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def test_pull_run_and_remove(
-    hub: Hub, tpiedge: Callable[..., Ended], generate: Callable[..., dict], text_model: Path, tmp_path: Path
+    hub: Hub, here: Callable[..., Ended], generate: Callable[..., dict], text_model: Path, tmp_path: Path
 ) -> None:
-    assert "tpiedge pull org/babbler" in tpiedge("run", "--model", NAME, "--raw", "--prompt", "ba").err
-    pulled = tpiedge("pull", NAME, "--json")
+    assert "tpiedge pull org/babbler" in here("run", "--model", NAME, "--raw", "--prompt", "ba").err
+    pulled = here("pull", NAME, "--json")
     assert pulled.status == 0, pulled.err
     assert json.loads(pulled.out)["fetched_bytes"] == sum(map(len, hub.repos[NAME].files.values()))
     assert "pulling org/babbler: " in pulled.err
@@ -40,31 +40,31 @@ def test_pull_run_and_remove(
     record = generate("--model", NAME, *prompt)
     assert record["token_ids"] == generate("--model", text_model, *prompt)["token_ids"]
     assert len(hub.requests) == asked
-    listed = json.loads(tpiedge("ls", "--json", "--all").out)
+    listed = json.loads(here("ls", "--json", "--all").out)
     assert [model["model"] for model in listed["models"]] == [NAME]
     assert NAME in [pack["model"] for pack in listed["packs"]]
     assert "llama2-70b" in [alias["name"] for alias in listed["aliases"]]
-    shown = json.loads(tpiedge("show", NAME, "--json").out)
+    shown = json.loads(here("show", NAME, "--json").out)
     assert (shown["num_layers"], shown["hidden_size"], len(shown["packs"])) == (3, 64, 1)
     (pack,) = [pack for pack in listed["packs"] if pack["model"] == NAME]
-    (line,) = [line for line in tpiedge("show", pack["name"]).out.splitlines() if line.startswith("pack")]
+    (line,) = [line for line in here("show", pack["name"]).out.splitlines() if line.startswith("pack")]
     assert line.split()[1:3] == [f"{pack['precision']},", format_bytes(pack["nbytes"]).split()[0]]
-    assert f"pack        {pack['name']}, {pack['precision']}, " in tpiedge("show", NAME).out
-    assert tpiedge("rm", NAME, stdin="n\n").status == 0
-    assert json.loads(tpiedge("ls", "--json").out)["models"]
-    assert tpiedge("rm", NAME, "--packs-only", "--yes").status == 0
-    assert [pack["model"] for pack in json.loads(tpiedge("ls", "--json").out)["packs"]] == ["babbler"]
-    assert tpiedge("rm", NAME, "--yes").status == 0
-    assert "not on this computer" in tpiedge("run", "--model", NAME, "--raw", "--prompt", "ba").err
+    assert f"pack        {pack['name']}, {pack['precision']}, " in here("show", NAME).out
+    assert here("rm", NAME, stdin="n\n").status == 0
+    assert json.loads(here("ls", "--json").out)["models"]
+    assert here("rm", NAME, "--packs-only", "--yes").status == 0
+    assert [pack["model"] for pack in json.loads(here("ls", "--json").out)["packs"]] == ["babbler"]
+    assert here("rm", NAME, "--yes").status == 0
+    assert "not on this computer" in here("run", "--model", NAME, "--raw", "--prompt", "ba").err
     assert not list((tmp_path / "cache" / "hub").glob("models--*"))
-    assert tpiedge("rm", text_model, "--yes").status == 0
+    assert here("rm", text_model, "--yes").status == 0
     assert (text_model / "model.safetensors").is_file()
 
 
 def test_a_model_in_use_is_not_removed(
-    hub: Hub, tpiedge: Callable[..., Ended], start: Callable[..., Started]
+    hub: Hub, here: Callable[..., Ended], start: Callable[..., Started]
 ) -> None:
-    assert tpiedge("pull", NAME).status == 0
+    assert here("pull", NAME).status == 0
     running = start(
         "run",
         "--model",
@@ -79,35 +79,35 @@ def test_a_model_in_use_is_not_removed(
         1,
     )
     running.wait_for_output()
-    refused = tpiedge("rm", NAME, "--yes")
+    refused = here("rm", NAME, "--yes")
     assert refused.status == 2
     assert "a running tpiedge uses the pack" in refused.err
-    assert json.loads(tpiedge("ls", "--json").out)["models"]
+    assert json.loads(here("ls", "--json").out)["models"]
 
 
 @pytest.mark.thin
-def test_an_interrupted_pull_resumes_and_errors_are_one_line(hub: Hub, tpiedge: Callable[..., Ended]) -> None:
+def test_an_interrupted_pull_resumes_and_errors_are_one_line(hub: Hub, here: Callable[..., Ended]) -> None:
     hub.repos[NAME].gated = True
-    refused = tpiedge("pull", NAME)
+    refused = here("pull", NAME)
     assert refused.status == 2
     assert refused.err == (
         f"tpiedge: {NAME} is gated: accept the licence at {hub.endpoint}/{NAME} and set HF_TOKEN to a token of your "
         "account\n"
     )
     hub.cuts["model.safetensors"] = [1000]
-    assert tpiedge("pull", NAME, HF_TOKEN="hf_test").status == 0
+    assert here("pull", NAME, HF_TOKEN="hf_test").status == 0
     assert hub.ranges("model.safetensors") == [None, "bytes=1000-"]
     assert hub.tokens[-1] == "Bearer hf_test"
 
 
 @pytest.mark.thin
-def test_show_and_ls_know_what_was_never_pulled(tpiedge: Callable[..., Ended]) -> None:
-    shown = tpiedge("show", "llama3.1-70b")
+def test_show_and_ls_know_what_was_never_pulled(here: Callable[..., Ended]) -> None:
+    shown = here("show", "llama3.1-70b")
     assert "gated" in shown.out
     assert "70.55 billion" in shown.out
-    assert "qwen3-0.6b" in tpiedge("ls", "--all").out
-    assert tpiedge("show", "org/unknown").status == 2
-    assert "tpiedge ls --all" in tpiedge("pull", "demo").err
+    assert "qwen3-0.6b" in here("ls", "--all").out
+    assert here("show", "org/unknown").status == 2
+    assert "tpiedge ls --all" in here("pull", "demo").err
 
 
 ALLOWED = {
@@ -179,16 +179,14 @@ def test_code_and_pickles_of_a_model_are_never_touched(
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= opened <= ALLOWED
 
 
-def test_a_model_of_pickles_alone_is_refused_with_the_way_out(
-    hub: Hub, tpiedge: Callable[..., Ended]
-) -> None:
+def test_a_model_of_pickles_alone_is_refused_with_the_way_out(hub: Hub, here: Callable[..., Ended]) -> None:
     """As OpenLLaMA 3B is published."""
     repo = "openlm-research/open_llama_3b"
     config = json.dumps(preset("llama2-3b")).encode()
     hub.repos[repo] = Repo(
         {"config.json": config, "pytorch_model.bin": b"\x80\x04", "tokenizer.model": b"\n"}
     )
-    refused = tpiedge("pull", "llama2-3b")
+    refused = here("pull", "llama2-3b")
     assert refused.status == 2
     assert refused.out == ""
     assert refused.err.count("\n") == 1

@@ -128,6 +128,6 @@ class Transcript:
 
 
 def _told(reading: Reading) -> str:
-    """In words that clients know, too (`page/answer.js`, `cli/answer_stream.py`)."""
+    """In words that clients know, too (`page/answer.js`, `cli/reach.py`)."""
     told = f"reading {reading.done_tokens} of {reading.of_tokens} tokens"
     return told if reading.left_s is None else f"{told}, {math.ceil(reading.left_s)} s left"

@@ -10,15 +10,14 @@ import click
 
 from tpiedge.cli.conversation import ChatMessage, Settings, Spoken, converse, messages_of
 from tpiedge.cli.model_names import MODEL
-from tpiedge.cli.path_options import cache_option, state_option
+from tpiedge.cli.options import cache_option, state_option
 from tpiedge.cli.reach import MasterClient, master_at
-from tpiedge.cli.screen import Screen
-from tpiedge.cli.tls_options import tls_ca_option, tls_fingerprint_option, trust_of
+from tpiedge.cli.terminal import Screen
+from tpiedge.cli.tls import tls_ca_option, tls_fingerprint_option, trust_of
 from tpiedge.cli.types import Number
 from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
 from tpiedge.errors import PeerError, UserError
-from tpiedge.local.catalogue import packs_of
-from tpiedge.local.pack_label import load_label
+from tpiedge.local.catalogue import load_label, packs_of
 from tpiedge.model.hub.cache import parse_hub_name
 from tpiedge.progress import LiveProgress
 from tpiedge.sanitise import sanitised
@@ -55,34 +54,19 @@ class _Answer:
 def chat(
     url: str | None,
     api_key: str | None,
-    tls_ca: Path | None,
-    tls_fingerprint: str | None,
     model: str | None,
     prompt: str | None,
     system: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repetition_penalty: float | None,
-    seed: int | None,
     as_json: bool,
+    tls_ca: Path | None,
+    tls_fingerprint: str | None,
     state: Path | None,
     cache: Path | None,
+    **options: float | None,
 ) -> None:
     """Talk to a running master."""
     if as_json and prompt is None:
         raise UserError("--json needs --prompt")
-    options = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
     with master_at(url, state, api_key, trust_of(tls_ca, tls_fingerprint)) as master:
         speaker = _MasterSpeaker(master, _served(master, model, cache), options)
         if prompt is None:
@@ -110,14 +94,14 @@ class _MasterSpeaker:
         body["stream_options"] = {"include_usage": True}
         notes = _Notes()
         try:
-            with self._master.stream("/v1/chat/completions", body, notes.show, notes.progress) as events:
+            with self._master.stream("/v1/chat/completions", body, notes.show, notes.line.tell) as events:
                 for event in events:
                     text = _take(event, answer)
                     if text:
-                        notes.wipe()
+                        notes.line.finish()
                         show(text)
         finally:
-            notes.wipe()
+            notes.line.finish()
         return answer
 
 
@@ -126,18 +110,10 @@ class _Notes:
 
     def __init__(self) -> None:
         self._shown = ""
-        self._line = LiveProgress()
-
-    def progress(self, what: str) -> None:
-        """In one line that changes."""
-        self._line.tell(what)
-
-    def wipe(self) -> None:
-        """Clear that line. Idempotent."""
-        self._line.finish()
+        self.line = LiveProgress()  # one that changes
 
     def show(self, note: str) -> None:
-        self.wipe()
+        self.line.finish()
         if note != self._shown:
             self._shown = note
             click.echo(f"\n[{note}]", err=True)
@@ -171,27 +147,21 @@ def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str
     """What the master calls its one model. Raises UserError where that is not the one of --model."""
     match master.get("/v1/models"):
         case {"data": [{"id": str(served), **more}, *_]}:
-            names = {served, *_strings(more.get("also_called"))}
+            also = more.get("also_called")
+            names = {served, *(also if isinstance(also, list) else ())}
         case _:
             raise UserError("there is no model: is that a master of tpiedge?")
-    if wanted is not None and not names & _names(wanted, cache):
+    if wanted is None:
+        return served
+    hub_name = parse_hub_name(wanted)
+    meant = {wanted, *([str(hub_name)] if hub_name else [])}  # as far as this computer knows
+    with suppress(UserError):  # another computer's model
+        meant |= {load_label(path).name for path in packs_of(wanted, cache)}
+    if not names & meant:
         raise UserError(
             f"the master serves {sanitised(served)}, not {wanted}: leave --model out, or start another"
         )
     return served
-
-
-def _strings(value: object) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
-
-
-def _names(wanted: str, cache: Path | None) -> set[str]:
-    """What the model of --model is called, too, as far as this computer knows."""
-    hub_name = parse_hub_name(wanted)
-    names = {wanted, *([str(hub_name)] if hub_name else [])}
-    with suppress(UserError):  # another computer's model
-        names |= {load_label(path).name for path in packs_of(wanted, cache)}
-    return names
 
 
 def _take(event: str, answer: _Answer) -> str:

@@ -7,17 +7,25 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.configured import check_values, config_option, effective, key_of, options_of, verbs_of
+from tpiedge.cli.configured import (
+    SECRETS,
+    Setting,
+    Verbs,
+    check_values,
+    config_option,
+    effective,
+    nearest,
+    options_of,
+    problems,
+    unused_variables,
+    variables_of,
+    verbs_of,
+)
 from tpiedge.cli.listing import ListingGroup
-from tpiedge.cli.table import print_table
+from tpiedge.cli.settings_file import read_settings
+from tpiedge.cli.table import json_option, print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
-from tpiedge.settings.check import nearest, problems
-from tpiedge.settings.file import read_settings
-from tpiedge.settings.resolve import Setting, unused_variables
-from tpiedge.settings.schema import Verb
-
-_HIDDEN = "***"
 
 
 @click.group(cls=ListingGroup)
@@ -27,13 +35,13 @@ def config() -> None:
 
 @config.command()
 @click.argument("words", metavar="[VERB]", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 @click.pass_context
 def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path | None) -> None:
     """Every value of VERB, or of all verbs, and where it comes from."""
     root = ctx.find_root().command
     chosen = _choose(root, words)
-    found = {verb.table: _values(root, verb, command, config) for verb, command in chosen.items()}
+    found = {table: _values(root, table, command, config) for table, command in chosen.items()}
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -43,8 +51,13 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path
         for key, item in items.items()
     ]
     print_table(["flag", "value", "source"], rows)
-    known = [name for verb in chosen for flag in verb.flags for name in verb.variables(flag)]
-    for name in unused_variables(list(chosen), os.environ):
+    known = [
+        name
+        for table, command in chosen.items()
+        for key in options_of(command)
+        for name in variables_of(table, key)
+    ]
+    for name in unused_variables(chosen, os.environ):
         click.echo(f"not used: {name}{nearest(name, known)}", err=True)
 
 
@@ -66,25 +79,26 @@ def check(ctx: click.Context, file: Path) -> None:
     click.echo(f"{file} is in order")
 
 
-def _choose(root: click.Command, words: tuple[str, ...]) -> dict[Verb, click.Command]:
+def _choose(root: click.Command, words: tuple[str, ...]) -> Verbs:
     verbs = verbs_of(root, words[:1] or None)
-    chosen = {verb: command for verb, command in verbs.items() if verb.words[: len(words)] == words}
+    chosen = {
+        table: command for table, command in verbs.items() if tuple(table.split("."))[: len(words)] == words
+    }
     if not chosen:
-        known = [" ".join(verb.words) for verb in verbs_of(root)]
+        known = [table.replace(".", " ") for table in verbs_of(root)]
         raise UserError(f"there is no verb {' '.join(words)!r}{nearest(' '.join(words), known)}")
     return chosen
 
 
 def _values(
-    root: click.Command, verb: Verb, command: click.Command, given: Path | None
+    root: click.Command, table: str, command: click.Command, given: Path | None
 ) -> dict[str, dict[str, Any]]:
-    settings = effective(root, verb, command, given)
-    defaults = {key_of(option): option.to_info_dict()["default"] for option in options_of(command)}
+    settings = effective(root, table, command, given)
     shown: dict[str, dict[str, Any]] = {}
-    for flag in verb.flags:
-        setting = settings.get(flag.key, Setting(flag, defaults[flag.key], "default"))
-        secret = flag.secret and bool(setting.value)
-        shown[flag.key] = {"value": _HIDDEN if secret else _plain(setting.value), "source": setting.origin}
+    for key, option in options_of(command).items():
+        setting = settings.get(key, Setting(option.to_info_dict()["default"], "default"))
+        value = "***" if key in SECRETS and setting.value else _plain(setting.value)
+        shown[key] = {"value": value, "source": setting.origin}
     return shown
 
 

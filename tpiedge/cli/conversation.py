@@ -10,9 +10,7 @@ from typing import Protocol
 
 import click
 
-from tpiedge.cli.answer_text import REPEATS, LoopWatch
-from tpiedge.cli.keyboard import Keyboard, keyboard
-from tpiedge.cli.screen import Screen
+from tpiedge.cli.terminal import Keyboard, Screen, keyboard
 from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_P
 from tpiedge.errors import ContextFull, PeerError, UserError
 from tpiedge.sanitise import sanitised
@@ -175,15 +173,12 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         messages = messages_of(self._system, [*self._messages, _message("user", text)])
-        watch, screen = LoopWatch(), Screen()
+        screen = Screen()
         pieces: list[str] = []
 
         def show(piece: str) -> None:
             pieces.append(piece)
             screen.show(piece)
-            if watch.push(piece) and self._keys.interactive:
-                _tell(f"\n{REPEATS}, /set repetition_penalty 1.1 may help")
-                screen.begin()
 
         try:
             with self._keys.waiting():

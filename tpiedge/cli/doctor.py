@@ -10,7 +10,8 @@ from typing import get_args
 import click
 from platformdirs import user_cache_path
 
-from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.options import cache_option
+from tpiedge.cli.table import json_option
 from tpiedge.doctor.finding import Check, CheckResult, Finding, examine
 from tpiedge.doctor.machine import check_clock, check_disk, check_memory, check_processor
 from tpiedge.doctor.network import check_addresses, check_firewall, check_mtu, check_ports
@@ -25,7 +26,7 @@ _ARITHMETIC_S = 8.0
 
 @click.command()
 @click.option("--connect", metavar="HOST[:PORT]", help="Also check the way to this master.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 @cache_option
 def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
     """Check this computer and its network, within ten seconds; nothing is changed."""

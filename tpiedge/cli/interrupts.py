@@ -1,7 +1,12 @@
-"""What a signal raises to end a command, wherever it arrives. Imports little: nothing before it is protected."""
+"""How a command is told to end: what a signal raises, wherever it arrives, and what Ctrl-C says.
+
+Imports little: nothing before it is protected.
+"""
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _AGAIN_S = 0.001
 
@@ -27,3 +32,25 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
     # Not at once: that would be in the same callback still.
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(number))
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+
+
+def honour_signals() -> None:
+    """Commands end in order, children included. For the main thread."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _terminate)
+    # A stopped master would be lost to its nodes within two seconds: Ctrl-Z cannot be honoured.
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+
+
+@contextmanager
+def interrupt_says(words: str) -> Iterator[None]:
+    """Ctrl-C meanwhile ends the command with these words, unless a block within has said others."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(*(interrupt.args or (words,))) from None
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    raise Terminated

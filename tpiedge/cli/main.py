@@ -12,12 +12,12 @@ import traceback
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from tpiedge import __version__
 from tpiedge.cli.configured import ConfiguredGroup
-from tpiedge.cli.ending import honour_signals
-from tpiedge.cli.interrupts import Terminated
-from tpiedge.cli.usage import usage_words
+from tpiedge.cli.interrupts import Terminated, honour_signals
+from tpiedge.cli.types import usage_words
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 from tpiedge.host.process_limits import (
     LEAST,
@@ -28,26 +28,11 @@ from tpiedge.host.process_limits import (
 
 _INTERRUPTED = 130
 _GIT_S = 2.0
-
-
-@click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=lambda context, _, wanted: _print_version(context) if wanted else None,
-    help="Show the version, and of a checkout the commit.",
-)
-def cli() -> None:
-    """Serve one language model with several weak machines."""
-
-
 VERBS = (
     ("run", "tpiedge.cli.run:run", "Answer a prompt with a cluster of local processes."),
     (
         "demo",
-        "tpiedge.cli.demo:demo",
+        "tpiedge.cli.run:demo",
         "Watch three nodes of unequal shares answer together with the bundled model.",
     ),
     (
@@ -62,7 +47,7 @@ VERBS = (
     ),
     (
         "import-gguf",
-        "tpiedge.cli.import_gguf:import_gguf",
+        "tpiedge.cli.pack:import_gguf",
         "Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.",
     ),
     ("bench", "tpiedge.lab.verbs.bench:bench", "Measure this computer."),
@@ -75,12 +60,12 @@ VERBS = (
     ("config", "tpiedge.cli.config:config", "Show and check settings."),
     (
         "completion",
-        "tpiedge.cli.completion:completion",
+        "tpiedge.cli.main:completion",
         "Print what SHELL needs: `source <(tpiedge completion bash)`.",
     ),
     (
         "pull",
-        "tpiedge.cli.pull:pull",
+        "tpiedge.cli.models:pull",
         "Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).",
     ),
     (
@@ -92,7 +77,7 @@ VERBS = (
     ("rm", "tpiedge.cli.models:rm", "Delete MODEL from the cache: what was pulled, and its packs."),
     (
         "shards",
-        "tpiedge.cli.shards:shards",
+        "tpiedge.cli.models:shards",
         "The parts of models that this computer keeps as a worker: list, remove, limit.",
     ),
     ("token", "tpiedge.cli.token:token", "Let new workers in: make, list and revoke tokens."),
@@ -122,8 +107,34 @@ VERBS = (
 )
 """Name, import path, and the line of --help, which imports none of them. The order is that of `tpiedge config show`."""
 
+
+@click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, wanted: _print_version(context) if wanted else None,
+    help="Show the version, and of a checkout the commit.",
+)
+def cli() -> None:
+    """Serve one language model with several weak machines."""
+
+
 for _verb in VERBS:
     cli.add_late(*_verb)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what SHELL needs: `source <(tpiedge completion bash)`."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise InternalError(f"click has no completion for {shell}")
+    # click reads this variable: every verb of the command completes through it.
+    click.echo(kind(ctx.find_root().command, {}, "tpiedge", "_TPIEDGE_COMPLETE").source())
 
 
 def _print_version(context: click.Context) -> None:

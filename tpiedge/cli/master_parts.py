@@ -5,7 +5,8 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from tpiedge.api.keys import ApiKeys
@@ -14,10 +15,11 @@ from tpiedge.api.origins import Origins
 from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.server import ApiServer
-from tpiedge.cli.first_lines import (
+from tpiedge.cli.interrupts import Terminated
+from tpiedge.cli.master_lines import (
     lan_address,
 )
-from tpiedge.cli.interrupts import Terminated
+from tpiedge.cli.options import keeping_of
 from tpiedge.cli.serving import MasterService
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import DiskFull, OutOfMemory, UserError
@@ -29,18 +31,19 @@ from tpiedge.host.addresses import (
     resolve,
 )
 from tpiedge.host.certificate import Certificate
+from tpiedge.host.device import default_threads
 from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.host.ports import holder, port_state
 from tpiedge.host.private_file import private_folder, replace_private
+from tpiedge.host.process_limits import check_descriptors
 from tpiedge.joining.entrance import Entrance
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.launch.readiness import NOT_MEASURED
 from tpiedge.launch.timing import Timing
-from tpiedge.local.launch import Layout, model_facts_of
+from tpiedge.local.launch import Layout, chosen_context, chosen_kv_tokens, model_facts_of
 from tpiedge.local.paths import LOCKER
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
@@ -58,7 +61,7 @@ from tpiedge.shipping.server import ShipServer
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Capacity
-from tpiedge.wire.fields import CollectiveChoice, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 from tpiedge.wire.weights import Keeping
 
 RECORDS = "answers"
@@ -81,7 +84,11 @@ class MasterFlags:
 
     listen: Address
     http: Address
-    keys: ApiKeys
+    api_keys: tuple[str, ...]
+    api_key_file: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_self_signed: bool
     origins: Origins
     public_names: tuple[str, ...]
     proxies: Proxies
@@ -90,21 +97,55 @@ class MasterFlags:
     insecure: bool
     shares: str | None
     min_workers: int
-    memory: MemoryOffer
-    memory_limits: MemoryLimits
-    keeping: Keeping
-    threads: int
+    memory: int | None
+    window: tuple[int, int] | None
+    pin: Pin
+    io: str
+    threads: int | None
+    precision: str | None
+    compute: Compute | None
+    kv: KVPrecision | None
     context: int | None
     kv_tokens: int | None
     parallel: int
     speculate: int
     collective: CollectiveChoice
     wire: WirePrecision
+    token_file: Path | None
     answer_s: float | None
     recovery_grace_s: float
-    stock: bool
+    spare: str
     journal: bool
-    descriptors: int
+    announce: bool
+    drain_s: float
+    state: Path | None
+    cache: Path | None
+    descriptors: int = field(default_factory=check_descriptors)
+
+    @cached_property
+    def keys(self) -> ApiKeys:
+        return ApiKeys(self.api_keys, self.api_key_file)
+
+    @cached_property
+    def memory_limits(self) -> MemoryLimits:
+        return MemoryLimits(self.memory)
+
+    @cached_property
+    def usable_bytes(self) -> int:
+        """Memory that this machine's node may use, as of the start."""
+        return self.memory_limits.usable_bytes()
+
+    @cached_property
+    def offer(self) -> MemoryOffer:
+        return MemoryOffer(self.usable_bytes)
+
+    @property
+    def keeping(self) -> Keeping:
+        return keeping_of(self.window, self.pin, self.io)
+
+    @property
+    def node_threads(self) -> int:
+        return default_threads() if self.threads is None else self.threads
 
 
 @contextmanager
@@ -151,14 +192,14 @@ def master_parts(
     certificate: Certificate | None,
 ) -> Iterator[tuple[Master, ApiServer, Entrance]]:
     """The running parts, put together; ended in reverse order."""
-    alone = Layout(1, None, flags.threads, flags.memory.offered_bytes, flags.keeping)
+    alone = Layout(1, None, flags.node_threads, flags.offer.offered_bytes, flags.keeping)
     context = chosen_context(model, alone, flags.context)
     kv_tokens = chosen_kv_tokens(context, flags.kv_tokens)
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
         settings = _rank_zero_settings(listen, keys, flags, folder)
-        rank_zero = RankZero(settings, timing, clock, flags.memory, flags.memory_limits.usable_bytes)
+        rank_zero = RankZero(settings, timing, clock, flags.offer, flags.memory_limits.usable_bytes)
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker is let in before the master can answer.
         placement = _placement(flags, model, rank_zero, kv_tokens, folder)
@@ -199,7 +240,7 @@ def master_parts(
             timing=timing,
             known=[member.name for member in entrance.members],
             recovery_grace_s=flags.recovery_grace_s,
-            stock=flags.stock,
+            stock=flags.spare == "auto",
             arranges=placement,
             seats=seats,
             follow_memory=placement.give,
@@ -259,7 +300,7 @@ def _rank_zero_settings(
         own.zmq,
         keys.public,
         listen.beside(DATA_OFFSET).zmq,
-        flags.threads,
+        flags.node_threads,
         locker=folder / LOCKER,
     )
 
@@ -284,7 +325,7 @@ def _placement(
         disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
         head_bytes_per_s=measured.speed(facts.head_quantised),
     )
-    return NodePlacement(demand, own, flags.threads, weights)
+    return NodePlacement(demand, own, flags.node_threads, weights)
 
 
 def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:

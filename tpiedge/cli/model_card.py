@@ -5,8 +5,7 @@ from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
-from tpiedge.local.catalogue import ModelKind, find_model, packs_of, packs_of_gguf, stored_pack
-from tpiedge.local.pack_label import load_label
+from tpiedge.local.catalogue import ModelKind, find_model, load_label, packs_of, packs_of_gguf, stored_pack
 from tpiedge.model.aliases import Alias, aliases
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.model import GgufModel

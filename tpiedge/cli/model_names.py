@@ -1,6 +1,7 @@
 """What names a model on the command line. A shell completes what lies on this computer, and the aliases."""
 
 import functools
+import pkgutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from click.core import ParameterSource
 from tpiedge.cli.types import CompletedName
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
+from tpiedge.local.launch import Devices
 from tpiedge.model.aliases import aliases
 from tpiedge.model.hub.cache import HubCache, cache_folder
 from tpiedge.model.source import DEMO
@@ -66,3 +68,35 @@ def _named(command: Callable[..., _T], *, needed: bool) -> Callable[..., _T]:
         return command(*args, model_name=model_argument or model_name, **flags)
 
     return named
+
+
+def emulated(given: str | None, nodes: int | None) -> Devices | None:
+    """Returns the first `nodes` devices of the testbed with that name or file, by default all; None without a testbed.
+    Raises UserError."""
+    found: Devices | None = None
+    if given is not None:
+        found = pkgutil.resolve_name("tpiedge.lab.devices:emulated")(given, nodes)
+    return found
+
+
+def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
+    """Returns the names that the function at MODULE:FUNCTION returns, for a shell that completes them."""
+
+    def names(_context: click.Context) -> Iterable[str]:
+        found: Iterable[str] = pkgutil.resolve_name(path)()
+        return found
+
+    return names
+
+
+_RUNNING = _names("tpiedge.lab.testbed.state:names")
+TESTBED = CompletedName(_names("tpiedge.lab.testbed.scenarios:shipped_scenarios"), _RUNNING)
+RUNNING_TESTBED = CompletedName(_RUNNING)
+
+testbed_option = click.option(
+    "--testbed",
+    "testbed_name",
+    type=TESTBED,
+    metavar="NAME",
+    help="Run the nodes on the devices of this testbed (see 'tpiedge testbed ls'); root only.",
+)

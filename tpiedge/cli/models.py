@@ -1,34 +1,38 @@
-"""`tpiedge ls`, `tpiedge show` and `tpiedge rm`: the models of this computer."""
+"""The models of this computer: `tpiedge ls`, `show`, `rm`, `pull`; and the parts that a worker keeps: `shards`."""
 
 import dataclasses
 import json
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import click
 
+from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.model_card import ModelCard
 from tpiedge.cli.model_names import HUB_MODEL, MODEL
-from tpiedge.cli.path_options import cache_option
-from tpiedge.cli.table import print_table
+from tpiedge.cli.options import cache_option
+from tpiedge.cli.table import json_option, print_table
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import StoredPack, packs_of, stored_packs
-from tpiedge.local.paths import packs_folder
+from tpiedge.local.catalogue import packs_of, stored_packs
+from tpiedge.local.paths import packs_folder, shards_folder
 from tpiedge.model.aliases import aliases
-from tpiedge.model.hub.cache import HubCache, Pulled, parse_hub_name
+from tpiedge.model.folder import has_file
+from tpiedge.model.hub.cache import HubCache, parse_hub_name
+from tpiedge.pack.store.space import write_limit
+from tpiedge.pack.store.store import ShardStore
 from tpiedge.pack.use import remove_packs
+from tpiedge.progress import ByteProgress
 from tpiedge.sanitise import quote, sanitised_line
-from tpiedge.units import format_age, format_bytes
+from tpiedge.units import format_age, format_bytes, parse_bytes
 
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
-)
+_ID_DIGITS = 12
 
 
 @click.command()
 @click.option("--all", "with_aliases", is_flag=True, help="Also the aliases of models that can be pulled.")
-@_json_option
+@json_option
 @cache_option
 def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
     """List the models that were pulled and the packs in the cache, by the names that every verb takes."""
@@ -36,56 +40,39 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
     offered = list(aliases().values()) if with_aliases else []
     if as_json:
         record = {
-            "models": [_pulled_record(model) for model in pulled],
-            "packs": [_pack_record(pack) for pack in packs],
+            "models": [
+                {
+                    "model": str(model.name),
+                    "repo": model.name.repo,
+                    "revision": model.name.revision,
+                    "commit": model.commit,
+                    "path": str(model.folder),
+                    "nbytes": model.nbytes,
+                }
+                for model in pulled
+            ],
+            "packs": [dataclasses.asdict(pack) | {"path": str(pack.path)} for pack in packs],
         }
         if with_aliases:
             record["aliases"] = [dataclasses.asdict(alias) for alias in offered]
         click.echo(json.dumps(record))
         return
-    rows = [
-        *(
-            [pack.name, pack.precision or "", _size(pack), sanitised_line(pack.source), _last_use(pack)]
-            for pack in packs
-        ),
-        *([str(model.name), "checkpoint", format_bytes(model.nbytes), "the hub", ""] for model in pulled),
-        *(
-            [alias.name, "alias", "", f"{alias.repo}{', gated' if alias.gated else ''}", ""]
-            for alias in offered
-        ),
-    ]
+    rows = []
+    for pack in packs:
+        size = "damaged: tpiedge rm it" if pack.nbytes is None else format_bytes(pack.nbytes)
+        used = format_age(time.time() - pack.used_s)
+        rows.append([pack.name, pack.precision or "", size, sanitised_line(pack.source), used])
+    rows += [[str(one.name), "checkpoint", format_bytes(one.nbytes), "the hub", ""] for one in pulled]
+    rows += [[one.name, "alias", "", one.repo + (", gated" if one.gated else ""), ""] for one in offered]
     if rows:
         print_table(["name", "precision", "size", "source", "last use"], rows)
     else:
         click.echo("no models yet: tpiedge ls --all lists what tpiedge pull knows by name", err=True)
 
 
-def _size(pack: StoredPack) -> str:
-    return "damaged: tpiedge rm it" if pack.nbytes is None else format_bytes(pack.nbytes)
-
-
-def _last_use(pack: StoredPack) -> str:
-    return format_age(time.time() - pack.used_s)
-
-
-def _pack_record(pack: StoredPack) -> dict[str, object]:
-    return dataclasses.asdict(pack) | {"path": str(pack.path)}
-
-
-def _pulled_record(model: Pulled) -> dict[str, object]:
-    return {
-        "model": str(model.name),
-        "repo": model.name.repo,
-        "revision": model.name.revision,
-        "commit": model.commit,
-        "path": str(model.folder),
-        "nbytes": model.nbytes,
-    }
-
-
 @click.command()
 @click.argument("model_name", metavar="MODEL", type=HUB_MODEL)
-@_json_option
+@json_option
 @cache_option
 def show(model_name: str, as_json: bool, cache: Path | None) -> None:
     """Say what is known of MODEL: shape, size, terms, where it lies."""
@@ -99,24 +86,6 @@ def show(model_name: str, as_json: bool, cache: Path | None) -> None:
         click.echo(f"{label.ljust(width)}  {value}")
 
 
-def _confirmed() -> bool:
-    """Asks the user. Raises UserError where standard input has ended."""
-    try:
-        return click.confirm("Sure?", err=True)
-    except click.Abort as aborted:  # by the end of the input, or by Ctrl-C
-        click.echo(err=True)
-        if sys.stdin.isatty() or isinstance(aborted.__context__, KeyboardInterrupt):
-            raise
-        raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
-
-
-def _refuse_others(packs: list[Path], cache: Path | None) -> None:
-    """Raises UserError for a pack outside of the cache, which a user named by its path."""
-    for pack in packs:
-        if pack.resolve().parent != packs_folder(cache).resolve():
-            raise UserError(f"{pack} is not in the cache: delete the folder yourself")
-
-
 @click.command()
 @click.argument("model_name", metavar="MODEL", type=MODEL)
 @click.option("--packs-only", is_flag=True, help="Keep the checkpoint that was pulled.")
@@ -126,7 +95,9 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
     """Delete MODEL from the cache: what was pulled, and its packs. A folder of your own is never deleted."""
     hub_name, hub = parse_hub_name(model_name), HubCache(cache)
     packs = packs_of(model_name, cache)
-    _refuse_others(packs, cache)
+    for pack in packs:
+        if pack.resolve().parent != packs_folder(cache).resolve():
+            raise UserError(f"{pack} is not in the cache: delete the folder yourself")
     repo = hub_name.repo if hub_name is not None and not packs_only else None
     entry = hub.entry(repo) if repo is not None and hub.entry(repo).is_dir() else None
     if not packs and entry is None:
@@ -139,3 +110,95 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
     remove_packs(packs)  # first: it refuses where a process uses one
     if entry is not None and repo is not None:
         hub.remove(repo)
+
+
+def _confirmed() -> bool:
+    """Asks the user. Raises UserError where standard input has ended."""
+    try:
+        return click.confirm("Sure?", err=True)
+    except click.Abort as aborted:  # by the end of the input, or by Ctrl-C
+        click.echo(err=True)
+        if sys.stdin.isatty() or isinstance(aborted.__context__, KeyboardInterrupt):
+            raise
+        raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
+
+
+@click.command()
+@click.argument("model_name", metavar="MODEL", type=HUB_MODEL)
+@json_option
+@cache_option
+def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
+    """Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).
+
+    Only safetensors weights, configs, tokenizers and chat templates are fetched. A pull that broke off resumes.
+    HF_TOKEN is for gated models, HF_ENDPOINT names another hub.
+    """
+    name = parse_hub_name(model_name)
+    if name is None:
+        raise UserError(
+            f"{quote(model_name)} is no name of a model on the hub: give org/name or an alias (`tpiedge ls --all`)"
+        )
+    # Late: with it comes an HTTP client that no other verb should have to load.
+    from tpiedge.model.hub.client import pull as pull_model
+
+    progress = ByteProgress(f"pulling {name}")
+    fetched = 0
+    try:
+        report = pull_model(name, HubCache(cache), progress)
+        fetched = report.fetched
+    finally:
+        progress.finish(fetched)
+    if not has_file(report.folder, "tokenizer.json"):
+        click.echo(f"{name} has no tokenizer.json: it takes --prompt-ids, not text", err=True)
+    if as_json:
+        found = {"path": str(report.folder), "model": str(name), "commit": report.commit}
+        click.echo(json.dumps(found | {"fetched_bytes": fetched}))
+    else:
+        done = f"{format_bytes(fetched)} fetched" if fetched else "already there"
+        click.echo(f"{report.folder} ({done})")
+
+
+@click.group(cls=ListingGroup)
+def shards() -> None:
+    """The parts of models that this computer keeps as a worker: list, remove, limit."""
+
+
+@shards.command("ls")
+@json_option
+@cache_option
+def shards_ls(as_json: bool, cache: Path | None) -> None:
+    """List the packs of which parts are here, and what they take."""
+    usage = ShardStore(shards_folder(cache)).usage()
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(usage)))
+        return
+    rows = []
+    for pack in usage.packs:
+        used = datetime.fromtimestamp(pack.used_at).strftime("%Y-%m-%d %H:%M")
+        sizes = [format_bytes(pack.held_bytes), format_bytes(pack.full_bytes)]
+        when = "in use" if pack.in_use else used
+        rows.append([pack.id[:_ID_DIGITS], str(pack.layers), pack.precision, *sizes, when])
+    if rows:
+        print_table(["pack", "layers", "precision", "here", "of", "last used"], rows)
+    of = "" if usage.limit_bytes is None else f" of {format_bytes(usage.limit_bytes)}"
+    click.echo(f"{format_bytes(usage.held_bytes)}{of} taken", err=True)
+
+
+@shards.command("rm")
+@click.argument("name", metavar="PACK")
+@cache_option
+def shards_rm(name: str, cache: Path | None) -> None:
+    """Remove PACK (the beginning of its id) from this computer; a worker fetches it again when it needs it."""
+    removed = ShardStore(shards_folder(cache)).remove(name)
+    click.echo(f"removed {removed[:_ID_DIGITS]}")
+
+
+@shards.command("limit")
+@click.argument("size")
+@cache_option
+def shards_limit(size: str, cache: Path | None) -> None:
+    """Let the parts take at most SIZE (like 20GB), or "none": the pack used longest ago leaves first."""
+    most = None if size == "none" else parse_bytes(size)
+    write_limit(shards_folder(cache), most)
+    words = "all that the disk has" if most is None else f"at most {format_bytes(most)}"
+    click.echo(f"the parts may take {words}", err=True)

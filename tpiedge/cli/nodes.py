@@ -1,8 +1,9 @@
 """`tpiedge nodes`: the machines of the running master, and who may be one of them."""
 
+import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from click.core import ParameterSource
 
 from tpiedge.cli.cluster_words import OTHER_FORM, named, title
 from tpiedge.cli.listing import ListingGroup
-from tpiedge.cli.options import on_either_side
-from tpiedge.cli.path_options import state_option
+from tpiedge.cli.options import on_either_side, state_option
 from tpiedge.cli.reach import MasterClient, admin_key, admin_of
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Number
@@ -22,26 +22,30 @@ from tpiedge.progress import WaitProgress
 from tpiedge.sanitise import sanitised
 from tpiedge.units import counted, format_bytes, format_range, format_seconds
 
-_HEADER = (
-    "node",
-    "rank",
-    "state",
-    "heads",
-    "FFN tiles",
-    "threads",
-    "memory",
-    "speed",
-    "weights",
-    "disk",
-    "seen",
-)
-
-
 _LOOK_S = 0.2
 #: Who has been lost for longer is not listed, unless all are.
 _GONE_S = 60.0
+_HEADER = (
+    *("node", "rank", "state", "heads", "FFN tiles", "threads"),
+    *("memory", "speed", "weights", "disk", "seen"),
+)
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+def _own_options(command: Callable[..., None]) -> Callable[..., None]:
+    """--json and --state of a subcommand, which may stand before it as well."""
+
+    @_json_option
+    @state_option
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        context = click.get_current_context()
+        both = {name: on_either_side(context, name, arguments[name]) for name in ("as_json", "state")}
+        command(**arguments | both)
+
+    both_sides: Callable[..., None] = run
+    return both_sides
 
 
 @click.group(cls=ListingGroup, invoke_without_command=True)
@@ -64,39 +68,31 @@ def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | 
 
 @nodes.command()
 @click.argument("code")
-@_json_option
-@state_option
-@click.pass_context
-def approve(context: click.Context, code: str, as_json: bool, state: Path | None) -> None:
+@_own_options
+def approve(code: str, as_json: bool, state: Path | None) -> None:
     """Let the worker in that shows CODE on its screen."""
-    answer = _order(context, as_json, state, "approve", {"code": code})
-    if answer is not None:
-        click.echo(f"{sanitised(str(answer.get('name')))} may join from now on")
+    answer = _ordered(state, "approve", {"code": code})
+    _tell(as_json, answer, f"{sanitised(str(answer.get('name')))} may join from now on")
 
 
 @nodes.command()
-@_json_option
-@state_option
-@click.pass_context
-def key(context: click.Context, as_json: bool, state: Path | None) -> None:
+@_own_options
+def key(as_json: bool, state: Path | None) -> None:
     """Print the administrator's key of the running master, for the page's view of the cluster.
 
     Who has it may let machines in and shut them out. The next start of the master makes another one.
     """
-    found = admin_key(on_either_side(context, "state", state))
-    click.echo(json.dumps({"key": found}) if on_either_side(context, "as_json", as_json) else found)
+    found = admin_key(state)
+    _tell(as_json, {"key": found}, found)
 
 
 @nodes.command()
 @click.argument("name")
-@_json_option
-@state_option
-@click.pass_context
-def revoke(context: click.Context, name: str, as_json: bool, state: Path | None) -> None:
+@_own_options
+def revoke(name: str, as_json: bool, state: Path | None) -> None:
     """Shut the node NAME out for good."""
-    answer = _order(context, as_json, state, "revoke", {"name": name})
-    if answer is not None:
-        click.echo(f"{named(str(answer.get('revoked')), name)} is shut out")
+    answer = _ordered(state, "revoke", {"name": name})
+    _tell(as_json, answer, f"{named(str(answer.get('revoked')), name)} is shut out")
 
 
 @nodes.command()
@@ -110,44 +106,43 @@ def revoke(context: click.Context, name: str, as_json: bool, state: Path | None)
     show_default=True,
     help="Seconds to wait until it has no part. It stays drained.",
 )
-@_json_option
-@state_option
-@click.pass_context
-def drain(
-    context: click.Context, name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None
-) -> None:
+@_own_options
+def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None) -> None:
     """Take the worker NAME out of the plan, so that its machine can be switched off.
 
     The others prepare for its part meanwhile, then answers that run pause and go on without it. That is refused where
     they cannot serve the model. It lasts until the worker is started anew, or --undo.
     """
     if undo:
-        answer = _order(context, as_json, state, "undrain", {"name": name})
-        if answer is not None:
-            click.echo(f"{named(str(answer.get('name')), name)} may have a part again")
+        answer = _ordered(state, "undrain", {"name": name})
+        _tell(as_json, answer, f"{named(str(answer.get('name')), name)} may have a part again")
         return
-    with admin_of(on_either_side(context, "state", state)) as master:
+    with admin_of(state) as master:
         peer = str(master.post("/admin/nodes/drain", {"name": name}).get("name"))
         node = _wait_until_drained(master, peer, named(peer, name), limit_s)
-    if on_either_side(context, "as_json", as_json):
-        click.echo(json.dumps({"name": peer, "host": node["host"], "state": node["state"]}))
-    else:
-        click.echo(f"{title(node)} has no part any more: it may be switched off")
+    record = {"name": peer, "host": node["host"], "state": node["state"]}
+    _tell(as_json, record, f"{title(node)} has no part any more: it may be switched off")
 
 
 @nodes.command()
 @click.argument("name")
-@_json_option
-@state_option
-@click.pass_context
-def clear(context: click.Context, name: str, as_json: bool, state: Path | None) -> None:
+@_own_options
+def clear(name: str, as_json: bool, state: Path | None) -> None:
     """Try the worker NAME again now, which is left out for a while after failures or breaches.
 
     If it fails again, it is left out for longer.
     """
-    answer = _order(context, as_json, state, "clear", {"name": name})
-    if answer is not None:
-        click.echo(f"{named(str(answer.get('name')), name)} is left out no longer")
+    answer = _ordered(state, "clear", {"name": name})
+    _tell(as_json, answer, f"{named(str(answer.get('name')), name)} is left out no longer")
+
+
+def _ordered(state: Path | None, what: str, body: dict[str, str]) -> dict[str, Any]:
+    with admin_of(state) as master:
+        return master.post(f"/admin/nodes/{what}", body)
+
+
+def _tell(as_json: bool, record: Mapping[str, object], words: str) -> None:
+    click.echo(json.dumps(record) if as_json else words)
 
 
 def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: float) -> Mapping[str, Any]:
@@ -187,18 +182,6 @@ def _waits_for(status: Mapping[str, Any]) -> str:
     return sanitised(status["reason"]) or "they prepare"
 
 
-def _order(
-    context: click.Context, as_json: bool, state: Path | None, what: str, body: dict[str, str]
-) -> dict[str, Any] | None:
-    """The master's answer, or None once it is printed as JSON."""
-    with admin_of(on_either_side(context, "state", state)) as master:
-        answer = master.post(f"/admin/nodes/{what}", body)
-    if not on_either_side(context, "as_json", as_json):
-        return answer
-    click.echo(json.dumps(answer))
-    return None
-
-
 def _show(everybody: bool, as_json: bool, state: Path | None) -> None:
     with admin_of(state) as master:
         status: dict[str, Any] = master.get("/admin/nodes") | master.get("/admin/nodes/pending")
@@ -232,26 +215,25 @@ def _print(status: dict[str, Any], away: int) -> None:
         if node["not_stocked"]:
             why = sanitised(node["not_stocked"])
             click.echo(f"{title(node)} lacks what it would need after another's loss: {why}")
-    click.echo(("ready" if status["ready"] else "not ready") + _because(status["reason"]))
+    because = {
+        name: f": {sanitised(status[name])}" if status[name] else "" for name in ("reason", "collective_why")
+    }
+    click.echo(("ready" if status["ready"] else "not ready") + because["reason"])
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
-        click.echo(f"all-reduces: {ways}" + _because(status["collective_why"]))
+        click.echo(f"all-reduces: {ways}{because['collective_why']}")
     if status["ready"]:
-        click.echo("answers: " + _exactness(sanitised(status["split_shows"])))
+        shows = sanitised(status["split_shows"])
+        same = "the same to the last bit, whoever computes them"
+        click.echo(
+            f"answers: their last bits may depend on who computes them, because of {shows}"
+            if shows
+            else f"answers: {same}"
+        )
     click.echo(f"{status['running']} running, {status['queued']} queued")
     for join in status["pending"]:
         place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
         click.echo(f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE")
-
-
-def _exactness(split_shows: str) -> str:
-    if not split_shows:
-        return "the same to the last bit, whoever computes them"
-    return f"their last bits may depend on who computes them, because of {split_shows}"
-
-
-def _because(reason: str) -> str:
-    return f": {sanitised(reason)}" if reason else ""
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:

@@ -1,47 +1,46 @@
-"""Flags that several verbs share, and what they say together."""
+"""Flags that several verbs share: where things are kept, what a node may use, how it computes and serves."""
 
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, get_args
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+from platformdirs import user_cache_path, user_state_path
 
-from tpiedge.engine.sampling import check_sampling
+from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
+from tpiedge.host.private_file import check_folder
 from tpiedge.pack.layout import Precision
 from tpiedge.units import format_bytes, parse_bytes
-from tpiedge.wire.fields import Compute, KVPrecision, Pin
-from tpiedge.wire.requests import Sampling
+from tpiedge.wire.control import SPECULATE_AUTO
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 from tpiedge.wire.weights import Keeping
 
-_TOKEN_IDS = 1 << 32
 _MAX_BLOCKS = 10_000
 _MANY_DIGITS = 20
 _TOO_LARGE = 1 << 63
-
-
-@dataclass(frozen=True)
-class Ending:
-    """When an answer ends: after so many tokens (None: as usual), before any of these strings, at an end token.
-
-    Checked when made.
-    """
-
-    max_tokens: int | None
-    strings: tuple[str, ...]
-    ignore_eos: bool
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and not 1 <= self.max_tokens < _TOKEN_IDS:
-            raise UserError(f"--max-tokens {self.max_tokens} is out of range: 1 to {_TOKEN_IDS - 1}")
-        if "" in self.strings:
-            raise UserError("--stop is empty: leave it out, or give some text")
-
+_LEAST_MEMORY = 64_000_000
+#: A number without a unit below it may be one of MB.
+_MOST_MB = 1_000_000
+_MOST_DRAFTED = 15  # with the token before them they fill a small batch of the kernels
+_GUESSES = {"auto": SPECULATE_AUTO, "off": 0}
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Value = TypeVar("_Value")
+Decorator: TypeAlias = Callable[[_Command], _Command]
+
+
+def together(*options: Decorator[Any]) -> Decorator[Any]:
+    """A decorator that adds all of them to a command, in this order."""
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def _digits(value: object) -> str:
@@ -59,13 +58,6 @@ class _Bytes(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-BYTES = _Bytes()
-
-_LEAST_MEMORY = 64_000_000
-#: A number without a unit below it may be one of MB.
-_MOST_MB = 1_000_000
-
-
 class _Memory(_Bytes):
     """A machine's or a node's budget: what is too small for any node is a slip of the pen."""
 
@@ -80,9 +72,6 @@ class _Memory(_Bytes):
         if nbytes < _LEAST_MEMORY:
             self.fail(f"{text} is less than any node can work with: give 64MB or more", param, ctx)
         return nbytes
-
-
-MEMORY = _Memory()
 
 
 class _Window(click.ParamType[tuple[int, int]]):
@@ -104,17 +93,59 @@ class _Window(click.ParamType[tuple[int, int]]):
         return blocks, 0
 
 
-WINDOW = _Window()
+class _Speculate(click.ParamType[int]):
+    """`Assign.speculate`."""
+
+    name = "auto|off|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        if text in _GUESSES:
+            return _GUESSES[text]
+        if len(text) > 2 or not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= _MOST_DRAFTED:
+            wanted = f"'auto', 'off' or a number from 1 to {_MOST_DRAFTED}"
+            self.fail(f"{text[:20]!r} is none of {wanted}", param, ctx)
+        return int(text)
+
+    def shell_complete(
+        self, _ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        return [CompletionItem(word) for word in _GUESSES if word.startswith(incomplete)]
 
 
-def arithmetic_options(command: _Command) -> _Command:
-    """--precision and --compute: see prepare.choose_arithmetics."""
-    for option in reversed(_ARITHMETIC):
-        command = option(command)
-    return command
+BYTES = _Bytes()
+MEMORY = _Memory()
 
 
-_ARITHMETIC = (
+def _folder_option(
+    name: str, usual: Callable[[str], Path], within: tuple[str, ...], says: str
+) -> Decorator[Any]:
+    """A folder in which other users may change what this one reads is refused; `usual` is the one without the flag."""
+
+    def check(ctx: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
+        if not ctx.resilient_parsing:  # completion
+            check_folder(given or usual("tpiedge"), within, option.opts[0])
+        return given
+
+    variable = f"TPIEDGE_{name.upper()}"
+    kind = Location(file_okay=False)
+    return click.option(f"--{name}", type=kind, envvar=variable, callback=check, help=says)
+
+
+cache_option = _folder_option(
+    "cache",
+    user_cache_path,
+    ("packs", "hub", "shards"),
+    "Folder for packs.  [default: the user's cache folder]",
+)
+state_option = _folder_option(
+    "state",
+    user_state_path,
+    ("master", "worker"),
+    "Folder for keys, members and tokens.  [default: the user's state folder]",
+)
+
+arithmetic_options = together(
     click.option(
         "--precision",
         type=click.Choice([one.value for one in Precision]),
@@ -126,7 +157,7 @@ _ARITHMETIC = (
         help="Arithmetic.  [default: int8 for q8 and q4, else f32]",
     ),
 )
-
+"""See prepare.choose_arithmetics."""
 
 kv_option = click.option(
     "--kv-precision",
@@ -134,25 +165,15 @@ kv_option = click.option(
     type=click.Choice(get_args(KVPrecision)),
     help="How keys and values are kept; q8 and q4 are quantised.  [default: f32 for f32 arithmetic, else bf16]",
 )
-
-
-def keeping_options(command: _Command) -> _Command:
-    """--window, --pin and --io: see `keeping_of`."""
-    for option in reversed(_KEEPING):
-        command = option(command)
-    return command
-
-
 own_memory_option = click.option(
     "--memory",
     type=MEMORY,
     help="Of this machine's memory; weights that do not fit stream from disk.  [default: most of what is free]",
 )
-
-_KEEPING = (
+keeping_options = together(
     click.option(
         "--window",
-        type=WINDOW,
+        type=_Window(),
         help="Memory that weights stream through: 4 (blocks) or 500MB.  [default: two blocks]",
     ),
     click.option(
@@ -173,99 +194,33 @@ _KEEPING = (
 
 
 def keeping_of(window: tuple[int, int] | None, pin: Pin, io: str) -> Keeping:
-    """What these flags say."""
+    """What the keeping options say."""
     blocks, nbytes = window or (0, 0)
     return Keeping(pin, blocks, nbytes, io == "direct")
 
 
-class _LogitBias(click.ParamType[tuple[int, float]]):
-    name = "ID:BIAS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        if isinstance(value, tuple):
-            return value
-        token, _, bias = str(value).partition(":")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"{value!r} is not a token id and a bias, like 123:-5", param, ctx)
-
-
-_GREEDY = Sampling()
-_SEED_BITS = 32
-_OF_MODELS = ("--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty")
-
-
-def _sampling_option(name: str, kind: type, says: str | None = None) -> Callable[[_Command], _Command]:
-    default = getattr(_GREEDY, _field(name))
-    shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else True
-    return click.option(name, type=kind, default=default, show_default=shown, help=says)
-
-
-def _field(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
-
-
-_SAMPLING = (
-    _sampling_option("--temperature", float, "0 is greedy."),
-    _sampling_option("--top-k", int, "Keep the K likeliest tokens; 0 keeps all."),
-    _sampling_option("--top-p", float, "Keep the likeliest mass P."),
-    _sampling_option("--min-p", float, "Drop tokens below P x the likeliest."),
-    _sampling_option("--repetition-penalty", float),
-    _sampling_option("--presence-penalty", float),
-    _sampling_option("--frequency-penalty", float),
-    click.option(
-        "--logit-bias", type=_LogitBias(), multiple=True, help="Add BIAS to a token's logit; repeatable."
-    ),
-    click.option("--seed", type=int, help="For the same answer again.  [default: another every time]"),
-    _sampling_option("--logprobs", int, "Report the K likeliest tokens (--json)."),
+collective_option = click.option(
+    "--collective",
+    type=click.Choice(get_args(CollectiveChoice)),
+    default="auto",
+    show_default=True,
+    help="How nodes add up their parts; auto: what is fastest over the measured links.",
 )
-
-
-def sampling_options(command: _Command) -> _Command:
-    """Add every flag of sampling to a command."""
-    for option in reversed(_SAMPLING):
-        command = option(command)
-    return command
-
-
-def new_seed() -> int:
-    """A seed that nobody gave: short enough to be typed again."""
-    return secrets.randbits(_SEED_BITS)
-
-
-def sampling_of(flags: dict[str, Any]) -> Sampling:
-    """Take the sampling flags out of `flags`. Raises UserError that names the flag.
-
-    That --logit-bias stays within the vocabulary is still to be checked, once the model is known.
-    """
-    values = {field.name: flags.pop(field.name) for field in fields(Sampling)}
-    if values["seed"] is None:
-        values["seed"] = new_seed()
-    sampling = Sampling(**values)
-    check_sampling(sampling, _TOKEN_IDS)
-    return sampling
-
-
-def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
-    """What neither the command line nor settings say of the running command's sampling is as usual for the model."""
-    return replace(
-        sampling,
-        **{name: getattr(usual, name) for name in map(_field, _OF_MODELS) if is_default(name)},
-    )
-
-
-def token_ids(text: str) -> tuple[int, ...]:
-    """'1,2,3' -> (1, 2, 3). Raises UserError."""
-    try:
-        ids = tuple(int(item) for item in text.split(","))
-    except ValueError:
-        raise UserError(f"--prompt-ids {text[:60]!r} is not a list of token ids like 1,2,3") from None
-    if any(not 0 <= token < _TOKEN_IDS for token in ids):
-        raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
-    return ids
+wire_option = click.option(
+    "--wire",
+    type=click.Choice(get_args(WirePrecision)),
+    default="f32",
+    show_default=True,
+    help="How parts travel between nodes; all but f32 are rounded.",
+)
+speculate_option = click.option(
+    "--speculate",
+    type=_Speculate(),
+    metavar=f"[{_Speculate.name}]",
+    default="auto",
+    show_default=True,
+    help="Tokens that a step guesses from the text so far and checks at once; no answer changes.",
+)
 
 
 def is_default(name: str) -> bool:
@@ -278,17 +233,10 @@ def on_either_side(context: click.Context, name: str, value: _Value) -> _Value:
 
     The command line counts before settings, and what is said of the subcommand before what is said of its group.
     """
-    group = context.parent
-    if group is None or _source(context, name) is ParameterSource.COMMANDLINE:
+    group, own = context.parent, context.get_parameter_source(name)
+    if group is None or own is ParameterSource.COMMANDLINE:
         return value
-    if (
-        _source(group, name) is ParameterSource.COMMANDLINE
-        or _source(context, name) is ParameterSource.DEFAULT
-    ):
+    if group.get_parameter_source(name) is ParameterSource.COMMANDLINE or own is ParameterSource.DEFAULT:
         of_group: _Value = group.params[name]
         return of_group
     return value
-
-
-def _source(context: click.Context, name: str) -> ParameterSource | None:
-    return context.get_parameter_source(name)

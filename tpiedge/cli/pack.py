@@ -1,32 +1,36 @@
-"""`tpiedge pack` and `tpiedge unpack`: the on-disk form of a model, and back."""
+"""`tpiedge pack`, `tpiedge import-gguf` and `tpiedge unpack`: the on-disk form of a model, and back."""
 
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
 
 from tpiedge.cli.model_names import MODEL
-from tpiedge.cli.pack_names import name_option, say_name, wanted_name
-from tpiedge.cli.path_options import cache_option
-from tpiedge.cli.table import print_table
+from tpiedge.cli.options import cache_option
+from tpiedge.cli.table import json_option, print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.kernels.quantise import QuantisationError
-from tpiedge.local.catalogue import ModelKind, check_free, find_model, name_pack, the_pack_of
+from tpiedge.local.catalogue import ModelKind, check_free, check_name, find_model, name_pack, the_pack_of
 from tpiedge.local.packing import (
     cached_pack,
+    import_gguf_file,
+    keep_text_files,
     name_checkpoint_pack,
     pack_checkpoint,
     run_packing,
     source_precision,
 )
 from tpiedge.local.paths import packs_folder
-from tpiedge.local.text_folder import keep_text_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.source import refuse_gguf
 from tpiedge.model.spec import model_spec
@@ -42,56 +46,28 @@ from tpiedge.pack.writing.writer import PackReport
 from tpiedge.units import format_bytes
 
 _precision = click.Choice([precision.value for precision in Precision])
+_out_option = click.option("--out", type=Location(), help="Folder to write.  [default: in the cache]")
+_name_option = click.option(
+    "--name", help="What the pack is called: every verb takes it.  [default: made of the model's name]"
+)
+_verify_option = click.option(
+    "--verify", is_flag=True, help="Read everything back and compare with the hashes."
+)
+#: Of the usual precision of layers, and of whether embedding and head are one matrix.
+_StorageOf = Callable[[Precision, bool], Storage]
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """What the flags say of the storage."""
+class _PackJob:
+    """What is to be packed: by `pack` into a folder, by default `folder`, where `label` then gives it a name.
 
-    precision: str | None
-    embedding: str | None
-    head: str | None
-    search: bool
-
-    def storage(self, usual: Precision, tied: bool) -> Storage:
-        """`usual`: where --precision is not given. Raises UserError."""
-        embedding, head = (Precision(one) if one else None for one in (self.embedding, self.head))
-        layers = Precision(self.precision) if self.precision else usual
-        return Storage.of(layers, tied=tied, embedding=embedding, head=head, search=self.search)
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Where the flags want the pack, and how it is to be called."""
-
-    out: Path | None
-    name: str | None
-    cache: Path | None
-
-    def check(self, folder: Path) -> None:
-        """Raises UserError where another pack than that in `folder` has the name, before the work is done."""
-        if self.out is None:
-            check_free(folder, self.name)
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """A pack that is there, and what it took.
-
-    `name` is None outside the cache, `source_bytes` None unless a checkpoint's files of tensors were read.
+    `source_bytes` is None unless a checkpoint's files of tensors are read.
     """
 
-    report: PackReport
-    name: str | None
-    seconds: float
-    source_bytes: int | None
-
-    def described(self) -> dict[str, float | int | None]:
-        """The packing process from its start to its end; nothing where the pack was there already."""
-        if self.report.reused:
-            return {"seconds": None, "source_bytes": None, "source_bytes_per_s": None}
-        rate = self.source_bytes / self.seconds if self.source_bytes is not None else None
-        return {"seconds": self.seconds, "source_bytes": self.source_bytes, "source_bytes_per_s": rate}
+    folder: Path
+    pack: Callable[[Path], PackReport]
+    label: Callable[[str | None], str]
+    source_bytes: int | None = None
 
 
 @click.command()
@@ -119,9 +95,9 @@ class _Packed:
 @click.option(
     "--search/--no-search", default=True, help="Choose the scales of q4 by their error.  [default: search]"
 )
-@click.option("--out", type=Location(), help="Folder to write.  [default: in the cache]")
-@name_option
-@click.option("--verify", is_flag=True, help="Read everything back and compare with the hashes.")
+@_out_option
+@_name_option
+@_verify_option
 @click.option(
     "--json",
     "as_json",
@@ -145,115 +121,129 @@ def pack(
     cache: Path | None,
 ) -> None:
     """Write MODEL (or a random model of a real shape) in the form that nodes read."""
-    wish = _Wish(precision, embedding_precision, head_precision, search)
-    target = _Target(out, wanted_name(name, out), cache)
+
+    def storage_of(usual: Precision, tied: bool) -> Storage:
+        embedding, head = (Precision(one) if one else None for one in (embedding_precision, head_precision))
+        layers = Precision(precision) if precision else usual
+        return Storage.of(layers, tied=tied, embedding=embedding, head=head, search=search)
+
+    _check_name(name, out)
     if (model_name is None) == (preset_name is None):
         raise UserError("give either a MODEL or --random PRESET")
     if preset_name is not None:
-        packed = _pack_random(preset_name, distinct_layers, seed, wish, target)
+        work = _of_preset(preset_name, distinct_layers, seed, storage_of, cache)
+    elif distinct_layers is not None:
+        raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
     else:
-        if distinct_layers is not None:
-            raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
-        packed = _pack_model(model_name or "", wish, target)
+        work = _of_checkpoint(model_name or "", storage_of, cache)
+    if out is None:
+        check_free(work.folder, name)
+    started = time.perf_counter()
+    report = work.pack(out or work.folder)
+    seconds = time.perf_counter() - started
+    called = None if out else work.label(name)
     if verify:
-        verify_pack(Pack.open(packed.report.path))
-    _tell(packed, verify, as_json)
-
-
-def _tell(packed: _Packed, verified: bool, as_json: bool) -> None:
-    report = packed.report
+        verify_pack(Pack.open(report.path))
     quality = load_quality(report.path)
-    if as_json:
-        record = {
-            "path": str(report.path),
-            "name": packed.name,
-            "bytes": report.nbytes,
-            "reused": report.reused,
-            "verified": verified,
-            **packed.described(),
-        }
-        click.echo(json.dumps(record | ({"quality": quality.to_json()} if quality else {})))
+    if not as_json:
+        if quality and sys.stdout.isatty():
+            print_table(["matrix", "stored", "SQNR", "least", "tensor"], _rows(quality))
+        _tell(report, called, verify, [f"SQNR {_decibels(quality.total)}"] if quality else [])
         return
-    if quality and sys.stdout.isatty():
-        print_table(["matrix", "stored", "SQNR", "least", "tensor"], _rows(quality))
-    notes = [
-        format_bytes(report.nbytes),
-        "already there" if report.reused else "written",
-        *(["verified"] if verified else []),
-        *([f"SQNR {_decibels(quality.total)}"] if quality else []),
-    ]
-    click.echo(f"{report.path} ({', '.join(notes)})")
-    say_name(packed.name)
+    record = _record(report, called, verify)
+    record |= {"seconds": None, "source_bytes": None, "source_bytes_per_s": None}
+    if not report.reused:  # the packing process from its start to its end
+        rate = work.source_bytes / seconds if work.source_bytes is not None else None
+        record |= {"seconds": seconds, "source_bytes": work.source_bytes, "source_bytes_per_s": rate}
+    click.echo(json.dumps(record | ({"quality": quality.to_json()} if quality else {})))
 
 
-def _rows(quality: Quality) -> list[list[str]]:
-    """One per kind of matrix: all of its tensors together, and the worst of them."""
-    kinds: dict[str, list[TensorQuality]] = {}
-    for tensor in quality.tensors:
-        kinds.setdefault(tensor.matrix, []).append(tensor)
-    rows = []
-    for matrix, tensors in kinds.items():
-        worst = min(tensors, key=lambda tensor: tensor.error.sqnr_db)
-        whole = sum((tensor.error for tensor in tensors), QuantisationError())
-        stored = worst.precision.value
-        rows.append([matrix, stored, _decibels(whole), _decibels(worst.error), worst.tensor])
-    return rows
-
-
-def _decibels(error: QuantisationError) -> str:
-    return f"{error.sqnr_db:.1f} dB" if error.noise else "exact"
-
-
-def _pack_model(name: str, wish: _Wish, target: _Target) -> _Packed:
-    found = find_model(name, target.cache)
+def _of_checkpoint(name: str, storage_of: _StorageOf, cache: Path | None) -> _PackJob:
+    found = find_model(name, cache)
     if found.kind is ModelKind.PACK:
         raise UserError(f"{name} is a pack already, {found.path}: give what it was made from (tpiedge ls)")
     if found.kind is ModelKind.GGUF:
         refuse_gguf(found.path)
     checkpoint = Checkpoint.open(found.path)
-    stored = wish.storage(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
-    folder = target.out or cached_pack(checkpoint, stored, target.cache)
-    target.check(folder)
-    source_bytes = _source_bytes(checkpoint)
-    started = time.perf_counter()
-    report = pack_checkpoint(checkpoint, stored, folder)
-    seconds = time.perf_counter() - started
-    called = None if target.out else name_checkpoint_pack(checkpoint, stored, folder, target.name)
-    return _Packed(report, called, seconds, source_bytes)
-
-
-def _source_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of the files that hold the checkpoint's tensors."""
+    stored = storage_of(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
     files: set[Path] = set()
     for tensor in checkpoint.tensors.values():
         files.update(tensor.files if isinstance(tensor, ImportedTensor) else (tensor.file,))
-    return sum(file.stat().st_size for file in files)
+    folder = cached_pack(checkpoint, stored, cache)
+    return _PackJob(
+        folder,
+        partial(pack_checkpoint, checkpoint, stored),
+        partial(name_checkpoint_pack, checkpoint, stored, folder),
+        sum(file.stat().st_size for file in files),
+    )
 
 
-def _pack_random(
-    name: str,
-    distinct_layers: int | None,
-    seed: int,
-    wish: _Wish,
-    target: _Target,
-) -> _Packed:
+def _of_preset(
+    name: str, distinct_layers: int | None, seed: int, storage_of: _StorageOf, cache: Path | None
+) -> _PackJob:
     if not 0 <= seed < 1 << 64:
         raise UserError(f"--seed {seed} is out of range: 0 to {(1 << 64) - 1}")
-    config = ModelConfig.from_huggingface(preset(name), f"preset {name}")
+    spec = model_spec(ModelConfig.from_huggingface(preset(name), f"preset {name}"))
     layers = f"-k{distinct_layers}" if distinct_layers is not None else ""
-    spec = model_spec(config)
-    storage = wish.storage(Precision.BF16, spec.tied)
+    storage = storage_of(Precision.BF16, spec.tied)
     label = storage.label(tied=spec.tied)
-    folder = target.out or packs_folder(target.cache) / f"random-{name}-{label}{layers}-s{seed}"
-    target.check(folder)
-    request = PackRequest(spec, RandomTensors(seed), storage, folder, distinct_layers)
-    started = time.perf_counter()
-    report = run_packing(request, f"packing random {name} as {label}")
-    seconds = time.perf_counter() - started
-    called = None
-    if target.out is None:
-        called = name_pack(folder, f"random-{name}", storage.layers.value, "random numbers", target.name)
-    return _Packed(report, called, seconds, source_bytes=None)
+    folder = packs_folder(cache) / f"random-{name}-{label}{layers}-s{seed}"
+
+    def run(out: Path) -> PackReport:
+        request = PackRequest(spec, RandomTensors(seed), storage, out, distinct_layers)
+        return run_packing(request, f"packing random {name} as {label}")
+
+    named = partial(name_pack, folder, f"random-{name}", storage.layers.value, "random numbers")
+    return _PackJob(folder, run, named)
+
+
+@click.command("import-gguf")
+@click.argument("file", type=Location())
+@_out_option
+@click.option(
+    "--precision",
+    type=_precision,
+    help="Of the layers.  [default: what holds the file's weights as they are; q8]",
+)
+@_name_option
+@_verify_option
+@json_option
+@cache_option
+def import_gguf(
+    file: Path,
+    out: Path | None,
+    precision: str | None,
+    name: str | None,
+    verify: bool,
+    as_json: bool,
+    cache: Path | None,
+) -> None:
+    """Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.
+
+    A file of one type stays as it is where that is Q4_0, Q8_0, BF16, F16 or F32, unless --precision says otherwise.
+    Other types, and others beside that of most layers, may be rounded, which is told. Norms and biases never are.
+    `run` and `master` take the FILE itself, too: `tpiedge run FILE` imports it into the cache the first time.
+    """
+    _check_name(name, out)
+    model = GgufModel.open(file)
+    storage = model.storage(Precision(precision) if precision else None)
+    imported = import_gguf_file(model, storage, cache, out=out, name=name)
+    if verify:
+        verify_pack(Pack.open(imported.report.path))
+    for notice in imported.notices:
+        click.echo(f"tpiedge: {file.name}: {notice}", err=True)
+    if not as_json:
+        _tell(imported.report, imported.name, verify, [])
+        return
+    kinds = Counter(tensor.kind for tensor in model.tensors.values())
+    parts = {"layers": storage.layers, "embedding": storage.embedding, "head": storage.head}
+    record = _record(imported.report, imported.name, verify) | {
+        "precision": {part: stored.value for part, stored in parts.items()},
+        "tensors": dict(sorted(kinds.items())),
+        "notices": list(imported.notices),
+        "exact": not imported.losses,
+    }
+    click.echo(json.dumps(record))
 
 
 @click.command()
@@ -273,3 +263,48 @@ def unpack(model_name: str, out: Path, cache: Path | None) -> None:
     if text.is_dir():
         keep_text_files(text, out)
     click.echo(f"{out} ({len(files)} file{'s' if len(files) > 1 else ''} of tensors)")
+
+
+def _check_name(name: str | None, out: Path | None) -> None:
+    """Raises UserError for a --name that no pack can have, or beside --out."""
+    if name is not None:
+        if out is not None:
+            raise UserError("give either --name or --out: a pack outside of the cache is called by its path")
+        check_name(name)
+
+
+def _record(report: PackReport, name: str | None, verified: bool) -> dict[str, object]:
+    return {
+        "path": str(report.path),
+        "name": name,
+        "bytes": report.nbytes,
+        "reused": report.reused,
+        "verified": verified,
+    }
+
+
+def _tell(report: PackReport, name: str | None, verified: bool, more: list[str]) -> None:
+    """Says where the pack is, and what to type for it where it has a name."""
+    done = "already there" if report.reused else "written"
+    notes = [format_bytes(report.nbytes), done, *(["verified"] if verified else []), *more]
+    click.echo(f"{report.path} ({', '.join(notes)})")
+    if name is not None:
+        click.echo(f"called {name}: tpiedge run {name}", err=True)
+
+
+def _rows(quality: Quality) -> list[list[str]]:
+    """One per kind of matrix: all of its tensors together, and the worst of them."""
+    kinds: dict[str, list[TensorQuality]] = {}
+    for tensor in quality.tensors:
+        kinds.setdefault(tensor.matrix, []).append(tensor)
+    rows = []
+    for matrix, tensors in kinds.items():
+        worst = min(tensors, key=lambda tensor: tensor.error.sqnr_db)
+        whole = sum((tensor.error for tensor in tensors), QuantisationError())
+        stored = worst.precision.value
+        rows.append([matrix, stored, _decibels(whole), _decibels(worst.error), worst.tensor])
+    return rows
+
+
+def _decibels(error: QuantisationError) -> str:
+    return f"{error.sqnr_db:.1f} dB" if error.noise else "exact"

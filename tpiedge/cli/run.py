@@ -1,42 +1,43 @@
-"""`tpiedge run`: a whole local cluster for one prompt, or for a chat."""
+"""`tpiedge run` and `tpiedge demo`: a whole local cluster for one prompt, or for a chat."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tpiedge.cli.chat import chat
 from tpiedge.cli.conversation import ANSWER_TOKENS, messages_of
-from tpiedge.cli.laboratory import emulated
-from tpiedge.cli.model_names import model_option
-from tpiedge.cli.network_options import collective_option, testbed_option, wire_option
-from tpiedge.cli.once import Prompt, once
+from tpiedge.cli.local_chat import Prompt, chat, once, positions
+from tpiedge.cli.model_names import emulated, model_option, testbed_option
 from tpiedge.cli.options import (
     MEMORY,
-    Ending,
     arithmetic_options,
+    cache_option,
+    collective_option,
     is_default,
     keeping_of,
     keeping_options,
     kv_option,
-    sampling_of,
-    sampling_options,
-    token_ids,
-    with_usual,
+    speculate_option,
+    wire_option,
 )
-from tpiedge.cli.path_options import cache_option
-from tpiedge.cli.recording import recording
-from tpiedge.cli.serving_options import speculate_option
+from tpiedge.cli.sampling_options import Ending, sampling_of, sampling_options, token_ids, with_usual
+from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
-from tpiedge.errors import UserError
-from tpiedge.local.launch import Layout, say_crowding
+from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.local.answer import collect
+from tpiedge.local.launch import Layout, launch, plan_cluster, roomy_context
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.local.usual_context import roomy_context
-from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
+from tpiedge.model.source import DEMO
+from tpiedge.tracing.collection import Collection, Joined
+from tpiedge.units import counted, format_bytes, format_seconds
+from tpiedge.wire.fields import Compute
+from tpiedge.wire.requests import GenerationRequest
 
 _CONTINUED_TOKENS = 128
+_DEMO_SHARES = ("3", "2", "1")
 
 
 @click.command()
@@ -90,91 +91,65 @@ _CONTINUED_TOKENS = 128
 def run(
     model_name: str,
     nodes: int,
-    testbed_name: str | None,
-    collective: CollectiveChoice,
-    wire: WirePrecision,
-    shares: str | None,
-    threads: int | None,
-    precision: str | None,
-    compute: Compute | None,
-    kv: KVPrecision | None,
-    memory: int | None,
-    window: tuple[int, int] | None,
-    pin: Pin,
-    io: str,
-    context: int | None,
-    speculate: int,
     prompt: str | None,
-    raw: bool,
     system: str | None,
-    prompt_ids: str | None,
-    max_tokens: int | None,
-    stop: tuple[str, ...],
-    ignore_eos: bool,
-    prompt_logprobs: bool,
-    trace: Path | None,
     as_json: bool,
-    cache: Path | None,
-    **sampling_flags: Any,
+    **flags: Any,
 ) -> None:
     """Answer a prompt with a cluster of local processes."""
     # Packing may take long: refuse before it what can be refused.
-    asked = _Asked(prompt, raw, system, token_ids(prompt_ids) if prompt_ids is not None else None)
-    _check_json(asked, as_json, prompt_logprobs, sampling_flags["logprobs"])
-    testbed = emulated(testbed_name, None if is_default("nodes") else nodes)
-    nodes = nodes if testbed is None else len(testbed)
-    keeping = keeping_of(window, pin, io)
-    layout = Layout(nodes, shares, threads, memory, keeping, testbed, collective, wire, speculate)
+    given = flags["prompt_ids"]
+    ids = None if given is None else token_ids(given)
+    chats = prompt is None and ids is None
+    if prompt is not None and ids is not None:
+        raise UserError("give either --prompt or --prompt-ids, not both")
+    if flags["raw"] and prompt is None:
+        raise UserError("--raw says how --prompt is meant: give one")
+    if system is not None and (flags["raw"] or ids is not None):
+        raise UserError("--system goes before a message: not with --raw or --prompt-ids")
+    if as_json and chats:
+        raise UserError("--json needs --prompt or --prompt-ids")
+    if (flags["prompt_logprobs"] or flags["logprobs"]) and not as_json:
+        raise UserError("--logprobs and --prompt-logprobs need --json, which prints them")
+    testbed = emulated(flags["testbed_name"], None if is_default("nodes") else nodes)
+    layout = Layout(
+        nodes if testbed is None else len(testbed),
+        flags["shares"],
+        flags["threads"],
+        flags["memory"],
+        keeping_of(flags["window"], flags["pin"], flags["io"]),
+        testbed,
+        flags["collective"],
+        flags["wire"],
+        flags["speculate"],
+    )
     layout.check()
-    ending = Ending(max_tokens, stop, ignore_eos)
-    sampling = sampling_of(sampling_flags)
-    say_crowding([layout])
-    with recording(trace, nodes) as traces:
-        model = prepare(model_name, precision, compute, cache, kv)
+    ending = Ending(flags["max_tokens"], flags["stop"], flags["ignore_eos"])
+    sampling = sampling_of(flags)
+    with recording(flags["trace"], layout.nodes) as traces:
+        model = prepare(model_name, flags["precision"], flags["compute"], flags["cache"], flags["kv"])
         check_sampling(sampling, model.config.vocab_size)
-        if asked.chats:
+        if chats:
             usual = with_usual(sampling, model.usual_sampling)
-            chat(model, layout, context, ending, usual, system, traces)
+            chat(model, layout, flags["context"], ending, usual, system, traces)
             return
-        found, is_message = asked.tokens(model)
+        is_message = ids is None and bool(prompt) and not flags["raw"] and model.has_template
+        if ids is None:
+            ids = _prompt_ids(model, prompt or "", system, is_message)
         tokens = ending.max_tokens or _CONTINUED_TOKENS
         if is_message and ending.max_tokens is None:
-            tokens = _room(model, layout, len(found))
-        wanted = Prompt(found, tokens, ending, sampling, prompt_logprobs, is_message)
-        once(model, layout, context, wanted, as_json, traces)
+            tokens = _room(model, layout, len(ids))
+        wanted = Prompt(ids, tokens, ending, sampling, flags["prompt_logprobs"], is_message)
+        once(model, layout, flags["context"], wanted, as_json, traces)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the flags give the model: a message, or text or tokens to continue; with none of them, a chat."""
-
-    prompt: str | None
-    raw: bool
-    system: str | None
-    ids: tuple[int, ...] | None
-
-    def __post_init__(self) -> None:
-        if self.prompt is not None and self.ids is not None:
-            raise UserError("give either --prompt or --prompt-ids, not both")
-        if self.raw and self.prompt is None:
-            raise UserError("--raw says how --prompt is meant: give one")
-        if self.system is not None and (self.raw or self.ids is not None):
-            raise UserError("--system goes before a message: not with --raw or --prompt-ids")
-
-    @property
-    def chats(self) -> bool:
-        return self.prompt is None and self.ids is None
-
-    def tokens(self, model: PreparedModel) -> tuple[tuple[int, ...], bool]:
-        """The tokens, and whether they are a message. Raises UserError."""
-        if self.ids is not None:
-            return self.ids, False
-        prompt = self.prompt or ""
-        if prompt and not self.raw and model.has_template:
-            return model.message_ids(messages_of(self.system, prompt)), True
-        if prompt and self.system is not None:
-            raise UserError(f"--system goes before a message, for which {model.name} has no chat template")
-        return tuple(model.tokenizer.encode(prompt)), False
+def _prompt_ids(model: PreparedModel, prompt: str, system: str | None, is_message: bool) -> tuple[int, ...]:
+    """The tokens of a message, or of text to be continued. Raises UserError."""
+    if is_message:
+        return model.message_ids(messages_of(system, prompt))
+    if prompt and system is not None:
+        raise UserError(f"--system goes before a message, for which {model.name} has no chat template")
+    return tuple(model.tokenizer.encode(prompt))
 
 
 def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
@@ -184,8 +159,81 @@ def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
     return max(1, roomy_context(model, layout, usual, least) - prompt_tokens)
 
 
-def _check_json(asked: _Asked, as_json: bool, prompt_logprobs: bool, logprobs: int) -> None:
-    if as_json and asked.chats:
-        raise UserError("--json needs --prompt or --prompt-ids")
-    if (prompt_logprobs or logprobs) and not as_json:
-        raise UserError("--logprobs and --prompt-logprobs need --json, which prints them")
+@contextmanager
+def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
+    """Where each node is to write its part, by rank; nowhere without a `path`. The parts become the file at the end
+    of the block, also where it ends with an error.
+
+    Raises UserError or DiskFull if the file cannot be written: before the block where that can be known. Never in place
+    of the block's own error.
+    """
+    if path is None:
+        yield ()
+        return
+    with Collection(path) as collection:
+        try:
+            yield tuple(collection.part(rank) for rank in range(nodes))
+        except BaseException:
+            try:
+                joined = collection.join(nodes)
+                if joined.events:
+                    _tell(path, joined)
+            except TpiedgeError as error:
+                click.echo(f"trace: {error}", err=True)
+            raise
+        _tell(path, collection.join(nodes))
+
+
+def _tell(path: Path, joined: Joined) -> None:
+    written = f"{counted(joined.events, 'event')} in {path}" if joined.events else "nothing was recorded"
+    lost = f"; {counted(joined.dropped, 'later one')} had no room" if joined.dropped else ""
+    absent = "".join(f"; node {rank} left none" for rank in joined.missing)
+    click.echo(f"trace: {written}{lost}{absent}", err=True)
+
+
+@click.command()
+@click.option("--prompt", default="Once upon a time", show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1, 400), default=200, show_default=True)
+@arithmetic_options
+@testbed_option
+@cache_option
+def demo(
+    prompt: str,
+    max_tokens: int,
+    precision: str | None,
+    compute: Compute | None,
+    testbed_name: str | None,
+    cache: Path | None,
+) -> None:
+    """Watch three nodes of unequal shares answer together with the bundled model."""
+    testbed = emulated(testbed_name, None)
+    nodes = len(_DEMO_SHARES) if testbed is None else min(len(_DEMO_SHARES), len(testbed))
+    model = prepare(DEMO, precision, compute, cache)
+    layout = Layout(nodes, ",".join(_DEMO_SHARES[:nodes]), 1, None, testbed=testbed)
+    prompt_ids = tuple(model.tokenizer.encode(prompt))
+    capacity = positions(model, None, prompt_ids, max_tokens)
+    plan = plan_cluster(model, layout, capacity)
+    tokens = capacity - len(prompt_ids)
+    request = GenerationRequest("demo", prompt_ids, tokens, stop_ids=model.end_ids)
+    click.echo(f"Starting {nodes} processes, joined by encrypted links ...", err=True)
+    with launch(model, layout, plan, capacity) as cluster:
+        click.echo(prompt, nl=False)
+        answer = collect(
+            cluster, request, model.tokenizer, (), lambda text: click.echo(text, nl=False), goes_on=True
+        )
+        click.echo("\n")
+        stats = cluster.stats()
+    rows = [
+        [
+            str(node.rank),
+            f"{counted(len(share.attention), 'head')}, {counted(len(share.ffn), 'FFN tile')}",
+            format_bytes(node.peak_rss_bytes),
+            format_bytes(node.bytes_sent),
+            format_seconds(node.compute_s),
+            format_seconds(node.reduce_wait_s),
+        ]
+        for share, node in zip(plan.shares, stats, strict=True)
+    ]
+    print_table(["node", "share", "peak memory", "sent", "compute", "wait"], rows)
+    if answer.s_per_token:
+        click.echo(f"\n{counted(len(answer.token_ids), 'token')}, {1 / answer.s_per_token:.0f} tokens/s")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from tpiedge.cli.interrupts import Terminated, interrupt_says
 from tpiedge.units import counted
 
 _MOST_WAITING: Final = 1000
@@ -94,3 +95,14 @@ def log_by_scribe() -> Iterator[Scribe]:
     finally:
         root.handlers = before
         scribe.finish()
+
+
+@contextlib.contextmanager
+def serving_until_stopped(next_time: str) -> Iterator[Scribe]:
+    """A service: one that a polite kill stops has done its work. Ctrl-C says what is so the `next_time`. What is logged
+    meanwhile holds no thread up; nor does what is said by the scribe."""
+    try:
+        with interrupt_says(f"stopped; {next_time}"), log_by_scribe() as scribe:
+            yield scribe
+    except Terminated:
+        pass

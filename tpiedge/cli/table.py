@@ -1,8 +1,12 @@
-"""Plain tables for people; programs use --json."""
+"""What verbs print: plain tables for people, --json for programs."""
 
 from collections.abc import Sequence
 
 import click
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
+)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,27 +1,35 @@
-"""`tpiedge token`: let new workers in. Works with and without a running master, on the master's computer."""
+"""Tokens that let workers in: `tpiedge token`, and the one that a master makes at its start, void at its end."""
 
 import json
 import os
 import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 import click
 
 from tpiedge.cli.listing import ListingGroup
-from tpiedge.cli.path_options import state_option
+from tpiedge.cli.options import state_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
-from tpiedge.host.private_file import private_folder, read_private
+from tpiedge.host.private_file import private_folder, read_private, replace_private
 from tpiedge.joining.identity import load_or_create_keys
-from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.token_store import DAY_S, TokenStore
 from tpiedge.joining.tokens import JoinToken, Redemption, TokenRecord
 from tpiedge.local.paths import master_state
 from tpiedge.units import counted
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _STATES: dict[Redemption, str] = {"ok": "usable", "expired": "expired", "used": "used", "unknown": "unknown"}
+_NOTE = "offered.json"
+_OWNER_ONLY = 0o600
+_EXPIRES_S = 30 * DAY_S
+_POLL_S = 0.1
+_MAX_BYTES = 4096
 
 
 @click.group(cls=ListingGroup)
@@ -46,7 +54,8 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
     record, secret = TokenStore(folder).create(expires_s, count)
     made = JoinToken(keys.public, secret, address)
     click.echo(made.text)
-    click.echo(f"token {record.id}: for {_count(record.left)} until {_end(record)}", err=True)
+    workers = "any number of workers" if record.left is None else counted(record.left, "worker")
+    click.echo(f"token {record.id}: for {workers} until {_end(record)}", err=True)
     click.echo(f"on another machine:  tpiedge worker --connect {address} --token {made.text}", err=True)
 
 
@@ -57,10 +66,26 @@ def ls(as_json: bool, state: Path | None) -> None:
     """Show the tokens there are (their secrets are nowhere kept)."""
     tokens = TokenStore(_master_folder(state)).list()
     if as_json:
-        click.echo(json.dumps([_json(record, outcome) for record, outcome in tokens], indent=2))
+        records = [
+            {
+                "id": record.id,
+                "state": _STATES[outcome],
+                "uses_left": record.left,
+                "created": record.created,
+                "expires": record.expires,
+            }
+            for record, outcome in tokens
+        ]
+        click.echo(json.dumps(records, indent=2))
     else:
         rows = [
-            (record.id, _STATES[outcome], _left(record.left), _when(record.created), _end(record))
+            (
+                record.id,
+                _STATES[outcome],
+                "any" if record.left is None else str(record.left),
+                _when(record.created),
+                _end(record),
+            )
             for record, outcome in tokens
         ]
         print_table(("token", "state", "uses left", "created", "expires"), rows)
@@ -77,16 +102,6 @@ def revoke(token_id: str, state: Path | None) -> None:
 
 def _master_folder(state: Path | None) -> Path:
     return private_folder(master_state(state))
-
-
-def _json(record: TokenRecord, outcome: Redemption) -> dict[str, object]:
-    return {
-        "id": record.id,
-        "state": _STATES[outcome],
-        "uses_left": record.left,
-        "created": record.created,
-        "expires": record.expires,
-    }
 
 
 def _seconds(text: str) -> float:
@@ -112,14 +127,6 @@ def _own_address(folder: Path) -> Address:
     return Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
 
 
-def _count(left: int | None) -> str:
-    return "any number of workers" if left is None else counted(left, "worker")
-
-
-def _left(left: int | None) -> str:
-    return "any" if left is None else str(left)
-
-
 def _end(record: TokenRecord) -> str:
     if record.waits:
         return f"{(record.expires - record.created) / _UNITS['h']:g} h after the clock is set"
@@ -128,3 +135,84 @@ def _end(record: TokenRecord) -> str:
 
 def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+@contextmanager
+def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
+    """Keeps a token for any number of workers in `path`, which only its owner may read. Raises UserError."""
+    with _noted(folder, _EXPIRES_S, None) as secret:
+        _write(path, JoinToken(master_key, secret, address).text)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # gone with its volume, perhaps: what it holds is void in a moment
+                path.unlink()
+
+
+@contextmanager
+def invitation(folder: Path) -> Iterator[str]:
+    """Gives the secret of a token for one worker. Raises UserError."""
+    with _noted(folder, DAY_S, 1) as secret:
+        yield secret
+
+
+@contextmanager
+def _noted(folder: Path, expires_s: float, uses: int | None) -> Iterator[str]:
+    """Gives the secret of a new token, which is noted, so that the next master can withdraw it if need be."""
+    _withdraw(folder)
+    record, secret = TokenStore(folder).create(expires_s, uses)
+    try:
+        replace_private(folder / _NOTE, {"token": record.id})
+        yield secret
+    finally:
+        _withdraw(folder)
+
+
+def _withdraw(folder: Path) -> None:
+    """Make the noted token void, if there is one."""
+    note, store = folder / _NOTE, TokenStore(folder)
+    token_id = (read_private(note) or {}).get("token")
+    for record, _ in store.list():
+        if record.id == token_id:
+            store.revoke(record.id)
+    note.unlink(missing_ok=True)
+
+
+def await_token(path: Path, limit_s: float) -> str:
+    """What the file holds, as soon as it is there. Raises UserError where that takes longer than `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    waiting = False
+    while not (text := _read(path)):
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"no token in {path} within {limit_s:.0f} s: is 'tpiedge master --token-file' running?"
+            )
+        if not waiting:
+            waiting = True
+            click.echo(f"waiting for a token in {path}", err=True)
+        time.sleep(_POLL_S)
+    return text
+
+
+def _write(path: Path, text: str) -> None:
+    """At once or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{text}\n")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write the token to {path}: {error.strerror}") from None
+
+
+def _read(path: Path) -> str:
+    """ "" where there is none yet."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UserError(f"cannot read the token in {path}: {error.strerror}") from None

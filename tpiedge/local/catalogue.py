@@ -1,17 +1,21 @@
 """Which models lie on this computer, and what a name means: every verb finds its model here."""
 
+import contextlib
 import difflib
+import json
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
+from itertools import chain, count
 from pathlib import Path
 
 from tpiedge.errors import UserError
-from tpiedge.local.pack_label import PackLabel, last_use_s, load_label, save_label, short_name
 from tpiedge.local.paths import packs_folder
 from tpiedge.model.aliases import aliases
 from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.folder import read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import folder_label, parse_hub_name
 from tpiedge.model.source import DEMO, is_gguf, resolve_model
@@ -19,14 +23,21 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
+from tpiedge.sanitise import quote
 
 _PRECISION = "|".join(precision.value for precision in Precision)
 # As Storage.label writes it.
 _STORAGE = rf"(?:{_PRECISION})(?:-embedding-(?:{_PRECISION}))?(?:-head-(?:{_PRECISION}))?(?:-vectors-f32)?(?:-plain)?"
 _OF_MODEL = re.compile(rf"(.+?)-{_STORAGE}-[0-9a-f]{{16}}")
-_MANY_NAMES = 1000
 _ALIKE = 0.7
 """How alike a name must be to be what was meant: from 0 to 1, as difflib says."""
+
+_LABEL = "label.json"
+_MAX_BYTES = 65_536
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_LONGEST_STEM = 80
+# As files of GGUF are called: "model.Q4_K_M", "model-f16".
+_STORAGE_ENDING = re.compile(r"[.-](?:i?q\d\w*|bf16|fp?16|fp?32)$", re.IGNORECASE)
 
 
 class ModelKind(Enum):
@@ -58,6 +69,17 @@ class StoredPack:
     used_s: float
 
 
+@dataclass(frozen=True)
+class PackLabel:
+    """What a pack is called on this computer, and what it was made from: in label.json beside the manifest, which is no
+    part of the pack's identity and does not travel. Its time of change is when the pack was last used. A pack without
+    one is called like its folder. `source`: "org/name", or the path of the checkpoint or of the GGUF file; empty where
+    it is not known."""
+
+    name: str
+    source: str = ""
+
+
 def find_model(name: str, cache: Path | None) -> FoundModel:
     """What `name` means: "demo"; a pack, a checkpoint's folder or a GGUF file by its path; a pack of the cache by its
     name, whatever the case; a pulled model by its alias or "org/name". The first of these counts. Raises UserError.
@@ -84,19 +106,20 @@ def find_model(name: str, cache: Path | None) -> FoundModel:
 
 def stored_packs(cache: Path | None) -> list[StoredPack]:
     """Every complete pack of the cache, by name."""
-    return sorted(map(stored_pack, _pack_folders(cache)), key=lambda pack: (pack.name.lower(), pack.path))
+    return sorted(
+        map(stored_pack, _complete_in(packs_folder(cache))), key=lambda pack: (pack.name.lower(), pack.path)
+    )
 
 
 def stored_pack(path: Path) -> StoredPack:
     """What is known of one pack."""
     match = _OF_MODEL.fullmatch(path.name)
     model = match[1].replace("--", "/", 1) if match else path.name
-    label, used_s = load_label(path), last_use_s(path)
-    try:
+    label, precision, nbytes = load_label(path), None, None
+    with contextlib.suppress(UserError):
         pack = Pack.open(path)
-    except UserError:
-        return StoredPack(path, label.name, model, label.source, None, None, used_s)
-    return StoredPack(path, label.name, model, label.source, pack.precision.value, pack.nbytes, used_s)
+        precision, nbytes = pack.precision.value, pack.nbytes
+    return StoredPack(path, label.name, model, label.source, precision, nbytes, last_use_s(path))
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
@@ -140,7 +163,9 @@ def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | 
     if wanted is None and label.name != pack.name:
         return label.name
     if wanted is None:
-        wanted = _free_name(short_name(stem, precision), _taken(pack))
+        name, taken = short_name(stem, precision), _taken(pack)
+        numbered = (f"{name}-{number}" for number in count(2))
+        wanted = next(one for one in chain((name,), numbered) if one.lower() not in taken)
     else:
         check_free(pack, wanted)
         if label.name not in (pack.name, wanted):
@@ -155,10 +180,6 @@ def check_free(pack: Path, wanted: str | None) -> None:
         raise UserError(f"another pack is called {wanted}: tpiedge rm it, or choose another --name")
 
 
-def _pack_folders(cache: Path | None) -> list[Path]:
-    return _complete_in(packs_folder(cache))
-
-
 def _complete_in(folder: Path) -> list[Path]:
     """The complete packs in a folder."""
     return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
@@ -167,7 +188,7 @@ def _complete_in(folder: Path) -> list[Path]:
 def _made_of(label: str, fingerprint: str, cache: Path | None) -> list[Path]:
     """The packs in the cache of a model; `label` is a pattern."""
     folder_name = re.compile(f"{label}-{_STORAGE}-{fingerprint[:16]}")
-    return [path for path in _pack_folders(cache) if folder_name.fullmatch(path.name)]
+    return [path for path in _complete_in(packs_folder(cache)) if folder_name.fullmatch(path.name)]
 
 
 def _taken(pack: Path) -> set[str]:
@@ -176,16 +197,11 @@ def _taken(pack: Path) -> set[str]:
     return {name.lower() for path in others for name in (load_label(path).name, path.name)}
 
 
-def _free_name(name: str, taken: set[str]) -> str:
-    numbered = (f"{name}-{number}" for number in range(2, _MANY_NAMES))
-    return next(one for one in (name, *numbered) if one.lower() not in taken)
-
-
 def _packs_called(name: str, cache: Path | None) -> list[Path]:
     """The packs of the cache with this name, or the one whose folder is called so."""
     if not name or "/" in name or "\0" in name:
         return []
-    folders = _pack_folders(cache)
+    folders = _complete_in(packs_folder(cache))
     by_folder = [path for path in folders if path.name == name]
     if by_folder or name in aliases():  # a later version may have an alias that a pack is called by
         return by_folder
@@ -200,3 +216,73 @@ def _suggestion(name: str, cache: Path | None) -> str:
     begun = [names[one] for one in sorted(names) if name and one.startswith(name.lower())][:3]
     found = dict.fromkeys([*begun, *close])
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def short_name(stem: str, precision: str) -> str:
+    """A name that people can type: ("SmolLM2-135M.Q4_1", "q8") -> "SmolLM2-135M-q8"."""
+    cleaned = "".join(mark if mark.isascii() and (mark.isalnum() or mark in "-_.") else "-" for mark in stem)
+    bare = _STORAGE_ENDING.sub("", cleaned.strip(".-_"))[:_LONGEST_STEM].strip(".-_")
+    return f"{bare or 'model'}-{precision}"
+
+
+def check_name(name: str) -> str:
+    """Returns what --name says. Raises UserError for what could not be told from another model's name."""
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"--name {quote(name)} is not a name: 1 to 96 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    if name.lower() in (DEMO, *map(str.lower, aliases())):
+        raise UserError(f"--name {name} already means another model (tpiedge ls --all): choose another name")
+    return name
+
+
+def has_label(pack: Path) -> bool:
+    """Whether the pack has been named."""
+    return (pack / _LABEL).is_file()
+
+
+def load_label(pack: Path) -> PackLabel:
+    """The label of the pack in folder `pack`; its folder's name where it has none, or one that is damaged."""
+    folder = os.path.basename(os.path.abspath(pack))
+    try:
+        values = read_json(pack, _LABEL, _MAX_BYTES)
+    except (OSError, UserError):
+        return PackLabel(folder)
+    match values:
+        case {"name": str(name), "source": str(source)} if _NAME.fullmatch(name):
+            return PackLabel(name, source)
+    return PackLabel(folder)
+
+
+def save_label(pack: Path, label: PackLabel) -> None:
+    """Replace the pack's label."""
+    write_files(pack, {_LABEL: json.dumps(asdict(label), indent=1).encode()})
+
+
+def mark_used(pack: Path) -> None:
+    """Note that the pack was used now, where that can be noted: the pack may be another user's."""
+    with contextlib.suppress(OSError):
+        os.utime(pack / _LABEL)
+
+
+def last_use_s(pack: Path) -> float:
+    """When the pack was last used, or made, in seconds since 1970."""
+    for name in (_LABEL, MANIFEST_NAME):
+        with contextlib.suppress(OSError):
+            return (pack / name).stat().st_mtime
+    return 0.0
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the files, each as a whole: another command may do the same at the same time. A name may be that of a file
+    in a folder of `folder`."""
+    folder.mkdir(exist_ok=True)
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            partial.write_bytes(data)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

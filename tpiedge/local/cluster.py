@@ -1,6 +1,7 @@
 """A cluster of processes on this computer, held by its master. No torch here."""
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -8,24 +9,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tpiedge.clock import MonotonicClock
+from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import InternalError, PeerError, TpiedgeError, UserError
-from tpiedge.launch.bootstrap import NodeBootstrap, control_name
+from tpiedge.launch.bootstrap import NodeBootstrap, control_name, node_of
 from tpiedge.launch.child import Child, Place
 from tpiedge.launch.standby import NODE_MODULE, node_environment
 from tpiedge.launch.timing import Timing
-from tpiedge.local.control import Controller
 from tpiedge.master.assignments import Assignment, Served
+from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
+from tpiedge.transport.endpoint import Endpoint, EndpointClosed, LinkReset, MalformedMessage
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.control import (
     AnswerPart,
     AskStats,
+    Assign,
     Cancel,
     Embedding,
     Failed,
@@ -289,3 +292,80 @@ class LocalCluster:
         )
         environment = node_environment(self._spec.threads)
         return Child(NODE_MODULE, bootstrap.to_line(), environment, prefix=place.prefix)
+
+
+class Controller:
+    """Runs between `start` and `close`; `events` has messages of the nodes, or the error that ends the cluster.
+
+    `assign(rank)` makes a node's part of the plan; `exit_causes()` gives each process's cause of its end, or None. The
+    control thread calls both.
+    """
+
+    def __init__(
+        self,
+        hub: Endpoint,
+        clock: Clock,
+        membership: Membership,
+        epoch: int,
+        heartbeat_s: float,
+        assign: Callable[[int], Assign],
+        exit_causes: Callable[[], Sequence[str | None]],
+    ) -> None:
+        self.events: queue.Queue[EpochEvent] = queue.Queue()
+        self._hub = hub
+        self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._exit_causes = exit_causes
+        self._number = epoch
+        self._epoch = Epoch(epoch, clock, membership, assign, self._post, self.events.put)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Ends the thread and waits for it. Messages that were posted before are sent."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        due = self._clock.now()
+        while not self._closing.is_set():
+            try:
+                # If this thread was held up, heartbeats are waiting: it takes them all before it looks for silence.
+                while (envelope := self._hub.recv(max(0.0, due - self._clock.now()))) is not None:
+                    self._epoch.handle(_rank(envelope.sender), envelope.message)
+                due = self._clock.now() + self._heartbeat_s
+                self._watch()
+                self._epoch.tick()
+            except (MalformedMessage, LinkReset) as error:
+                self._epoch.lose(_rank(error.peer), str(error))
+            except EndpointClosed:
+                return
+            except TpiedgeError as error:
+                self.events.put(error)
+                return
+            except Exception as error:
+                self.events.put(InternalError(f"the control thread failed: {type(error).__name__}: {error}"))
+                return
+
+    def _watch(self) -> None:
+        for rank, cause in enumerate(self._exit_causes()):
+            if cause is not None and not self._closing.is_set():
+                self._epoch.ended(rank, cause)
+
+    def _post(self, message: Message, rank: int) -> None:
+        self._hub.post(message, to=control_name(rank, self._number))
+
+
+def _rank(peer: str) -> int:
+    rank, _ = node_of(peer)
+    if rank is None:
+        raise InternalError(f"the hub let in {peer}, which is no node")
+    return rank

@@ -1,9 +1,9 @@
 """Makes a plan for a prepared model within the user's limits, and runs a cluster for it."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -16,17 +16,19 @@ from tpiedge.launch.timing import Timing
 from tpiedge.local.cluster import ClusterSpec, LocalCluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.facts import model_facts
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, bytes_beside_weights
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import ShareWeight, parse_shares
 from tpiedge.planner.solve import Plan, evaluate, solve
 from tpiedge.progress import ByteProgress, say
-from tpiedge.units import counted, format_bytes
+from tpiedge.units import counted
 from tpiedge.wire.control import Ready
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.weights import Keeping
 
 _MAX_NODES = 64
-_CROWD = 2  # so many nodes per core still take turns well
+_LEAST_TOKENS = 4096
+_PART_OF_MEMORY = 8
+_MOST_KV_TOKENS = (1 << 32) - 1
 _DISK_SPEED = 0.1  # relative to the speed of computing; all nodes have the same disk
 
 
@@ -98,31 +100,6 @@ class Layout:
         return None if self.shares is None else parse_shares(self.shares, self.nodes)
 
 
-def say_crowding(layouts: Iterable[Layout]) -> None:
-    """Warn in one line where the largest of the layouts crowds this computer: it starts nevertheless, if it fits.
-
-    A testbed is left alone: its devices have processors and memory of their own sizes.
-    """
-    nodes = max((layout.nodes for layout in layouts if layout.testbed is None), default=1)
-    warning = crowding(nodes, default_threads(), _available_bytes())
-    if warning is not None:
-        say(f"tpiedge: {warning}")
-
-
-def crowding(nodes: int, cores: int, free_bytes: int) -> str | None:
-    """What to expect where nodes are far more than the cores, or do not fit even without weights; None elsewhere."""
-    if nodes > _CROWD * cores:
-        shared, fit = ("one core", "one") if cores == 1 else (f"{cores} cores", f"{cores} side by side")
-        return f"{nodes} nodes take turns on {shared} here: expect far slower answers than from {fit}"
-    needed = bytes_beside_weights(nodes)
-    if nodes > 1 and needed > free_bytes:
-        return (
-            f"{nodes} nodes take {format_bytes(needed)} of memory beside the weights, and {format_bytes(free_bytes)} "
-            "are free here: expect a refusal, and use fewer nodes"
-        )
-    return None
-
-
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
     """A plan with the shares of --shares or the planner's, within --memory or this computer's memory.
 
@@ -144,7 +121,7 @@ def _plan_for_this_computer(model: PreparedModel, layout: Layout, capacity_token
     plan = _plan(model, layout, None, capacity_tokens)
     available = _available_bytes()
     for free in (default_memory_bytes(available), available):
-        if isinstance(plan, Plan) and _total_bytes(plan) <= free:
+        if isinstance(plan, Plan) and sum(need.total_bytes for need in plan.needs) <= free:
             break
         plan = _plan(model, layout, free // layout.nodes, capacity_tokens)
     return plan
@@ -155,26 +132,24 @@ def _plan(
 ) -> Plan | Infeasible:
     weights = layout.weights
     facts = model_facts_of(model)
-    # This process is counted with rank 0.
-    nodes = [replace(_node(layout, rank, memory_bytes), alone=rank > 0) for rank in range(layout.nodes)]
+    nodes = [
+        NodeFacts(
+            1.0 if layout.testbed is None else layout.testbed.speeds[rank],
+            layout.memory_bytes_of(rank, memory_bytes),
+            disk_bytes_per_s=_DISK_SPEED,
+            keeping=layout.keeping,
+            alone=rank > 0,  # this process is counted with rank 0
+        )
+        for rank in range(layout.nodes)
+    ]
     if weights is None:
         return solve(facts, nodes, capacity_tokens)
     return evaluate(facts, nodes, weights, capacity_tokens)
 
 
-def _node(layout: Layout, rank: int, memory_bytes: int | None) -> NodeFacts:
-    speed = 1.0 if layout.testbed is None else layout.testbed.speeds[rank]
-    limit = layout.memory_bytes_of(rank, memory_bytes)
-    return NodeFacts(speed, limit, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
-
-
 def model_facts_of(model: PreparedModel) -> ModelFacts:
     """The model's numbers for the planner."""
     return model_facts(model.pack, head_dim=model.config.head_dim, kv=model.kv)
-
-
-def _total_bytes(plan: Plan) -> int:
-    return sum(need.total_bytes for need in plan.needs)
 
 
 def check_context(model: PreparedModel, context: int) -> int:
@@ -187,7 +162,7 @@ def check_context(model: PreparedModel, context: int) -> int:
 
 def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
     """Raises OutOfMemory if all nodes together need more than is free: a cluster that swaps would be unusable."""
-    needed = _total_bytes(plan)
+    needed = sum(need.total_bytes for need in plan.needs)
     available = _available_bytes()
     if needed > available:
         precision = model_facts_of(model).smaller_precision
@@ -233,20 +208,16 @@ def launch(
             speculate=layout.speculate,
             timing=Timing() if there is None else there.timing,
         )
-        yield from _run(spec, [need.weight_bytes for need in plan.needs])
-
-
-def _run(spec: ClusterSpec, weight_bytes: Sequence[int]) -> Iterator[LocalCluster]:
-    progress = ByteProgress("loading weights")
-    cluster = LocalCluster(spec, weight_bytes, progress)
-    try:
-        cluster.start()
-    finally:
-        progress.finish(0)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+        progress = ByteProgress("loading weights")
+        cluster = LocalCluster(spec, [need.weight_bytes for need in plan.needs], progress)
+        try:
+            cluster.start()
+        finally:
+            progress.finish(0)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
 
 
 def plan_json(
@@ -272,3 +243,58 @@ def plan_json(
             for share, need in zip(plan.shares, plan.needs, strict=True)
         ],
     }
+
+
+def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
+    """--context; without it the model's own where there is room for it, at least 4096 tokens or the model's own, which
+    is said. Raises UserError for more than the model has."""
+    if wanted is not None:
+        return check_context(model, wanted)
+    own = model.context_tokens
+    tokens = roomy_context(model, layout, own, min(_LEAST_TOKENS, own))
+    if tokens == own:
+        say(f"context: {tokens} tokens, all that the model has")
+    else:
+        say(
+            f"context: {tokens} of the model's {own} tokens, for which there is memory; --context takes another number"
+        )
+    return tokens
+
+
+def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int) -> int:
+    """`tokens`, halved until their KV cache costs no weights their place in memory and takes an eighth of the memory at
+    most, but not below `least`.
+    """
+    usual = default_memory_bytes() // layout.nodes
+    limits = [layout.memory_bytes_of(rank, layout.memory_bytes) for rank in range(layout.nodes)]
+    memory = sum(usual if limit is None else limit for limit in limits)
+
+    def needs(tokens: int) -> tuple[int, int] | None:
+        """Bytes that stream, and of the KV cache; None where there is no plan."""
+        try:
+            plan = plan_cluster(model, layout, tokens)
+        except OutOfMemory:  # which the plan of whoever asks says in its own words
+            return None
+        return sum(need.streamed_bytes for need in plan.needs), sum(need.kv_bytes for need in plan.needs)
+
+    at_least = needs(least)
+    while at_least is not None and tokens > least:
+        found = needs(tokens)
+        if found is not None and found[0] <= at_least[0] and found[1] <= memory // _PART_OF_MEMORY:
+            return tokens
+        tokens //= 2
+    return least
+
+
+def chosen_kv_tokens(context: int, wanted: int | None) -> int:
+    """--kv-tokens, or without it the context. Raises UserError for fewer, or for more than any cluster has."""
+    if wanted is None:
+        return context
+    if wanted < context:
+        raise UserError(
+            f"--kv-tokens {wanted} is less than the context of {context} tokens: give at least {context}, or a smaller "
+            "--context"
+        )
+    if wanted > _MOST_KV_TOKENS:
+        raise UserError(f"--kv-tokens {wanted} is out of range: at most {_MOST_KV_TOKENS}")
+    return wanted

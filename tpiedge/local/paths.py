@@ -18,6 +18,11 @@ def packs_folder(cache: Path | None) -> Path:
     return cache_folder(cache) / "packs"
 
 
+def shards_folder(cache: Path | None) -> Path:
+    """The folder of the parts of models that a worker keeps."""
+    return cache_folder(cache) / "shards"
+
+
 def master_state(state: Path | None) -> Path:
     """The folder with key, members and tokens of this machine's master."""
     return _state(state) / "master"

@@ -6,16 +6,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tpiedge.engine.sampling import MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
-from tpiedge.local.catalogue import ModelKind, find_model
-from tpiedge.local.gguf_import import cached_gguf_pack, import_gguf_file
-from tpiedge.local.pack_label import has_label, load_label, mark_used
-from tpiedge.local.packing import cached_pack, name_checkpoint_pack, pack_checkpoint, source_precision
-from tpiedge.local.usual_sampling import usual_sampling
+from tpiedge.local.catalogue import ModelKind, find_model, has_label, load_label, mark_used
+from tpiedge.local.packing import (
+    cached_gguf_pack,
+    cached_pack,
+    import_gguf_file,
+    name_checkpoint_pack,
+    pack_checkpoint,
+    source_precision,
+)
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.folder import has_file
+from tpiedge.model.fields import ConfigFields
+from tpiedge.model.folder import has_file, read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import parse_hub_name
 from tpiedge.model.pooling import usual_pooling
@@ -32,6 +38,13 @@ from tpiedge.progress import say
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import Sampling
+
+USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
+"""Of a model that says nothing: the whole vocabulary at temperature 1 lets a small one talk nonsense."""
+_FILE = "generation_config.json"
+_HOTTEST = 100.0  # what people may ask for is less
+_FILE_LIMIT = 1_000_000
+_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -246,3 +259,29 @@ def choose_arithmetics(source: Precision, precision: str | None, compute: Comput
     arithmetic = compute or usual_compute(stored)
     check_compute(stored, arithmetic)
     return Arithmetics(stored, arithmetic)
+
+
+def usual_sampling(folder: Path | None) -> Sampling:
+    """What generation_config.json in the folder says; USUAL where it says nothing. Raises UserError."""
+    if folder is None or not has_file(folder, _FILE):
+        return USUAL
+    fields = ConfigFields(str(folder / _FILE), read_json(folder, _FILE, _FILE_LIMIT))
+    greedy = not fields.flag("do_sample", True)
+    if all(fields.raw(key) is None for key in _KEYS) and not greedy:
+        return USUAL
+    temperature = _number(fields, "temperature", 0.0, _HOTTEST, 1.0)
+    top_k = fields.optional_integer("top_k", -1, MAX_TOP_K) or 0
+    return Sampling(
+        temperature=0.0 if greedy else temperature,
+        top_k=max(top_k, 0),
+        top_p=_number(fields, "top_p", TOP_P.low, TOP_P.high, 1.0),
+        min_p=_number(fields, "min_p", MIN_P.low, MIN_P.high, 0.0),
+        repetition_penalty=_number(
+            fields, "repetition_penalty", REPETITION_PENALTY.low, REPETITION_PENALTY.high, 1.0
+        ),
+    )
+
+
+def _number(fields: ConfigFields, key: str, low: float, high: float, neutral: float) -> float:
+    found = fields.optional_number(key, low, high)
+    return neutral if found is None else found

@@ -116,11 +116,6 @@ def base_bytes(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
     return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations
 
 
-def bytes_beside_weights(nodes: int) -> int:
-    """What so many nodes on one computer take at least, with the process that started them all."""
-    return nodes * (NODE_BASE_BYTES - _COMPANION_BYTES) + _COMPANION_BYTES
-
-
 def whole_need(
     model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
 ) -> NodeNeed:

@@ -4,16 +4,17 @@ import shutil
 
 import pytest
 
-from tests.process.bad_input.refusal import USER, assert_nothing_half_written, refused
+from tests.process.bad_input.refusal import USER, assert_nothing_half_written, the_line
 
 
 @pytest.fixture
-def fails(capfd, monkeypatch, tmp_path):
+def fails(here, tmp_path):
     """Run the command in this process; give back the one line of its failure, without the prefix."""
 
     def run(*arguments, status=USER):
-        found, line = refused(monkeypatch, capfd, arguments)
-        assert found == status, line
+        ended = here(*arguments)
+        line = the_line(ended.err)
+        assert (ended.status, ended.out) == (status, ""), line
         assert_nothing_half_written(tmp_path)
         return line
 

@@ -2,27 +2,9 @@
 
 import json
 import os
-import sys
-
-import pytest
-
-from tpiedge.cli.main import main
 
 USER, RESOURCE = 2, 4
 PROGRESS = ("packing ", "loading weights", "looking for masters")
-
-
-def refused(monkeypatch, capfd, arguments):
-    """(exit status, line of the error) of the command, run in this process."""
-    capfd.readouterr()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "argv", ["tpiedge", *map(str, arguments)])
-        patch.setattr("signal.signal", lambda *_: None)  # the handlers are the test runner's
-        with pytest.raises(SystemExit) as ended:
-            main()
-    out, err = capfd.readouterr()
-    assert out == ""
-    return ended.value.code, the_line(err)
 
 
 def the_line(err):

@@ -13,7 +13,7 @@ from tests.process.network.conftest import machines
 from tests.process.network.namespaces import MASTER, Namespaces
 from tests.process.serving.machines import measured
 from tests.process.serving.serving import START_S
-from tpiedge.cli.first_lines import qr_lines
+from tpiedge.cli.master_lines import qr_lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 

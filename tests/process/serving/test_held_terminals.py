@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.process.serving.conftest import SLOW
 from tests.process.serving.serving import Serving
 
@@ -77,37 +75,28 @@ class Watched(Serving):
             self.anns.close()
 
 
-@pytest.fixture
-def watched(tmp_path: Path) -> Iterator[Watched]:
-    with contextlib.closing(Watched(tmp_path)) as cluster:
-        cluster.start_master()
-        for name in ("ann", "bob"):
-            cluster.start_worker(name, bytes_per_s=SLOW)
-        cluster.wait_ready(3)
-        yield cluster
-
-
 def test_masters_and_workers_go_on_beside_terminals_that_are_held(
-    watched: Watched, exact: Callable[[Serving], None]
+    tmp_path: Path, exact: Callable[[Serving], None]
 ) -> None:
-    ann, bob = watched.workers["ann"], watched.workers["bob"]
-    agent = ann.agent
-    with watched.anns.held():
-        with watched.masters.held():
-            os.killpg(bob.process.pid, signal.SIGKILL)
+    """A worker also joins beside one."""
+    with contextlib.closing(Watched(tmp_path)) as watched:
+        watched.start_master()
+        for name in ("ann", "bob"):
+            watched.start_worker(name, bytes_per_s=SLOW)
+        watched.wait_ready(3)
+        with watched.anns.held():
+            os.killpg(watched.workers["ann"].process.pid, signal.SIGKILL)
+            watched.wait_ready(2)
+            watched.start_worker("ann", bytes_per_s=SLOW)
+            watched.wait_ready(3)
+            agent = watched.workers["ann"].agent
+            with watched.masters.held():
+                os.killpg(watched.workers["bob"].process.pid, signal.SIGKILL)
+                watched.wait_ready(2)
+                exact(watched)
+            # What ann's agent says of this finds no room either.
+            watched.master.end(signal.SIGKILL)
+            watched.start_master()
             watched.wait_ready(2)
             exact(watched)
-        # What ann's agent says of this finds no room either.
-        watched.master.end(signal.SIGKILL)
-        watched.start_master()
-        watched.wait_ready(2)
-        exact(watched)
-        assert agent.is_running()
-
-
-def test_a_worker_joins_beside_a_terminal_that_is_held(watched: Watched) -> None:
-    with watched.anns.held():
-        os.killpg(watched.workers["ann"].process.pid, signal.SIGKILL)
-        watched.wait_ready(2)
-        watched.start_worker("ann", bytes_per_s=SLOW)
-        watched.wait_ready(3)
+            assert agent.is_running()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tpiedge.cli import answer_stream
-from tpiedge.cli.answer_stream import AnswerStream, HttpRefusal
+from tpiedge.cli import reach
+from tpiedge.cli.reach import AnswerStream, HttpRefusal
 from tpiedge.errors import PeerError
 
 PATH = "/v1/completions"
@@ -73,7 +73,7 @@ class Master:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_stream, "_RETRY_S", 0.0)
+    monkeypatch.setattr(reach, "_RETRY_S", 0.0)
 
 
 def test_an_answer_that_does_not_break_is_asked_for_once() -> None:
@@ -180,7 +180,7 @@ def test_what_came_before_is_not_taken_twice() -> None:
 
 @pytest.mark.parametrize("reply", [unreachable, refusal(503, "shutting_down"), begun(3, 3)])
 def test_it_is_given_up_in_the_end(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_stream, "RECOVERY_GRACE_S", -1.0)
+    monkeypatch.setattr(reach, "RECOVERY_GRACE_S", -1.0)
     master = Master(begun(1, 3), reply)
     with pytest.raises((httpx.ConnectError, httpx.ReadError, HttpRefusal)):
         master.events()

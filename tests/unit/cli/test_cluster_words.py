@@ -23,7 +23,7 @@ from tpiedge.cli.cluster_words import (
     timeline_cells,
     timeline_lines,
 )
-from tpiedge.cli.top_screen import screen_of
+from tpiedge.cli.top import screen_of
 
 NOON = datetime(2026, 3, 5, 12, 0, 7)
 MEMORY = {

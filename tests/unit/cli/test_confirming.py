@@ -1,21 +1,51 @@
 """A deletion is confirmed, or it is said why it was not."""
 
+from pathlib import Path
+
 import click
 import pytest
+from click.testing import CliRunner
 
 from tpiedge.cli.models import rm
 from tpiedge.errors import UserError
 
 
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """A pack of the cache, which is damaged."""
+    folder = tmp_path / "packs" / "one"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("not JSON")
+    return folder
+
+
+def test_what_is_answered_counts(pack: Path, tmp_path: Path) -> None:
+    def remove(typed: str, *flags: str) -> BaseException | None:
+        return CliRunner().invoke(rm, ["one", "--cache", str(tmp_path), *flags], input=typed).exception
+
+    refused = remove("")
+    assert isinstance(refused, UserError)
+    assert str(refused) == "nobody answers on standard input: say --yes to delete without a question"
+    assert remove("n\n") is None
+    assert pack.exists()
+    assert remove("y\n") is None
+    assert not pack.exists()
+
+
+def test_without_a_question(pack: Path, tmp_path: Path) -> None:
+    assert CliRunner().invoke(rm, ["one", "--cache", str(tmp_path), "--yes"]).exception is None
+    assert not pack.exists()
+
+
 @pytest.mark.parametrize(("end", "expected"), [(KeyboardInterrupt, click.Abort), (EOFError, UserError)])
-def test_an_interrupt_is_not_an_input_that_has_ended(tmp_path, monkeypatch, capsys, end, expected):
+def test_an_interrupt_is_not_an_input_that_has_ended(pack, tmp_path, monkeypatch, capsys, end, expected):
     """Standard input is no terminal here. What is said at the end has a line of its own."""
 
     def ask(_prompt):
         raise end
 
-    monkeypatch.setattr("tpiedge.cli.models.packs_of", lambda *_: [tmp_path / "packs" / "one"])
     monkeypatch.setattr("click.termui.visible_prompt_func", ask)
     with pytest.raises(expected):
-        rm.main(["demo", "--cache", str(tmp_path)], standalone_mode=False)
+        rm.main(["one", "--cache", str(tmp_path)], standalone_mode=False)
     assert capsys.readouterr().err.endswith("one\n\n")
+    assert pack.exists()

@@ -218,13 +218,3 @@ def test_an_answer_that_was_cut_says_so(
     parrot.reason = "length"
     talk.take("hi")
     assert "/set max_tokens" in capsys.readouterr().err
-
-
-def test_loops_and_control_characters(
-    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parrot.answer = "again and again, \x1b[2J" * 40
-    talk.take("hi")
-    told = capsys.readouterr()
-    assert told.err.count("the model repeats itself") == 1
-    assert "\x1b" not in told.out

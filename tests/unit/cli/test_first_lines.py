@@ -3,8 +3,8 @@
 import pytest
 import segno
 
-from tpiedge.cli import first_lines
-from tpiedge.cli.first_lines import lan_address, page_lines, qr_lines, terminal_columns, url_for_others
+from tpiedge.cli import master_lines
+from tpiedge.cli.master_lines import lan_address, page_lines, qr_lines, terminal_columns, url_for_others
 from tpiedge.host.addresses import Address
 
 LAN = "192.168.1.10"
@@ -17,7 +17,7 @@ SQUARES = {" ": (1, 1), "\u2580": (0, 1), "\u2584": (1, 0), "\u2588": (0, 0)}
 @pytest.fixture
 def lan(monkeypatch):
     """This machine has a network."""
-    monkeypatch.setattr(first_lines, "outgoing_host", lambda: LAN)
+    monkeypatch.setattr(master_lines, "outgoing_host", lambda: LAN)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def lan(monkeypatch):
     ],
 )
 def test_the_url_is_one_that_others_can_type(monkeypatch, http: Address, outgoing: str | None, url: str):
-    monkeypatch.setattr(first_lines, "outgoing_host", lambda: outgoing)
+    monkeypatch.setattr(master_lines, "outgoing_host", lambda: outgoing)
     assert url_for_others(http, f"http://{http}") == url
     assert f"http://{lan_address(http)}" == url
 
@@ -98,9 +98,9 @@ def test_what_a_terminal_shows(monkeypatch, encoding, term, no_color, columns):
             return 2
 
     Shown.encoding = encoding
-    monkeypatch.setattr(first_lines.sys, "stderr", Shown())
+    monkeypatch.setattr(master_lines.sys, "stderr", Shown())
     monkeypatch.setattr(
-        first_lines.os, "get_terminal_size", lambda _number: type("Size", (), {"columns": WIDE})
+        master_lines.os, "get_terminal_size", lambda _number: type("Size", (), {"columns": WIDE})
     )
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", term)

@@ -9,7 +9,7 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
-from tpiedge.cli.late import LateGroup
+from tpiedge.cli.listing import LateGroup
 from tpiedge.cli.main import VERBS
 
 VERB = """

@@ -13,26 +13,15 @@ from tpiedge.pack.manifest import MANIFEST_NAME
 
 COMMIT = "c" * 40
 HERE = ["acme/tiny", "acme-tiny-bf16"]
-MODEL_FLAGS = [
-    ("run", "--model"),
-    ("master", "--model"),
-    ("pack",),
-    ("pull",),
-    ("show",),
-    ("rm",),
-    ("bench", "decode", "--model"),
-    ("bench", "memory", "--model"),
-    ("eval", "perplexity", "--model"),
-    ("eval", "agreement", "--model"),
-    ("eval", "agreement", "--reference-model"),
-]
-TESTBED_FLAGS = [
-    ("run", "--testbed"),
-    ("demo", "--testbed"),
-    ("bench", "decode", "--testbed"),
-    ("bench", "allreduce", "--testbed"),
-    ("testbed", "up"),
-]
+OF_MODELS = (
+    ("run", "--model"), ("master", "--model"), ("pack",), ("pull",), ("show",), ("rm",),
+    ("bench", "decode", "--model"), ("bench", "memory", "--model"), ("eval", "perplexity", "--model"),
+    ("eval", "agreement", "--model"), ("eval", "agreement", "--reference-model"),
+)  # fmt: skip
+OF_TESTBEDS = (
+    ("run", "--testbed"), ("demo", "--testbed"), ("bench", "decode", "--testbed"),
+    ("bench", "allreduce", "--testbed"), ("testbed", "up"),
+)  # fmt: skip
 
 
 def completed(*words: str, incomplete: str = "") -> list[str]:
@@ -62,61 +51,41 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("words", MODEL_FLAGS, ids=" ".join)
-def test_whatever_takes_a_model(words: tuple[str, ...]) -> None:
-    anywhere = [*aliases(), "demo"] if words in (("pull",), ("show",)) else ["demo"]
-    assert completed(*words) == [*anywhere, *HERE]
-    assert completed(*words, incomplete="acme") == HERE
-    assert completed(*words, incomplete="./") == []
+def test_whatever_takes_a_model() -> None:
+    for words in OF_MODELS:
+        anywhere = [*aliases(), "demo"] if words in (("pull",), ("show",)) else ["demo"]
+        assert completed(*words) == [*anywhere, *HERE], words
+    assert completed("run", "--model", incomplete="acme") == HERE
+    assert completed("run", "--model", incomplete="./") == []
 
 
-def test_what_was_pulled_is_completed_by_its_alias_too(
+def test_an_alias_of_what_was_pulled_and_the_cache_of_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = aliases()["tinyllama"].repo
     fill(tmp_path, repo)
-    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path))
-    assert completed("run") == ["demo", "tinyllama", repo, "acme-tiny-bf16"]
-
-
-def test_the_cache_of_the_line_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "nothing"))
-    fill(tmp_path / "cache")
-    assert completed("run", "--model", incomplete="acme") == []
-    assert completed("run", "--cache", str(tmp_path / "cache"), "--model", incomplete="acme") == HERE
+    assert completed("run") == ["demo"]
+    assert completed("run", "--cache", str(tmp_path)) == ["demo", "tinyllama", repo, "acme-tiny-bf16"]
 
 
-def test_a_damaged_cache_has_fewer_names(cache: Path) -> None:
+def test_a_damaged_cache_has_fewer_names(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = cache / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
     snapshot.rmdir()
     snapshot.write_text("not a folder")
     assert completed("run", "--model") == ["demo", "acme-tiny-bf16"]
-
-
-def test_a_cache_that_is_no_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = cache / "file"
-    file.write_text("")
-    for broken in (str(file), "zero\0byte", "x" * 5000):
+    for broken in (str(snapshot), "zero\0byte", "x" * 5000):
         if "\0" not in broken:
             monkeypatch.setenv("TPIEDGE_CACHE", broken)
         assert completed("run", "--cache", broken, "--model") == ["demo"]
 
 
-@pytest.mark.parametrize("words", TESTBED_FLAGS, ids=" ".join)
-def test_whatever_takes_a_testbed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+def test_testbeds_and_those_that_are_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "ROOT", tmp_path)
+    assert completed("testbed", "down") == []
     (tmp_path / "mine").mkdir()
-    assert completed(*words) == [*shipped_scenarios(), "mine"]
-    assert completed(*words, incomplete="pa") == ["pair", "paper-8"]
-
-
-@pytest.mark.parametrize("verb", ["down", "status", "exec", "link", "check"])
-def test_what_looks_at_a_testbed_that_is_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    monkeypatch.setattr(state, "ROOT", tmp_path)
-    assert completed("testbed", verb) == []
-    (tmp_path / "mine").mkdir()
-    assert completed("testbed", verb) == ["mine"]
+    for words in OF_TESTBEDS:
+        assert completed(*words) == [*shipped_scenarios(), "mine"], words
+    assert completed("testbed", "up", incomplete="pa") == ["pair", "paper-8"]
+    for verb in ("down", "status", "exec", "link", "check"):
+        assert completed("testbed", verb) == ["mine"], verb

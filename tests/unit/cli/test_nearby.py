@@ -63,10 +63,49 @@ def terminal(monkeypatch):
     return answering
 
 
-def test_the_only_one_is_joined(found, said):
-    found.append((DESK,))
-    assert nearby.master_nearby(0.0, {}, said.append) == (DESK.address, None)
-    assert said[-1] == "joining desk at 192.168.1.10:7070"
+def at(host):
+    return Address(f"192.168.1.{host}", 7070)
+
+
+def announces(name, host, key):
+    """Somebody says that the master of the key is there."""
+    return AnnouncedMaster(name, at(host), PROTOCOL, cluster_name(key))
+
+
+@pytest.mark.parametrize(
+    ("looks", "masters", "known", "typed", "joined", "words"),
+    [
+        ([(DESK,)], {}, {}, None, (DESK.address, None), "joining desk at 192.168.1.10:7070"),
+        # Nobody is asked about the only one, or while there is somebody to wait for.
+        ([(DESK,)], {}, {}, "", (DESK.address, None), ""),
+        ([(), (), (DESK,)], {}, {}, None, (DESK.address, None), ""),
+        # Of several known masters the one joined last comes first.
+        ([()], {at(4): SHED, at(5): HOME}, {at(4): SHED, at(5): HOME}, None, (at(4), SHED), ""),
+        # A known master is joined wherever it announces itself; one says that it is the known master, and is not.
+        (
+            [(DESK, announces("liar", 8, HOME), announces("desk", 9, HOME), PI)],
+            {at(9): HOME, at(8): SHED},
+            {at(5): HOME},
+            None,
+            (at(9), HOME),
+            "joining desk at 192.168.1.9:7070, which this machine knows",
+        ),
+        # A master whose places strangers have refuses, too, and so may anybody: who refuses counts where no master
+        # proves to be there.
+        ([()], {at(4): "?", at(5): HOME}, {at(4): HOME, at(5): HOME}, None, (at(5), HOME), ""),
+        ([()], {at(4): "?"}, {at(4): HOME, at(5): HOME}, None, (at(4), HOME), ""),
+        # Strangers are offered to a person, even if there is only one; where a known master was, one has to prove it.
+        ([(DESK,)], {}, {at(5): HOME}, "1", (DESK.address, None), ""),
+        ([(replace(DESK, address=at(5)),)], {}, {at(5): HOME}, "1", (at(5), HOME), ""),
+    ],
+)
+def test_which_master_is_joined(found, there, said, terminal, looks, masters, known, typed, joined, words):
+    found += looks
+    there |= masters
+    if typed is not None:
+        terminal(*typed)
+    assert nearby.master_nearby(60.0 if len(looks) > 1 else 0.0, known, said.append) == joined
+    assert said[-1].endswith(words)
 
 
 def test_of_several_none_is_joined_where_there_is_nobody_to_ask(found, said):
@@ -88,30 +127,10 @@ def test_a_user_is_asked_which(found, said, terminal, capsys):
     assert "1  desk at 192.168.1.10:7070\n2  pi at 192.168.1.11:7070" in asked.err
 
 
-def test_a_user_is_not_asked_about_the_only_one(found, said, terminal):
-    found.append((DESK,))
-    terminal()
-    assert nearby.master_nearby(0.0, {}, said.append) == (DESK.address, None)
-
-
-def test_it_looks_as_long_as_it_shall_wait(found, said):
-    found += [(), (), (DESK,)]
-    assert nearby.master_nearby(60.0, {}, said.append) == (DESK.address, None)
-
-
 def test_nobody_there(found, said):
     found.append(())
     with pytest.raises(PeerError, match="no master announced itself within 5 s: start one with --announce"):
         nearby.master_nearby(0.0, {}, said.append)
-
-
-def at(host):
-    return Address(f"192.168.1.{host}", 7070)
-
-
-def announces(name, host, key):
-    """Somebody says that the master of the key is there."""
-    return AnnouncedMaster(name, at(host), PROTOCOL, cluster_name(key))
 
 
 def test_a_known_master_is_joined_where_it_was_whoever_announces_what(monkeypatch, there, said):
@@ -123,27 +142,6 @@ def test_a_known_master_is_joined_where_it_was_whoever_announces_what(monkeypatc
     ]
 
 
-def test_of_several_known_masters_the_one_joined_last_comes_first(there, said):
-    there[at(4)], there[at(5)] = SHED, HOME
-    assert nearby.master_nearby(0.0, {at(4): SHED, at(5): HOME}, said.append) == (at(4), SHED)
-
-
-def test_a_known_master_is_joined_wherever_it_announces_itself_beside_strangers(found, there, said):
-    """One says that it is the known master, and is not."""
-    there[at(9)], there[at(8)] = HOME, SHED
-    found.append((DESK, announces("liar", 8, HOME), announces("desk", 9, HOME), PI))
-    assert nearby.master_nearby(0.0, {at(5): HOME}, said.append) == (at(9), HOME)
-    assert said[-1] == "joining desk at 192.168.1.9:7070, which this machine knows"
-
-
-def test_who_refuses_counts_where_no_master_proves_to_be_there(there, said):
-    """A master whose places strangers have refuses, too, and so may anybody."""
-    there[at(4)], there[at(5)] = "?", HOME
-    assert nearby.master_nearby(0.0, {at(4): HOME, at(5): HOME}, said.append) == (at(5), HOME)
-    del there[at(5)]
-    assert nearby.master_nearby(0.0, {at(4): HOME, at(5): HOME}, said.append) == (at(4), HOME)
-
-
 @pytest.mark.parametrize("strangers", [(), (DESK,), (DESK, PI)])
 def test_strangers_are_nothing_for_a_worker_that_knows_a_master_and_is_alone(found, there, said, strangers):
     found.append(strangers)
@@ -153,18 +151,6 @@ def test_strangers_are_nothing_for_a_worker_that_knows_a_master_and_is_alone(fou
         nearby.master_nearby(0.0, {at(5): HOME}, said.append)
     assert str(raised.value).endswith(": --connect HOST joins another one")
     assert ("desk at 192.168.1.10:7070" in str(raised.value)) == bool(strangers)
-
-
-def test_strangers_are_offered_to_a_person_even_if_there_is_only_one(found, there, said, terminal):
-    found.append((DESK,))
-    terminal("1")
-    assert nearby.master_nearby(0.0, {at(5): HOME}, said.append) == (DESK.address, None)
-
-
-def test_a_stranger_where_a_known_master_was_has_to_prove_to_be_it(found, there, said, terminal):
-    found.append((replace(DESK, address=at(5)),))
-    terminal("1")
-    assert nearby.master_nearby(0.0, {at(5): HOME}, said.append) == (at(5), HOME)
 
 
 def test_a_worker_that_waits_finds_its_master_when_it_is_back(monkeypatch, there, said):

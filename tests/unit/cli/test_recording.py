@@ -4,32 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.cli.recording import recording
+from tpiedge.cli.run import recording
 from tpiedge.errors import DiskFull, PeerLost
 from tpiedge.tracing.collection import Collection
 from tpiedge.tracing.tracer import COMPUTE, Tracer
 
+LOST = PeerLost(1, "computing", "silent")
 
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.mark.parametrize(
+    ("within", "raised"), [(LOST, PeerLost), (None, DiskFull)], ids=["error", "good end"]
+)
+def test_a_trace_that_fails(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    within: PeerLost | None,
+    raised: type[Exception],
+) -> None:
     def full(*_: object) -> None:
         raise DiskFull("no space left for t: free some")
 
     monkeypatch.setattr(Collection, "join", full)
 
+    def record() -> None:
+        with recording(tmp_path / "t", 2):
+            if within is not None:
+                raise within
 
-@pytest.mark.usefixtures("full_disk")
-def test_a_trace_that_fails_after_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PeerLost, match="node 1 was lost"), recording(tmp_path / "t", 2):
-        raise PeerLost(1, "computing", "silent")
-    assert capsys.readouterr().err == "trace: no space left for t: free some\n"
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.usefixtures("full_disk")
-def test_a_trace_that_fails_after_a_good_end(tmp_path: Path) -> None:
-    with pytest.raises(DiskFull), recording(tmp_path / "t", 1):
-        pass
+    with pytest.raises(raised):
+        record()
+    assert capsys.readouterr().err == ("trace: no space left for t: free some\n" if within else "")
     assert not list(tmp_path.iterdir())
 
 
@@ -42,7 +47,7 @@ def test_what_was_recorded_before_an_error_is_kept(
     def lose_a_node() -> None:
         with recording(tmp_path / "t", 2) as (first, _):
             tracer.write(first, 0)
-            raise PeerLost(1, "computing", "silent")
+            raise LOST
 
     with pytest.raises(PeerLost):
         lose_a_node()

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tpiedge.cli.options import sampling_of, sampling_options, with_usual
+from tpiedge.cli.sampling_options import sampling_of, sampling_options, with_usual
 from tpiedge.errors import UserError
 from tpiedge.wire.requests import Sampling
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.redeeming import redeem
-from tpiedge.cli.token_file import await_token, invitation, offered
+from tpiedge.cli.token import await_token, invitation, offered
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.token_store import TokenStore
@@ -57,25 +57,17 @@ def test_a_worker_waits_for_it(tmp_path, state):
         assert parse_token(found[0]).master_key == KEY
 
 
-def test_a_worker_does_not_wait_for_ever(tmp_path):
+def test_what_cannot_be_read_or_written(tmp_path, state, store):
     with pytest.raises(
         UserError, match=r"no token in .*token within 0 s: is 'tpiedge master --token-file' running"
     ):
         await_token(tmp_path / "token", 0.0)
-
-
-def test_a_folder_that_is_not_there(tmp_path, state, store):
-    with (
-        pytest.raises(UserError, match="cannot write the token"),
-        offered(tmp_path / "no" / "token", state, KEY, HERE),
-    ):
-        pass
-    assert store.list() == ()
-
-
-def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="cannot read the token"):
         await_token(tmp_path, 0.0)
+    nowhere = offered(tmp_path / "no" / "token", state, KEY, HERE)
+    with pytest.raises(UserError, match="cannot write the token"), nowhere:
+        pass
+    assert store.list() == ()
 
 
 @pytest.fixture
@@ -109,17 +101,10 @@ def test_other_tokens_stay(state, store, left_behind):
     assert redeem(state, secret) == "ok"
 
 
-def test_a_start_invites_one_worker_until_the_master_ends(state, store):
-    with invitation(state) as secret:
-        assert [outcome for _, outcome in store.list()] == ["ok"]
-        assert redeem(state, secret) == "ok"
-        assert redeem(state, secret) == "used"
-    assert store.list() == ()
-
-
-def test_starts_leave_no_tokens_behind(state, store):
+def test_each_start_invites_one_worker_until_the_master_ends(state, store):
     for _ in range(3):
         with invitation(state) as secret:
-            assert len(store.list()) == 1
+            assert [outcome for _, outcome in store.list()] == ["ok"]
             assert redeem(state, secret) == "ok"
-    assert store.list() == ()
+            assert redeem(state, secret) == "used"
+        assert store.list() == ()

@@ -3,79 +3,51 @@
 import click
 import pytest
 
-from tpiedge.cli.types import Number
-from tpiedge.cli.usage import usage_words
+from tpiedge.cli.types import Number, usage_words
 
-
-@click.command()
-@click.option("--workers", type=click.IntRange(0, 126))
-@click.option("--seed", type=click.IntRange(min=1))
-@click.option("--context", type=int)
-@click.option("--temperature", type=float)
-@click.option("--top-p", type=Number(0, 1))
-@click.option("--pin", type=click.Choice(["none", "all"]))
-@click.option("--model")
-@click.option("--nodes")
-def _command(**_flags: object) -> None:
-    pass
+_RUN = click.Command(
+    "run",
+    params=[
+        click.Option(["--workers"], type=click.IntRange(0, 126)),
+        click.Option(["--seed"], type=click.IntRange(min=1)),
+        click.Option(["--context"], type=int),
+        click.Option(["--temperature"], type=float),
+        click.Option(["--top-p"], type=Number(0, 1)),
+        click.Option(["--pin"], type=click.Choice(["none", "all"])),
+        click.Option(["--model"]),
+        click.Option(["--nodes"]),
+    ],
+)
+_SHELL = click.Argument(["shell"], type=click.Choice(["bash", "zsh"]))
+_COMMANDS = [
+    click.Command("complete", params=[_SHELL]),
+    click.Command("ls", params=[click.Argument(["name"])]),
+]
+_GROUP = click.Group("tpiedge", commands=_COMMANDS)
+_WORKERS = "is not a whole number: give one from 0 to 126"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "arguments", "words"),
     [
-        (
-            ["--workers", "x"],
-            "Invalid value for '--workers': 'x' is not a whole number: give one from 0 to 126",
-        ),
-        (
-            ["--workers", "1.5"],
-            "Invalid value for '--workers': '1.5' is not a whole number: give one from 0 to 126",
-        ),
-        (["--seed", "x"], "Invalid value for '--seed': 'x' is not a whole number: give one from 1"),
-        (["--context", "1e9"], "Invalid value for '--context': '1e9' is not a whole number"),
-        (["--temperature", "hot"], "Invalid value for '--temperature': 'hot' is not a number"),
-        (["--top-p", "x"], "Invalid value for '--top-p': 'x' is not a number: give one from 0 to 1"),
-        (["--pin", "x"], "Invalid value for '--pin': 'x' is not one of 'none', 'all'."),
-        (["--modl", "x"], "No such option '--modl'. Did you mean '--model'?"),
-        (["--zebra"], "No such option '--zebra': 'tpiedge --help' shows what there is"),
-        (["x"], "Got unexpected extra argument (x): 'tpiedge --help' shows what there is"),
+        (_RUN, "--workers x", f"Invalid value for '--workers': 'x' {_WORKERS}"),
+        (_RUN, "--workers 1.5", f"Invalid value for '--workers': '1.5' {_WORKERS}"),
+        (_RUN, "--seed x", "Invalid value for '--seed': 'x' is not a whole number: give one from 1"),
+        (_RUN, "--context 1e9", "Invalid value for '--context': '1e9' is not a whole number"),
+        (_RUN, "--temperature hot", "Invalid value for '--temperature': 'hot' is not a number"),
+        (_RUN, "--top-p x", "Invalid value for '--top-p': 'x' is not a number: give one from 0 to 1"),
+        (_RUN, "--top-p nan", "Invalid value for '--top-p': nan is not a number"),
+        (_RUN, "--pin x", "Invalid value for '--pin': 'x' is not one of 'none', 'all'."),
+        (_RUN, "--modl x", "No such option '--modl'. Did you mean '--model'?"),
+        (_RUN, "--zebra", "No such option '--zebra': 'tpiedge --help' shows what there is"),
+        (_RUN, "x", "Got unexpected extra argument (x): 'tpiedge --help' shows what there is"),
+        (_GROUP, "lss", "No such command 'lss'. Did you mean 'ls'?"),
+        (_GROUP, "zebra", "No such command 'zebra': 'tpiedge --help' shows what there is"),
+        (_GROUP, "complete", "Missing argument '{bash|zsh}'. Choose from: bash, zsh"),
+        (_GROUP, "ls", "Missing argument 'NAME': 'tpiedge ls --help' shows what there is"),
     ],
-    ids=" ".join,
 )
-def test_words(arguments: list[str], words: str) -> None:
+def test_words(command: click.Command, arguments: str, words: str) -> None:
     with pytest.raises(click.ClickException) as raised:
-        _command.main(arguments, "tpiedge", standalone_mode=False)
-    assert usage_words(raised.value) == words
-
-
-@click.group()
-def _group() -> None:
-    pass
-
-
-@_group.command("complete")
-@click.argument("shell", type=click.Choice(["bash", "zsh"]))
-def _complete(shell: str) -> None:
-    pass
-
-
-@_group.command("ls")
-@click.argument("name")
-def _ls(name: str) -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["lss"], "No such command 'lss'. Did you mean 'ls'?"),
-        (["zebra"], "No such command 'zebra': 'tpiedge --help' shows what there is"),
-        (["complete"], "Missing argument '{bash|zsh}'. Choose from: bash, zsh"),
-        (["ls"], "Missing argument 'NAME': 'tpiedge ls --help' shows what there is"),
-    ],
-    ids=" ".join,
-)
-def test_words_about_a_group(arguments: list[str], words: str) -> None:
-    with pytest.raises(click.ClickException) as raised:
-        _group.main(arguments, "tpiedge", standalone_mode=False)
+        command.main(arguments.split(), "tpiedge", standalone_mode=False)
     assert " ".join(usage_words(raised.value).split()) == words  # as they are printed

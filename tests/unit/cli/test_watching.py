@@ -1,11 +1,12 @@
 """What a master says while it runs, and what it and `tpiedge nodes` say of the way that all-reduces go."""
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
+from tpiedge.cli.master_lines import Callers, Changes, _summary
 from tpiedge.cli.nodes import _print
-from tpiedge.cli.watching import Callers, Changes, _summary
 from tpiedge.joining.pairing import Pending
 from tpiedge.master.status import ClusterStatus, NodeStatus
 
@@ -76,49 +77,34 @@ def test_of_what_the_whole_cluster_waits_for_one_line_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "shown", "missing"),
     [
-        ({}, "all-reduces: mesh (prompts: two-shot)"),
+        (
+            {},
+            "all-reduces: mesh (prompts: two-shot)\nanswers: the same to the last bit, whoever computes them\n",
+            "?",
+        ),
         (
             {"collective": "star", "bulk_collective": "star", "collective_why": "nodes 1 and 2 \x07"},
-            "all-reduces: star: nodes 1 and 2 ?",
+            "all-reduces: star: nodes 1 and 2 ",
+            "\x07",
         ),
-    ],
-)
-def test_nodes_shows_it_and_why(
-    changes: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _print(asdict(replace(STATUS, **changes)) | {"pending": []}, 0)  # type: ignore[arg-type]
-    shown = capsys.readouterr().out
-    assert line.rstrip("?") in shown
-    assert "\x07" not in shown
-
-
-@pytest.mark.parametrize(
-    ("ready", "split_shows", "line"),
-    [
-        (True, "", "answers: the same to the last bit, whoever computes them"),
         (
-            True,
-            "parts that travel as bf16 \x07",
+            {"split_shows": "parts that travel as bf16 \x07"},
             "answers: their last bits may depend on who computes them, because of parts that travel as",
+            "\x07",
         ),
-        (False, "", None),
+        ({"ready": False}, "not ready", "answers:"),
+        ({"collective": "", "bulk_collective": ""}, "ready", "all-reduces"),  # a node alone
     ],
 )
-def test_nodes_says_whether_answers_depend_on_the_plan(
-    ready: bool, split_shows: str, line: str | None, capsys: pytest.CaptureFixture[str]
+def test_nodes_shows_how_answers_are_made(
+    changes: dict[str, Any], shown: str, missing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _print(asdict(replace(STATUS, ready=ready, split_shows=split_shows)) | {"pending": []}, 0)
-    shown = capsys.readouterr().out
-    assert "\x07" not in shown
-    assert ("answers:" in shown) is (line is not None)
-    assert line is None or line in shown
-
-
-def test_nodes_says_nothing_of_a_node_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    _print(asdict(replace(STATUS, collective="", bulk_collective="")) | {"pending": []}, 0)
-    assert "all-reduces" not in capsys.readouterr().out
+    _print(asdict(replace(STATUS, **changes)) | {"pending": []}, 0)
+    said = capsys.readouterr().out
+    assert shown in said
+    assert missing == "?" or missing not in said
 
 
 def test_a_worker_that_shows_a_code_is_named_once() -> None:

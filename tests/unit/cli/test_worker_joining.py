@@ -13,7 +13,6 @@ from tpiedge.errors import PeerError, TpiedgeError, UserError
 from tpiedge.host.addresses import Address
 from tpiedge.host.memory_limits import MemoryLimits
 from tpiedge.joining import connecting
-from tpiedge.launch.memory_offer import MemoryOffer
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.join import Enrolled
@@ -34,17 +33,15 @@ class Network:
         self.unknown = 0
         self.enrolled: Callable[[], Enrolled] = lambda: Enrolled("w-1", "home", PROTOCOL, "1")
         self.tried: list[Address] = []
-        self._own = joining._Self(
-            keys=KEYS,
+        self._own = joining._Joining(
+            folder=folder,
             host="pi",
             store=ShardStore(folder / "shards"),
             local=[],
             threads=1,
             memory_limits=MemoryLimits(1 << 30),
-            memory=MemoryOffer(1 << 30),
             keeping=Keeping(),
-            disk_bytes_per_s=1e8,
-            locker=folder / "locker",
+            say=lambda _line: None,
         )
         monkeypatch.setattr(joining, "_RETRY_S", 0.0)
         monkeypatch.setattr(connecting, "resolve_all", self._resolve)
@@ -56,7 +53,7 @@ class Network:
         master = joining._Master(NAMED, KEYS.public, "", found)
         deadline = math.inf if wait else time.monotonic()
         with ExitStack() as stack:
-            return joining._joined(master, self._own, deadline, stack, lambda _line: None)[2]
+            return self._own.joined(master, deadline, stack)[2]
 
     def _resolve(self, _named: Address) -> tuple[Address, ...]:
         if self.unknown:

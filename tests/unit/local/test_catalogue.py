@@ -10,9 +10,21 @@ import pytest
 
 from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import ModelKind, find_model, name_pack, packs_of, stored_packs, the_pack_of
-from tpiedge.local.gguf_import import import_gguf_file
-from tpiedge.local.pack_label import PackLabel, check_name, load_label, mark_used, save_label, short_name
+from tpiedge.local.catalogue import (
+    ModelKind,
+    PackLabel,
+    check_name,
+    find_model,
+    load_label,
+    mark_used,
+    name_pack,
+    packs_of,
+    save_label,
+    short_name,
+    stored_packs,
+    the_pack_of,
+)
+from tpiedge.local.packing import import_gguf_file
 from tpiedge.local.prepare import prepare
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.source import resolve_model
@@ -148,7 +160,7 @@ def test_a_cache_that_cannot_be_written_is_used_as_it_is(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("tpiedge.local.catalogue.save_label", refuse)
-    monkeypatch.setattr("tpiedge.local.text_folder.write_files", refuse)
+    monkeypatch.setattr("tpiedge.local.packing.write_files", refuse)
     monkeypatch.setattr("tpiedge.local.prepare.os.access", lambda *_: False)
     assert prepare("demo", None, None, cache).also_called == (demo.pack.path.name,)
     assert prepare(str(gguf), None, None, cache).name == imported.name

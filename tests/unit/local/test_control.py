@@ -8,7 +8,7 @@ import pytest
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import InternalError, OutOfMemory, PeerLost, TpiedgeError
 from tpiedge.launch.bootstrap import control_name
-from tpiedge.local.control import Controller
+from tpiedge.local.cluster import Controller
 from tpiedge.master.membership import Membership
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.inprocess import InProcessHub, InProcessSpoke

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.local.text_folder import keep_text_files
+from tpiedge.local.packing import keep_text_files
 
 
 @pytest.fixture

@@ -7,9 +7,14 @@ import pytest
 
 from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import OutOfMemory, UserError
-from tpiedge.local.launch import Layout, plan_cluster
+from tpiedge.local.launch import (
+    Layout,
+    chosen_context,
+    chosen_kv_tokens,
+    plan_cluster,
+    roomy_context,
+)
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens, roomy_context, usual_context
 from tpiedge.wire.weights import Keeping
 
 # Keys and values of a token: 8 layers, 8 KV heads of 64 numbers in bf16.
@@ -80,7 +85,7 @@ def test_a_testbeds_devices_say_how_much_memory_there_is(
             return 2_000_000_000
 
     layout = Layout(2, None, 1, None, testbed=Devices())  # type: ignore[arg-type]
-    assert usual_context(long, layout) == 16_384  # as for 4 GB
+    assert chosen_context(long, layout, None) == 16_384  # as for 4 GB
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_a_testbeds_devices_say_how_much_memory_there_is(
 def test_fewer_tokens_may_do(
     long: PreparedModel, monkeypatch: pytest.MonkeyPatch, memory_gb: float, tokens: int
 ) -> None:
-    monkeypatch.setattr("tpiedge.local.usual_context.plan_cluster", plan_of_any_size)
+    monkeypatch.setattr("tpiedge.local.launch.plan_cluster", plan_of_any_size)
     layout = Layout(1, None, 1, int(memory_gb * 1e9))
     found = roomy_context(long, layout, 2300, 200)
     assert found == tokens
@@ -103,13 +108,13 @@ def plan_of_any_size(_model: PreparedModel, _layout: Layout, tokens: int) -> Sim
 def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where more context would make weights stream, there is less of it."""
     monkeypatch.setattr("tpiedge.local.launch.available_memory_bytes", lambda: 100_000_000_000)
-    monkeypatch.setattr("tpiedge.local.usual_context._PART_OF_MEMORY", 1)
+    monkeypatch.setattr("tpiedge.local.launch._PART_OF_MEMORY", 1)
     layout = Layout(1, None, 1, 700_000_000)
 
     def streamed(tokens: int) -> int:
         return sum(need.streamed_bytes for need in plan_cluster(long, layout, tokens).needs)
 
-    found = usual_context(long, layout)
+    found = chosen_context(long, layout, None)
     assert 4096 <= found < 131_072
     assert streamed(found) == streamed(4096)
     with_more = None
@@ -122,6 +127,6 @@ def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.Monke
 
 def test_what_does_not_fit_at_all_is_left_to_the_plan_to_say(long: PreparedModel) -> None:
     layout = Layout(1, None, 1, 64_000_000, Keeping(pin="all"))
-    assert usual_context(long, layout) == 4096
+    assert chosen_context(long, layout, None) == 4096
     with pytest.raises(UserError.__bases__[0]):
         plan_cluster(long, layout, 4096)

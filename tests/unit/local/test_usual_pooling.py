@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import UserError
+from tpiedge.local.packing import keep_text_files
 from tpiedge.local.prepare import prepare
-from tpiedge.local.text_folder import keep_text_files
 from tpiedge.model.pooling import pooling_config, usual_pooling
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.local.usual_sampling import USUAL, usual_sampling
+from tpiedge.local.prepare import USUAL, usual_sampling
 from tpiedge.wire.requests import Sampling
 
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.laboratory import TESTBED
+from tpiedge.cli.model_names import TESTBED
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.lab.bench.figures import check_names, integers, milliseconds, spread

@@ -11,10 +11,8 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.laboratory import TESTBED
-from tpiedge.cli.model_names import model_option
-from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.model_names import TESTBED, model_option
+from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.lab.bench.figures import ask, check_lengths, check_names, milliseconds, spread
@@ -30,7 +28,7 @@ from tpiedge.lab.bench.links import (
 from tpiedge.lab.devices import Emulated, emulated
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
 from tpiedge.launch.child import Place
-from tpiedge.local.launch import Layout, launch, plan_cluster, say_crowding
+from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
@@ -181,10 +179,10 @@ def decode(
     wanted = list(dict.fromkeys(_Setting(nodes, threads, *rest) for (nodes, threads), *rest in given))
     most = max(setting.nodes for setting in wanted)
     described = None if testbed_name is None else emulated(testbed_name, most)
-    layouts = [setting.layout(described) for setting in wanted]
+    for setting in wanted:
+        setting.layout(described)  # what is out of range is refused before the model is prepared
     if testbed_name is not None:
         check_devices(testbed_name, most)
-    say_crowding(layouts)
     model = prepare(model_name, precision, compute, cache, kv)
     check_lengths(model, prompt_tokens, tokens)
     with ExitStack() as stack:

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.model_names import model_option
-from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.errors import OutOfMemory
 from tpiedge.lab.bench.budgets import Budget, budgets, smallest_budget, whole
 from tpiedge.lab.bench.disk import measure_sweep
@@ -21,7 +20,7 @@ from tpiedge.lab.bench.memory_report import GroupPeak, SettingRun, report
 from tpiedge.lab.bench.streaming import Sample, measure
 from tpiedge.lab.verbs.bench_memory_report import print_report
 from tpiedge.lifeline import guard
-from tpiedge.local.launch import Layout, plan_cluster, say_crowding
+from tpiedge.local.launch import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Compute, KVPrecision, Pin
@@ -99,7 +98,6 @@ def memory(
     # The same split in every setting: by itself the planner would move weights to nodes with more room.
     layout = Layout(nodes, shares or ",".join(["1"] * nodes), threads, None)
     layout.check()
-    say_crowding([layout])
     model = prepare(model_name, precision, compute, cache, kv)
     check_lengths(model, prompt_tokens, tokens)
     capacity = prompt_tokens + tokens

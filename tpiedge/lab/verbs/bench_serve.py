@@ -9,11 +9,16 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.laboratory import TESTBED
-from tpiedge.cli.model_names import optional_model_option
-from tpiedge.cli.network_options import collective_option, wire_option
-from tpiedge.cli.options import MEMORY, arithmetic_options, is_default, kv_option
-from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.model_names import TESTBED, optional_model_option
+from tpiedge.cli.options import (
+    MEMORY,
+    arithmetic_options,
+    cache_option,
+    collective_option,
+    is_default,
+    kv_option,
+    wire_option,
+)
 from tpiedge.cli.types import Location, Number
 from tpiedge.errors import UserError
 from tpiedge.host.device import default_threads

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tpiedge.cli.model_names import MODEL, model_option
-from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.lab.evaluation.reference import check_reference, refuse_other_vocabulary
 from tpiedge.lab.evaluation.text import EvalText, read_text
 from tpiedge.lab.verbs.eval_options import (

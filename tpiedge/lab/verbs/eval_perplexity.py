@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.model_names import model_option
-from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
 from tpiedge.lab.evaluation.perplexity import Likelihood, likelihood_of
 from tpiedge.lab.evaluation.text import EvalText, read_text
 from tpiedge.lab.verbs.eval_options import (
@@ -19,7 +18,7 @@ from tpiedge.lab.verbs.eval_options import (
     text_option,
     threads_option,
 )
-from tpiedge.local.launch import Layout, launch, plan_cluster, say_crowding
+from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import counted
 from tpiedge.wire.fields import Compute, KVPrecision
@@ -59,7 +58,6 @@ def perplexity(
     """
     layout = Layout(nodes, shares, threads, memory)
     layout.check()
-    say_crowding([layout])
     model = prepare(model_name, precision, compute, cache, kv)
     wanted = read_text(model, text, context, stride)
     capacity = wanted.longest

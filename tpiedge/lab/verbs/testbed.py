@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import click
 
-from tpiedge.cli.laboratory import RUNNING_TESTBED, TESTBED
 from tpiedge.cli.listing import ListingGroup
+from tpiedge.cli.model_names import RUNNING_TESTBED, TESTBED
 from tpiedge.errors import UserError
 from tpiedge.lab.testbed.backends import (
     Attached,

@@ -17,23 +17,12 @@ _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A value as TOML has it, and its line; None where that cannot be told."""
-
-    value: object
-    line: int | None
-
-
-@dataclass(frozen=True)
 class SettingsFile:
-    """`tables`: "run" or "bench.decode" -> key -> entry. Keys before the first table are those of table ""."""
+    """`tables`: "run" or "bench.decode" -> key -> value. Keys before the first table are those of table ""."""
 
     path: Path
-    tables: Mapping[str, Mapping[str, Entry]]
+    tables: Mapping[str, Mapping[str, object]]
     lines: Mapping[str, int]
-
-    def get(self, table: str, key: str) -> Entry | None:
-        return self.tables.get(table, {}).get(key)
 
     def place(self, table: str, key: str = "") -> str:
         """'/etc/tpiedge.toml:3', without the line where it is not known."""
@@ -54,7 +43,13 @@ def find_settings(given: Path | None, environment: Mapping[str, str]) -> Setting
         except UserError as error:
             raise UserError(f"TPIEDGE_CONFIG: {error}") from None
     own = user_config_path("tpiedge") / "config.toml"
-    return read_settings(own) if _may_exist(own) else None
+    try:
+        own.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        pass  # settings in a folder that is closed to this user are not passed over
+    return read_settings(own)
 
 
 def read_settings(path: Path) -> SettingsFile:
@@ -71,31 +66,16 @@ def read_settings(path: Path) -> SettingsFile:
         raise UserError(f"the settings file {path} is not text in UTF-8") from None
 
 
-def _may_exist(path: Path) -> bool:
-    """Settings in a folder that is closed to this user are not passed over."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def parse_settings(path: Path, text: str) -> SettingsFile:
     """Raises UserError where `text` is no TOML."""
     where = f"the settings file {path}"
+    tables: dict[str, dict[str, object]] = {}
     try:
-        rows = list(_flatten("", parse_toml(text, where)))
+        for table, key, value in _flatten("", parse_toml(text, where)):
+            tables.setdefault(table, {}).update({key: value} if key else {})
     except RecursionError as error:  # tables within tables
         raise UserError(f"{where} is not valid TOML: {sanitised_line(error)}") from None
-    lines = dict(_lines(text))
-    tables: dict[str, dict[str, Entry]] = {}
-    for table, key, value in rows:
-        entries = tables.setdefault(table, {})
-        if key:
-            entries[key] = Entry(value, lines.get(f"{table}.{key}".strip(".")))
-    return SettingsFile(path, tables, lines)
+    return SettingsFile(path, tables, dict(_lines(text)))
 
 
 def _flatten(table: str, content: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:

@@ -1,19 +1,93 @@
-"""The keyboard of a chat: lines with editing and history on a terminal, plain lines from a pipe."""
+"""The terminal of a chat: answers wrapped between words as they come, and lines with editing and history."""
 
 import contextlib
+import os
 import sys
 import termios
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
 import click
+
+from tpiedge.sanitise import sanitised
 
 if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
     from prompt_toolkit import PromptSession
 
 
+_TAB: Final = "    "
+_COLUMNS = 80  # of a terminal that does not know
 _LOCAL_FLAGS = 3  # in what termios.tcgetattr returns
 _INPUT_FLAGS = 0
+
+
+class WordWrap:
+    """Text for a terminal of `columns` columns, which begins at the first one. `cells` is a character's width.
+
+    A word that would cross the edge is taken back and begun anew on the next line. The last column stays free: a cursor
+    that waits there for the next line could not be moved back.
+    """
+
+    def __init__(self, columns: int, cells: Callable[[str], int]) -> None:
+        self._limit = max(columns - 1, 1)
+        self._cells = cells
+        self._column = 0
+        self._word = ""
+        self._word_cells = 0
+
+    def push(self, text: str) -> str:
+        """What to write for this text."""
+        return "".join(map(self._one, text.replace("\t", _TAB)))
+
+    def _one(self, mark: str) -> str:
+        if mark == "\n":
+            self._begin_line()
+            return mark
+        if mark == " ":
+            self._word, self._word_cells = "", 0
+            if self._column >= self._limit:  # the edge parts the words
+                return ""
+            self._column += 1
+            return mark
+        cells = max(self._cells(mark), 0)
+        moved = ""
+        if self._column + cells > self._limit:
+            moved = self._moved_word()
+        self._word += mark
+        self._word_cells += cells
+        self._column += cells
+        return moved + mark
+
+    def _moved_word(self) -> str:
+        """Begins a line, with the word that was begun; a word that fills the line is cut instead."""
+        word, cells = self._word, self._word_cells
+        whole_line = cells == self._column
+        self._begin_line()
+        if whole_line or not word:
+            return "\n"
+        self._word, self._word_cells, self._column = word, cells, cells
+        return f"\x1b[{cells}D\x1b[K\n{word}"
+
+    def _begin_line(self) -> None:
+        self._column, self._word, self._word_cells = 0, "", 0
+
+
+class Screen:
+    """Shows one answer, which begins at the start of a line: on a terminal its words are wrapped."""
+
+    def __init__(self) -> None:
+        self._wrap: WordWrap | None = None
+        if sys.stdout.isatty():
+            from prompt_toolkit.utils import (
+                get_cwidth,  # takes a tenth of a second, for which a pipe need not wait
+            )
+
+            self._wrap = WordWrap(os.get_terminal_size(sys.stdout.fileno()).columns or _COLUMNS, get_cwidth)
+
+    def show(self, text: str) -> None:
+        """The next piece of the answer, without what could command a terminal."""
+        clean = sanitised(text, "\n\t")
+        click.echo(self._wrap.push(clean) if self._wrap else clean, nl=False)
 
 
 class Pipe:

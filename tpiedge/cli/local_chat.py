@@ -1,21 +1,23 @@
-"""One prompt, one answer: as text while it comes, or as one JSON object."""
+"""Answers of a local cluster: to one prompt, as text or as one JSON object, or to a conversation."""
 
 import json
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tpiedge.cli.answer_text import REPEATS, LoopWatch
-from tpiedge.cli.options import Ending
-from tpiedge.cli.screen import Screen
-from tpiedge.errors import UserError
+from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Settings, Spoken, converse
+from tpiedge.cli.options import is_default
+from tpiedge.cli.sampling_options import Ending, new_seed
+from tpiedge.cli.terminal import Screen
+from tpiedge.errors import ContextFull, UserError
 from tpiedge.host.usage import peak_rss_bytes
 from tpiedge.local.answer import Answer, collect
-from tpiedge.local.launch import Layout, check_context, launch, plan_cluster, plan_json
+from tpiedge.local.cluster import LocalCluster
+from tpiedge.local.launch import Layout, check_context, chosen_context, launch, plan_cluster, plan_json
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
@@ -59,15 +61,11 @@ def once(
         ignore_eos=prompt.ending.ignore_eos,
         prompt_scores=prompt.logprobs,
     )
-    watch, screen = LoopWatch(), Screen()
+    screen = Screen()
 
     def show(text: str) -> None:
-        if as_json:
-            return
-        screen.show(text)
-        if watch.push(text) and sys.stderr.isatty():
-            click.echo(f"\n{REPEATS}, --repetition-penalty 1.1 may help", err=True)
-            screen.begin()
+        if not as_json:
+            screen.show(text)
 
     with launch(model, layout, plan, capacity, traces) as cluster:
         goes_on = not prompt.is_message
@@ -168,3 +166,71 @@ def _summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None:
         ),
         err=True,
     )
+
+
+def chat(
+    model: PreparedModel,
+    layout: Layout,
+    context: int | None,
+    ending: Ending,
+    sampling: Sampling,
+    system: str | None,
+    traces: tuple[Path, ...] = (),
+) -> None:
+    """Start a cluster and answer messages from standard input until its end. `traces` as in ClusterSpec."""
+    _ = model.template  # a model without one is refused before anything starts
+    capacity = chosen_context(model, layout, context)
+    plan = plan_cluster(model, layout, capacity)
+    with launch(model, layout, plan, capacity, traces) as cluster:
+        converse(_LocalSpeaker(cluster, model, capacity, ending, sampling), system)
+
+
+class _LocalSpeaker:
+    """A `Speaker`. The KV cache keeps the common prefix of the turns."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        model: PreparedModel,
+        capacity: int,
+        ending: Ending,
+        sampling: Sampling,
+    ) -> None:
+        self.name = model.name
+        self.settings: Settings = {
+            **{name: getattr(sampling, name) for name in SETTINGS if name not in ("max_tokens", "seed")},
+            **({} if is_default("seed") else {"seed": sampling.seed}),
+            "max_tokens": ending.max_tokens or ANSWER_TOKENS,
+        }
+        self._cluster = cluster
+        self._model = model
+        self._capacity = capacity
+        self._ending = ending
+        self._sampling = sampling
+        self._turns = count(1)
+
+    def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
+        prompt = self._model.message_ids(messages)
+        if len(prompt) >= self._capacity:
+            raise ContextFull(
+                f"the conversation has {len(prompt)} tokens, the context {self._capacity}: /clear it, or start "
+                "again with a larger --context"
+            )
+        sampling, tokens = self._set(settings)
+        request = GenerationRequest(
+            id=f"turn-{next(self._turns)}",
+            prompt_ids=prompt,
+            max_tokens=min(tokens, self._capacity - len(prompt)),
+            sampling=sampling,
+            stop_ids=self._model.end_ids,
+            ignore_eos=self._ending.ignore_eos,
+            keep_prefix=True,
+        )
+        answer = collect(self._cluster, request, self._model.tokenizer, self._ending.strings, show)
+        return Spoken(answer.text, answer.finish_reason)
+
+    def _set(self, settings: Settings) -> tuple[Sampling, int]:
+        """How tokens are drawn, and how many at most, after what /set changed."""
+        values = {"seed": new_seed(), **self.settings, **settings}
+        tokens = int(values.pop("max_tokens"))
+        return replace(self._sampling, **values), tokens  # type: ignore[arg-type]  # /set keeps whole numbers whole

@@ -1,12 +1,15 @@
-"""Words on lines, and an answer that runs in circles."""
+"""Answers on a terminal: words are wrapped, and nothing else is written than text."""
 
+import os
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.cli.answer_text import LoopWatch, WordWrap
+from tpiedge.cli import terminal
+from tpiedge.cli.terminal import WordWrap
 
 _BACK = re.compile(r"\x1b\[(\d+)D\x1b\[K")
 
@@ -70,36 +73,26 @@ def test_wide_characters_take_two_columns() -> None:
     assert screen(wrap.push("語語 語語")) == ["語語 ", "語語"]
 
 
-def watched(text: str) -> int:
-    """How often the text is said to repeat itself."""
-    watch = LoopWatch()
-    return sum(watch.push(text[at : at + 3]) for at in range(0, len(text), 3))
+@pytest.fixture
+def columns(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    """Standard output is a terminal of so many columns."""
+    number: int = request.param
+    output = SimpleNamespace(isatty=lambda: True, fileno=lambda: 1)
+    monkeypatch.setattr("tpiedge.cli.terminal.sys", SimpleNamespace(stdout=output))
+    monkeypatch.setattr(os, "get_terminal_size", lambda _fd: os.terminal_size((number, 0)))
+    return number
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "He went to the sea. " * 20,
-        "Once there was a boy. " + "la " * 200,
-        "a" * 400,
-        ("It was a fine day, and the sun was up. " * 4 + "\n") * 6,
-        "x" * 1000 + " One, two, three and four and five; the small boat was on the water again.\n" * 5,
-    ],
-)
-def test_the_same_again_and_again_is_told_once(text: str) -> None:
-    assert watched(text) == 1
+@pytest.mark.parametrize(("columns", "lines"), [(0, 3), (80, 3), (20, 10)], indirect=["columns"])
+def test_a_terminal_that_does_not_know_its_size_has_80_columns(
+    columns: int, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown_on = terminal.Screen()
+    for _ in range(30):
+        shown_on.show("words ")
+    assert len(capsys.readouterr().out.splitlines()) == lines
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "-" * 500,  # a rule
-        " \n" * 300,
-        "He went to the sea. " * 3,
-        "".join(f"line {number}: x = {number * 7}\n" for number in range(100)),
-        "|---|---|\n" * 60,
-    ],
-)
-def test_other_text_is_not(text: str) -> None:
-    assert watched(text) == 0
+def test_a_file_gets_the_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.Screen().show("a\x1b[2J" + "b " * 100 + "\n")
+    assert capsys.readouterr().out == "a [2J" + "b " * 100 + "\n"
