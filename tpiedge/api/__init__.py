@@ -11,8 +11,7 @@ reads it, `bounded_json` parses it, `fields` checks each field of it, by way of 
 says what has no effect, `messages`, with the texts of `documents`, and `encoding` make token ids, `sampling` says how
 they go on, `answer_grammar` in which form, `tools` what may be called (`old_functions` by their older name),
 `call_grammars` how, `asked` is what comes of it, `intake` limits it by `limits`, with `fairness` among clients.
-`grammar_schema` makes of a client's JSON schema what a grammar can hold, by what `schema_words`, `schema_references`,
-`schema_patterns` and `disjoint_schemas` know of such schemas.
+`grammar_schema` makes of a client's JSON schema what a grammar can hold.
 
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
 the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, with `token_scores`, and one of the
