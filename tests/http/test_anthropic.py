@@ -188,8 +188,8 @@ def test_a_long_text_is_counted_by_its_beginning(service):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"max_tokens": None}, "you must provide 'max_tokens'"),
-        ({"messages": None}, "you must provide 'messages'"),
+        ({"max_tokens": None}, "'max_tokens' is missing"),
+        ({"messages": None}, "'messages' is missing"),
         ({"messages": []}, "'messages' is empty"),
         ({"messages": [{"role": "judge", "content": "x"}]}, "'messages[0].role' must be"),
         ({"messages": [{"role": "user", "content": 5}]}, "'messages[0].content' must be an array"),

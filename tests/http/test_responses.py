@@ -128,7 +128,7 @@ def test_a_conversation_comes_whole(client, service):
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call", "name": "f", "call_id": "c"}]}, "input[0].arguments"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
@@ -139,7 +139,7 @@ def test_a_conversation_comes_whole(client, service):
         ({"tools": [{"name": "f"}]}, "tools[0].type"),
         ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
         ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
-        ({"input": [{"type": "custom_tool_call", "name": "f"}]}, "input[0].input"),
+        ({"input": [{"type": "custom_tool_call", "name": "f", "call_id": "c"}]}, "input[0].input"),
         ({"max_output_tokns": 9}, "max_output_tokns"),
     ],
 )

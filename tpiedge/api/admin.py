@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import BodyFields
+from tpiedge.api.fields import TEXT, BodyFields, JsonSchema, body
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.service import Busy, Forecast, Service, Unavailable
@@ -150,9 +150,11 @@ class Admin:
 
     async def _word(self, request: Request, key: str) -> str:
         """The one field of the body."""
-        fields = BodyFields(await self._intake.parsed(request))
-        word = fields.text(key)
-        fields.finish()
-        if not word or len(word) > _MAX_NAME:
-            raise refused(f"'{key}' must have 1 to {_MAX_NAME} characters", key)
-        return word
+        fields = BodyFields(await self._intake.parsed(request), word_body(key, ""))
+        return fields.needed(key)
+
+
+def word_body(key: str, description: str) -> JsonSchema:
+    """A body of one field, the name of something."""
+    named = {**TEXT, "minLength": 1, "maxLength": _MAX_NAME, "description": description}
+    return {**body({key: named}, key), "additionalProperties": False}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpiedge.api.bounded_json import MAX_DEPTH, parse_object
+from tpiedge.api.body import MAX_DEPTH, parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.errors import ApiError
