@@ -229,7 +229,7 @@ def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Cha
         if isinstance(content, str):
             turn.texts.append(content)
             continue
-        if content is None:
+        if not isinstance(content, list):
             raise message.wrong_type("content", "a string or an array", content)
         for kind, block in message.kinds("content", _BLOCKS[role]):
             turn.add(kind, block)

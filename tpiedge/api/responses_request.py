@@ -210,6 +210,8 @@ def _input(fields: BodyFields) -> list[Chat]:
     value = fields.raw("input")
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise fields.wrong_type("input", "a string or an array", value)
     found: list[Chat] = []
     thoughts = ""
     for where, given in fields.entries("input"):
