@@ -8,7 +8,7 @@ manages workers and shows the `cluster`, with the `timeline` of a step, `metrics
 clients their usual names.
 
 A request: `intake` limits it by `limits`, with `fairness` among clients, `body` reads and parses it, and `fields` are
-checked by a table of its form, which is in the module that reads the form: `completion_request`, `chat_request` and
+checked by one of the `tables`, which is in the module that reads the form: `completion_request`, `chat_request` and
 `embedding_request`, with `answer_fields` that several have; of other APIs `responses_request`, `anthropic_request` and
 `ollama_request`, which make a chat by `translation`. `messages` and `encoding` make token ids, `answer_grammar` says in
 which form the answer is, `tools` what may be called, `call_grammars` how, and `grammar_schema` makes of a client's JSON

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tpiedge.api import tables as t
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import TEXT, BodyFields, JsonSchema, body
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.service import Busy, Forecast, Service, Unavailable
@@ -154,7 +155,7 @@ class Admin:
         return fields.needed(key)
 
 
-def word_body(key: str, description: str) -> JsonSchema:
+def word_body(key: str, description: str) -> t.JsonSchema:
     """A body of one field, the name of something."""
-    named = {**TEXT, "minLength": 1, "maxLength": _MAX_NAME, "description": description}
-    return {**body({key: named}, key), "additionalProperties": False}
+    named = {**t.TEXT, "minLength": 1, "maxLength": _MAX_NAME, "description": description}
+    return {**t.body({key: named}, key), "additionalProperties": False}

@@ -4,21 +4,10 @@ ranges are those of the sampler, save where OpenAI's are narrower."""
 import secrets
 from typing import Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.asked import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKENS, FormatName, Reply
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import (
-    TEXT,
-    VAIN,
-    BodyFields,
-    JsonSchema,
-    any_of,
-    body,
-    flag,
-    integer,
-    number,
-    optional,
-    vain,
-)
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import (
     BIAS,
@@ -37,21 +26,26 @@ from tpiedge.wire.requests import Sampling
 
 _ROOM: Final = -1
 _LATEST: Final = ":latest"  # which Ollama's clients write after a name
-_STOP: Final[JsonSchema] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_STOP: Final[t.JsonSchema] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 
-MODEL: Final[JsonSchema] = {**TEXT, "description": "The name of the model that is served, or an alias of it."}
-TOKEN_IDS: Final[JsonSchema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-STREAM: Final = flag("Whether the answer comes as server-sent events.")
-LIMIT: Final = integer(_ROOM, MAX_TOKENS, "Tokens of the answer; -1: as many as there is room for.")
-TOP_LOGPROBS: Final = integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`.")
-SAMPLING: Final[dict[str, JsonSchema]] = {
-    "temperature": number(TEMPERATURE, "0 takes the likeliest token."),
-    "top_p": number(Range(0.0, 1.0), "Of the likeliest tokens, those that together have this probability."),
-    "top_k": integer(-1, MAX_TOP_K, "Of the likeliest tokens, so many; 0 and -1: all."),
-    "min_p": number(Range(0.0, 1.0), "Tokens with at least this part of the likeliest one's probability."),
-    "repetition_penalty": number(REPETITION_PENALTY, "Divides the scores of tokens that were there."),
-    "presence_penalty": number(PENALTY, "Is taken from the scores of tokens that were said."),
-    "frequency_penalty": number(PENALTY, "The same, for each time."),
+MODEL: Final[t.JsonSchema] = {
+    **t.TEXT,
+    "description": "The name of the model that is served, or an alias of it.",
+}
+TOKEN_IDS: Final[t.JsonSchema] = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+STREAM: Final = t.flag("Whether the answer comes as server-sent events.")
+LIMIT: Final = t.integer(_ROOM, MAX_TOKENS, "Tokens of the answer; -1: as many as there is room for.")
+TOP_LOGPROBS: Final = t.integer(
+    0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."
+)
+SAMPLING: Final[dict[str, t.JsonSchema]] = {
+    "temperature": t.number(TEMPERATURE, "0 takes the likeliest token."),
+    "top_p": t.number(Range(0.0, 1.0), "Of the likeliest tokens, those that together have this probability."),
+    "top_k": t.integer(-1, MAX_TOP_K, "Of the likeliest tokens, so many; 0 and -1: all."),
+    "min_p": t.number(Range(0.0, 1.0), "Tokens with at least this part of the likeliest one's probability."),
+    "repetition_penalty": t.number(REPETITION_PENALTY, "Divides the scores of tokens that were there."),
+    "presence_penalty": t.number(PENALTY, "Is taken from the scores of tokens that were said."),
+    "frequency_penalty": t.number(PENALTY, "The same, for each time."),
     "logit_bias": {
         "type": ["object", "null"],
         "description": "Is added to scores, by token id.",
@@ -59,26 +53,26 @@ SAMPLING: Final[dict[str, JsonSchema]] = {
         "propertyNames": {"pattern": "^[0-9]{1,10}$"},
         "additionalProperties": {"type": "number", "minimum": BIAS.low, "maximum": BIAS.high},
     },
-    "seed": integer(-(2**63), MAX_SEED, "The same seed draws the same tokens."),
+    "seed": t.integer(-(2**63), MAX_SEED, "The same seed draws the same tokens."),
 }
-ANSWERING: Final[dict[str, JsonSchema]] = {
+ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "model": MODEL,
     **SAMPLING,
-    "n": integer(1, MAX_CHOICES, "How many answers, of each prompt."),
+    "n": t.integer(1, MAX_CHOICES, "How many answers, of each prompt."),
     "stream": STREAM,
-    "stream_options": optional(
-        body({"include_usage": flag("Whether the last event has the usage."), "include_obfuscation": VAIN}),
+    "stream_options": t.optional(
+        t.body({"include_usage": t.flag("Whether the last event has the usage."), "include_obfuscation": t.VAIN}),
         "Only with `stream`.",
     ),
-    "stop": any_of(
+    "stop": t.any_of(
         _STOP,
         {"type": "array", "maxItems": MAX_STOPS, "items": _STOP},
         {"type": "null"},
         description="Where the answer ends; not a part of it.",
     ),
-    "return_token_ids": flag("Whether the answer has its token ids."),
-    "ignore_eos": flag("Whether the answer goes on where the model would end it."),
-    **vain(
+    "return_token_ids": t.flag("Whether the answer has its token ids."),
+    "ignore_eos": t.flag("Whether the answer goes on where the model would end it."),
+    **t.vain(
         "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
         "prompt_cache_retention", "reasoning_effort", "verbosity",
     ),
@@ -161,6 +155,6 @@ def _logit_bias(fields: BodyFields, vocab_size: int) -> tuple[tuple[int, float],
         if token >= vocab_size or token in found:
             message = f"'logit_bias' names {key[:20]!r}: not a token id below {vocab_size}, given once"
             raise refused(message, "logit_bias")
-        bias = fields.inner({key: given[key]}, "logit_bias", body({key: number(BIAS, "")}))
+        bias = fields.inner({key: given[key]}, "logit_bias", t.body({key: t.number(BIAS, "")}))
         found[token] = bias.number(key, 0.0)
     return tuple(found.items())

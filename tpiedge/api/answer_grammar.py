@@ -5,20 +5,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.body import is_deeper
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import (
-    VAIN,
-    BodyFields,
-    JsonSchema,
-    array,
-    body,
-    flag,
-    optional,
-    text,
-    unsupported,
-    word,
-)
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
@@ -40,46 +30,46 @@ _NAMED: Final = {
 }  # fmt: skip
 _STRUCTURED: Final = ("json", "regex", "choice", "grammar")
 
-_SCHEMA: Final[JsonSchema] = {
+_SCHEMA: Final[t.JsonSchema] = {
     "type": ["object", "string", "null"],
     "description": "A JSON schema that the answer has. Objects have no properties that it does not declare.",
 }
-_STRICT: Final = flag("Whether a schema of which a part cannot be held is refused.")
-_KINDS: Final[dict[str, JsonSchema]] = {
+_STRICT: Final = t.flag("Whether a schema of which a part cannot be held is refused.")
+_KINDS: Final[dict[str, t.JsonSchema]] = {
     "json": _SCHEMA,
-    "regex": text("A regular expression that the answer has."),
-    "grammar": text("Lark or llama.cpp's GBNF, of what the answer may be."),
-    "choice": array({"type": "string"}, "One of these texts is the answer.", _MAX_CHOICES),
+    "regex": t.text("A regular expression that the answer has."),
+    "grammar": t.text("Lark or llama.cpp's GBNF, of what the answer may be."),
+    "choice": t.array({"type": "string"}, "One of these texts is the answer.", _MAX_CHOICES),
 }
-_DESCRIBED: Final = body(
+_DESCRIBED: Final = t.body(
     {"name": {"type": "string", "minLength": 1, "maxLength": _MAX_NAME}, "schema": _SCHEMA, "strict": _STRICT,
-     "description": VAIN},
+     "description": t.VAIN},
 )  # fmt: skip
-_FORM: Final = body(
+_FORM: Final = t.body(
     {
-        "type": word("text", "json_object", "json_schema", "json", "regex", "grammar", "ebnf"),
-        "json_schema": optional(_DESCRIBED | {"required": ["name"]}),
+        "type": t.word("text", "json_object", "json_schema", "json", "regex", "grammar", "ebnf"),
+        "json_schema": t.optional(_DESCRIBED | {"required": ["name"]}),
         "schema": {**_SCHEMA, "description": "A schema, as of llama.cpp's server."},
         "value": {"description": "A schema or a regular expression, as of TGI."},
-        "pattern": text("A regular expression."),
-        "regex": text("The same."),
-        "grammar": text(),
-        "ebnf": text("The same."),
+        "pattern": t.text("A regular expression."),
+        "regex": t.text("The same."),
+        "grammar": t.text(),
+        "ebnf": t.text("The same."),
         "strict": _STRICT,
     },
     "type",
 )
-_UNKNOWN: Final = {"structural_tag": unsupported()}
-FORM: Final[dict[str, JsonSchema]] = {
-    "response_format": optional(_FORM),
+_UNKNOWN: Final = {"structural_tag": t.unsupported()}
+FORM: Final[dict[str, t.JsonSchema]] = {
+    "response_format": t.optional(_FORM),
     **{key: _KINDS[kind] for key, kind in _NAMED.items()},
     "grammar": {**_KINDS["grammar"], "type": ["string", "object", "null"]},
-    "structured_outputs": optional(
-        body({**_KINDS, "json_object": flag("Whether the answer is any JSON object."), **_UNKNOWN}),
+    "structured_outputs": t.optional(
+        t.body({**_KINDS, "json_object": t.flag("Whether the answer is any JSON object."), **_UNKNOWN}),
         "One of these, as of vLLM.",
     ),
-    "nvext": optional(
-        body({key: _KINDS[kind] for key, kind in _GUIDED.items()}), "One of these, as of NVIDIA."
+    "nvext": t.optional(
+        t.body({key: _KINDS[kind] for key, kind in _GUIDED.items()}), "One of these, as of NVIDIA."
     ),
     **_UNKNOWN,
 }

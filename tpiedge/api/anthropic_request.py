@@ -7,28 +7,12 @@ from itertools import groupby
 from typing import Final
 
 from tpiedge.api import encoding
+from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import MODEL, SAMPLING, STREAM, check_model
 from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, Asked
 from tpiedge.api.errors import ApiError, PromptTooLong, refused
-from tpiedge.api.fields import (
-    OBJECT,
-    TEXT,
-    VAIN,
-    BodyFields,
-    JsonSchema,
-    any_of,
-    array,
-    body,
-    flag,
-    integer,
-    optional,
-    tagged,
-    text,
-    unsupported,
-    vain,
-    word,
-)
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import CITED_TEXT, DOCUMENT, SEARCH_RESULT, content_text, part_text
 from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
@@ -45,70 +29,81 @@ _DIALECT: Final = Dialect(
     },
 )
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
-_CITED: Final = vain("cache_control", "citations")
-_TEXTS: Final = tagged("type", {"text": CITED_TEXT})
-_READ: Final = tagged("type", {"text": CITED_TEXT, "document": DOCUMENT, "search_result": SEARCH_RESULT})
-_RESULT: Final = body(
+_CITED: Final = t.vain("cache_control", "citations")
+_TEXTS: Final = t.tagged("type", {"text": CITED_TEXT})
+_READ: Final = t.tagged("type", {"text": CITED_TEXT, "document": DOCUMENT, "search_result": SEARCH_RESULT})
+_RESULT: Final = t.body(
     {
-        "tool_use_id": TEXT,
-        "content": any_of(TEXT, array(any_of(*_READ.values())), {"type": "null"}),
-        "is_error": flag("Has no effect."),
+        "tool_use_id": t.TEXT,
+        "content": t.any_of(t.TEXT, t.array(t.any_of(*_READ.values())), {"type": "null"}),
+        "is_error": t.flag("Has no effect."),
         **_CITED,
     },
     "tool_use_id",
 )
-_THOUGHT: Final = body({"thinking": text(), **vain("signature", "data"), **_CITED})
-_USE: Final = body({"id": TEXT, "name": TEXT, "input": OBJECT, **_CITED}, "id", "name")
+_THOUGHT: Final = t.body({"thinking": t.text(), **t.vain("signature", "data"), **_CITED})
+_USE: Final = t.body({"id": t.TEXT, "name": t.TEXT, "input": t.OBJECT, **_CITED}, "id", "name")
 _BLOCKS: Final = {
-    "user": _READ | tagged("type", {"tool_result": _RESULT}),
+    "user": _READ | t.tagged("type", {"tool_result": _RESULT}),
     "assistant": _TEXTS
-    | tagged("type", {"tool_use": _USE, "thinking": _THOUGHT, "redacted_thinking": _THOUGHT}),
+    | t.tagged("type", {"tool_use": _USE, "thinking": _THOUGHT, "redacted_thinking": _THOUGHT}),
     "system": _TEXTS,
 }
-_MESSAGES: Final = tagged(
+_MESSAGES: Final = t.tagged(
     "role",
     {
-        role: body({"content": any_of(TEXT, array(any_of(*blocks.values())))})
+        role: t.body({"content": t.any_of(t.TEXT, t.array(t.any_of(*blocks.values())))})
         for role, blocks in _BLOCKS.items()
     },
 )
-_TOOL: Final = body(
-    {"type": word("custom"), "name": TEXT, "input_schema": OBJECT, "description": text(), "strict": flag(""),
-     "cache_control": VAIN},
+_TOOL: Final = t.body(
+    {"type": t.word("custom"), "name": t.TEXT, "input_schema": t.OBJECT, "description": t.text(), "strict": t.flag(""),
+     "cache_control": t.VAIN},
     "name",
 )  # fmt: skip
-_CHOICE: Final = body(
-    {"type": word(*_CHOICES, "tool"), "name": text(), "disable_parallel_tool_use": flag("")}, "type"
+_CHOICE: Final = t.body(
+    {
+        "type": t.word(*_CHOICES, "tool"),
+        "name": t.text(),
+        "disable_parallel_tool_use": t.flag(""),
+    },
+    "type",
 )
-_FORMAT: Final = body(
-    {"type": word("json_schema"), "schema": OBJECT, "strict": flag(""), **vain("name", "description")}, "type"
+_FORMAT: Final = t.body(
+    {
+        "type": t.word("json_schema"),
+        "schema": t.OBJECT,
+        "strict": t.flag(""),
+        **t.vain("name", "description"),
+    },
+    "type",
 )
-_FIELDS: Final[dict[str, JsonSchema]] = {
+_FIELDS: Final[dict[str, t.JsonSchema]] = {
     **FORM,
     "model": MODEL,
-    "max_tokens": integer(0, MAX_TOKENS, "Of the answer; 0 only reads the prompt."),
-    "messages": array(any_of(*_MESSAGES.values())),
-    "system": any_of(TEXT, array(CITED_TEXT), {"type": "null"}),
+    "max_tokens": t.integer(0, MAX_TOKENS, "Of the answer; 0 only reads the prompt."),
+    "messages": t.array(t.any_of(*_MESSAGES.values())),
+    "system": t.any_of(t.TEXT, t.array(CITED_TEXT), {"type": "null"}),
     **{key: SAMPLING[key] for key in ("temperature", "top_p", "top_k")},
-    "stop_sequences": any_of(TEXT, array(TEXT)),
+    "stop_sequences": t.any_of(t.TEXT, t.array(t.TEXT)),
     "stream": STREAM,
-    "thinking": optional(
-        body({"type": word("enabled", "adaptive", "between_tools", "disabled"),
-              **vain("budget_tokens", "display")}, "type")
+    "thinking": t.optional(
+        t.body({"type": t.word("enabled", "adaptive", "between_tools", "disabled"),
+              **t.vain("budget_tokens", "display")}, "type")
     ),
-    "tools": array({"type": "object"}, most=MAX_TOOLS),
-    "tool_choice": optional(_CHOICE),
-    "output_config": optional(body({"format": optional(_FORMAT), **vain("effort", "task_budget")})),
-    "output_format": optional(_FORMAT, "The same as `output_config.format`, by its older name."),
-    "thread": unsupported(why=", as no message is stored: send the whole conversation as 'messages'"),
-    **dict.fromkeys(("container", "mcp_servers"), unsupported()),
-    **vain(
+    "tools": t.array({"type": "object"}, most=MAX_TOOLS),
+    "tool_choice": t.optional(_CHOICE),
+    "output_config": t.optional(t.body({"format": t.optional(_FORMAT), **t.vain("effort", "task_budget")})),
+    "output_format": t.optional(_FORMAT, "The same as `output_config.format`, by its older name."),
+    "thread": t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'"),
+    **dict.fromkeys(("container", "mcp_servers"), t.unsupported()),
+    **t.vain(
         "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
         "diagnostics", "user_profile_id", "workspace_id",
     ),
 }  # fmt: skip
-ANTHROPIC: Final = body(_FIELDS, "model", "messages", "max_tokens")
-COUNT: Final = body(_FIELDS | {"max_tokens": VAIN}, "model", "messages")
+ANTHROPIC: Final = t.body(_FIELDS, "model", "messages", "max_tokens")
+COUNT: Final = t.body(_FIELDS | {"max_tokens": t.VAIN}, "model", "messages")
 
 
 def read_messages_request(values: dict[str, object], service: Service, name: str) -> Asked:
@@ -133,7 +128,7 @@ def count_tokens(values: dict[str, object], service: Service) -> tuple[dict[str,
     return {"input_tokens": found}, fields
 
 
-def _fields(values: dict[str, object], form: JsonSchema) -> BodyFields:
+def _fields(values: dict[str, object], form: t.JsonSchema) -> BodyFields:
     try:
         return BodyFields(values, form)
     except ApiError as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import (
     ANSWERING,
     LIMIT,
@@ -25,7 +26,7 @@ from tpiedge.api.call_grammars import (
 )
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import TEXT, BodyFields, any_of, array, body, flag, optional, unsupported
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import MESSAGES, message_texts, read_messages
 from tpiedge.api.service import Service
 from tpiedge.api.tools import TOOLS, AskedTools, read_tools, text_parameters, tool_form
@@ -35,35 +36,35 @@ from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.speech import NO_THOUGHTS, Thinking, thinking_after
 from tpiedge.wire.requests import Grammar
 
-_THINKS: Final = flag("Whether a model that can think does.")
+_THINKS: Final = t.flag("Whether a model that can think does.")
 _OLD: Final = ("functions", "function_call")
 _TOOL: Final = re.compile(r"\btools(?:\[(\d*)\])?(?:\.function)?")
-SWITCHES: Final = optional(
-    body({"enable_thinking": _THINKS, "thinking": _THINKS}), "Switches of the chat template."
+SWITCHES: Final = t.optional(
+    t.body({"enable_thinking": _THINKS, "thinking": _THINKS}), "Switches of the chat template."
 )
-CHAT: Final = body(
+CHAT: Final = t.body(
     {
         **ANSWERING,
         **FORM,
         **TOOLS,
-        "functions": array(
+        "functions": t.array(
             {"type": "object"}, "The older name of tools, of which at most one is called.", MAX_TOOLS
         ),
-        "function_call": any_of(
+        "function_call": t.any_of(
             {"enum": ["none", "auto", None]},
-            body({"name": TEXT}, "name"),
+            t.body({"name": t.TEXT}, "name"),
             description="The older name of tool_choice.",
         ),
-        "continue_final_message": flag("Whether the answer goes on with the last message, an assistant's."),
+        "continue_final_message": t.flag("Whether the answer goes on with the last message, an assistant's."),
         "messages": MESSAGES,
         "max_tokens": LIMIT,
         "max_completion_tokens": LIMIT,
-        "logprobs": flag("Whether probabilities are told."),
+        "logprobs": t.flag("Whether probabilities are told."),
         "top_logprobs": TOP_LOGPROBS,
         "chat_template_kwargs": SWITCHES,
-        "modalities": unsupported(["text"]),
-        **dict.fromkeys(("audio", "prediction", "web_search_options"), unsupported("none")),
-        "prompt": unsupported(),
+        "modalities": t.unsupported(["text"]),
+        **dict.fromkeys(("audio", "prediction", "web_search_options"), t.unsupported("none")),
+        "prompt": t.unsupported(),
     },
     "model",
     "messages",

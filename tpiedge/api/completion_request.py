@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import (
     ANSWERING,
     LIMIT,
@@ -24,32 +25,32 @@ from tpiedge.api.asked import (
 )
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import TEXT, BodyFields, any_of, array, body, flag, integer, unsupported
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.model.detokenizer import unfinished
 
 _TOKENS: Final = 16  # OpenAI's default
-COMPLETION: Final = body(
+COMPLETION: Final = t.body(
     {
         **ANSWERING,
         **FORM,
-        "prompt": any_of(
-            TEXT,
+        "prompt": t.any_of(
+            t.TEXT,
             TOKEN_IDS,
-            {**array(TEXT, most=MAX_CHOICES), "type": "array", "minItems": 1},
-            {**array(TOKEN_IDS, most=MAX_CHOICES), "type": "array", "minItems": 1},
+            {**t.array(t.TEXT, most=MAX_CHOICES), "type": "array", "minItems": 1},
+            {**t.array(TOKEN_IDS, most=MAX_CHOICES), "type": "array", "minItems": 1},
             description="A text, token ids, or a list of either, which is answered one by one.",
         ),
-        "echo": flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
+        "echo": t.flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
         "max_tokens": {**LIMIT, "description": f"{LIMIT['description']} {_TOKENS} without."},
-        "logprobs": integer(
+        "logprobs": t.integer(
             0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."
         ),
-        "suffix": unsupported(""),
-        "messages": unsupported(),
-        "best_of": integer(1, MAX_CHOICES, "The same as `n`."),
+        "suffix": t.unsupported(""),
+        "messages": t.unsupported(),
+        "best_of": t.integer(1, MAX_CHOICES, "The same as `n`."),
     },
     "model",
     "prompt",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Final, cast
 
+from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import MODEL, TOKEN_IDS, check_model
 from tpiedge.api.asked import (
     Asked,
@@ -16,7 +17,7 @@ from tpiedge.api.asked import (
 )
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import TEXT, VAIN, BodyFields, any_of, array, body, integer, word
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Pooling, Sampling
@@ -25,20 +26,20 @@ _MAX_INPUTS: Final = 2048
 """That one request may have: as many as OpenAI's."""
 _FORMS: Final[dict[str, FormatName]] = {"float": "embeddings", "base64": "embeddings-base64"}
 _POOLINGS: Final = ("mean", "last")
-INPUT: Final = any_of(
-    TEXT,
+INPUT: Final = t.any_of(
+    t.TEXT,
     TOKEN_IDS,
-    {**array(TEXT, most=_MAX_INPUTS), "type": "array", "minItems": 1},
-    {**array(TOKEN_IDS, most=_MAX_INPUTS), "type": "array", "minItems": 1},
+    {**t.array(t.TEXT, most=_MAX_INPUTS), "type": "array", "minItems": 1},
+    {**t.array(TOKEN_IDS, most=_MAX_INPUTS), "type": "array", "minItems": 1},
     description="A text, token ids, or a list of either.",
 )
 POOLED: Final = {
     "model": MODEL,
-    "pooling": word(*_POOLINGS, description="Of which positions the vector is."),
-    "dimensions": integer(1, 2**31, "None but the model's own."),
+    "pooling": t.word(*_POOLINGS, description="Of which positions the vector is."),
+    "dimensions": t.integer(1, 2**31, "None but the model's own."),
 }
-EMBEDDINGS: Final = body(
-    {**POOLED, "input": INPUT, "encoding_format": word(*_FORMS), "user": VAIN}, "model", "input"
+EMBEDDINGS: Final = t.body(
+    {**POOLED, "input": INPUT, "encoding_format": t.word(*_FORMS), "user": t.VAIN}, "model", "input"
 )
 
 

@@ -1,5 +1,4 @@
-"""The fields of the JSON objects that clients send. A table says of each field its type, range and meaning, as JSON
-Schema: `BodyFields` reads requests by the same tables that /openapi.json shows.
+"""Reads the fields of the JSON objects that clients send, by the same tables that /openapi.json shows.
 
 Laws:
 
@@ -18,18 +17,12 @@ from typing import Any, Final
 
 from tpiedge.api.body import Excessive, parse_text
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.wire.fields import Range
-
-JsonSchema = dict[str, Any]
+from tpiedge.api.tables import MAX_ENTRIES, JsonSchema, Unsupported, Vain
 
 IGNORED: Final = "x-ignored-fields"
 """The header of an answer that lists the fields of the request that have no effect."""
 MAX_TEXT_VALUES: Final = 65_536
 """Of JSON in the texts of one request, all of them together."""
-MAX_ENTRIES: Final = 4096
-"""Of an array of messages, or of the parts of one."""
-TEXT: Final[JsonSchema] = {"type": "string"}
-OBJECT: Final[JsonSchema] = {"type": ["object", "null"]}
 
 _NEAR_LENGTH: Final = 6
 """A shorter name may be one edit from another and mean something else, as top_k and top_p."""
@@ -45,85 +38,6 @@ _NAMES: Final = {
 }  # fmt: skip
 
 _log = logging.getLogger(__name__)
-
-
-# --- tables
-
-
-class _Vain(JsonSchema):
-    """Of a field that may have any value, without an effect."""
-
-
-class _Unsupported(JsonSchema):
-    """Of a field that may only say what is so anyway."""
-
-
-VAIN: Final = _Vain(description="Has no effect.")
-
-
-def unsupported(*harmless: object, why: str = "") -> JsonSchema:
-    """A field that is refused, unless it is null, empty or one of the `harmless` values. `why` begins with a comma."""
-    return _Unsupported(enum=[None, [], {}, *harmless], description=f"is not supported{why}")
-
-
-def vain(*names: str) -> dict[str, JsonSchema]:
-    return dict.fromkeys(names, VAIN)
-
-
-def body(fields: Mapping[str, JsonSchema], *needed: str) -> JsonSchema:
-    """An object that a client sends; fields that are not in it have no effect."""
-    return {"type": "object", "properties": dict(fields), "required": list(needed)}
-
-
-def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
-    """An object that may be null."""
-    return {**schema, "type": ["object", "null"], "description": description}
-
-
-def tagged(tag: str, forms: Mapping[str, JsonSchema]) -> dict[str, JsonSchema]:
-    """The objects that may stand at one place, by what their field `tag` says."""
-    return {
-        name: body({tag: {"const": name}, **form["properties"]}, tag, *form["required"])
-        for name, form in forms.items()
-    }
-
-
-def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
-    return {"anyOf": [*schemas], **({"description": description} if description else {})}
-
-
-def number(allowed: Range, description: str) -> JsonSchema:
-    return {
-        "type": ["number", "null"],
-        "minimum": allowed.low,
-        "maximum": allowed.high,
-        "description": description,
-    }
-
-
-def integer(low: int, high: int, description: str) -> JsonSchema:
-    return {"type": ["integer", "null"], "minimum": low, "maximum": high, "description": description}
-
-
-def flag(description: str) -> JsonSchema:
-    return {"type": ["boolean", "null"], "description": description}
-
-
-def text(description: str = "", most: int = 0) -> JsonSchema:
-    schema: JsonSchema = {"type": ["string", "null"], "description": description}
-    return schema | {"maxLength": most} if most else schema
-
-
-def word(*words: str, description: str = "") -> JsonSchema:
-    """One of some words."""
-    return {"enum": [*words, None], "description": description}
-
-
-def array(items: JsonSchema, description: str = "", most: int = MAX_ENTRIES) -> JsonSchema:
-    return {"type": ["array", "null"], "items": items, "maxItems": most, "description": description}
-
-
-# --- reading
 
 
 @dataclass(slots=True)
@@ -287,11 +201,11 @@ class BodyFields:
     def _check(self, key: str, value: Any, schema: JsonSchema) -> None:
         """Raises ApiError where the value is not what the schema allows, as far as that is simple."""
         name = self.name(key)
-        if isinstance(schema, _Vain):
+        if isinstance(schema, Vain):
             self._note(name)
-        elif isinstance(schema, _Unsupported) and value not in schema["enum"]:
+        elif isinstance(schema, Unsupported) and value not in schema["enum"]:
             raise refused(f"'{name}' {schema['description']}", name, "unsupported_parameter")
-        elif "enum" in schema and not isinstance(schema, _Unsupported) and value not in schema["enum"]:
+        elif "enum" in schema and not isinstance(schema, Unsupported) and value not in schema["enum"]:
             raise refused(
                 f"'{name}' must be {_listed(one for one in schema['enum'] if one is not None)}", name
             )

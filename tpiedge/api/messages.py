@@ -5,102 +5,96 @@ import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import (
-    OBJECT,
-    TEXT,
-    VAIN,
-    BodyFields,
-    JsonSchema,
-    any_of,
-    array,
-    body,
-    optional,
-    tagged,
-    text,
-    unsupported,
-    vain,
-    word,
-)
+from tpiedge.api.fields import BodyFields
 from tpiedge.model.call_forms import short_call_id
 from tpiedge.model.chat_prompt import GivenArguments
 
 _MAX_NAME: Final = 64
 _MAX_CALLS: Final = 128
-_FILE: Final[dict[str, JsonSchema]] = {
-    "filename": text(),
-    "file_data": text("Of text alone: data:text/plain;base64,..."),
+_FILE: Final[dict[str, t.JsonSchema]] = {
+    "filename": t.text(),
+    "file_data": t.text("Of text alone: data:text/plain;base64,..."),
 }
-_PARTS: Final = tagged(
+_PARTS: Final = t.tagged(
     "type",
     {
-        "text": body({"text": TEXT}, "text"),
-        "file": body({**_FILE, "file": optional(body(_FILE))}),
+        "text": t.body({"text": t.TEXT}, "text"),
+        "file": t.body({**_FILE, "file": t.optional(t.body(_FILE))}),
     },
 )
-_SAID_PARTS: Final = _PARTS | tagged("type", {"refusal": body({"refusal": TEXT}, "refusal")})
-_CALL: Final = body(
+_SAID_PARTS: Final = _PARTS | t.tagged("type", {"refusal": t.body({"refusal": t.TEXT}, "refusal")})
+_CALL: Final = t.body(
     {
-        "id": text(),
-        "type": word("function"),
-        "function": body({"name": {**TEXT, "minLength": 1}, "arguments": text()}, "name"),
-        "index": VAIN,
+        "id": t.text(),
+        "type": t.word("function"),
+        "function": t.body({"name": {**t.TEXT, "minLength": 1}, "arguments": t.text()}, "name"),
+        "index": t.VAIN,
     },
     "function",
 )
-_COMMON: Final[dict[str, JsonSchema]] = {
-    "content": any_of(TEXT, array(any_of(*_SAID_PARTS.values())), description="Null only of an assistant."),
-    "name": text(most=_MAX_NAME),
-    "annotations": VAIN,
+_COMMON: Final[dict[str, t.JsonSchema]] = {
+    "content": t.any_of(
+        t.TEXT,
+        t.array(t.any_of(*_SAID_PARTS.values())),
+        description="Null only of an assistant.",
+    ),
+    "name": t.text(most=_MAX_NAME),
+    "annotations": t.VAIN,
 }
-_USER: Final = body(
-    _COMMON | dict.fromkeys(("audio", "function_call", "tool_calls", "tool_call_id"), unsupported())
+_USER: Final = t.body(
+    _COMMON | dict.fromkeys(("audio", "function_call", "tool_calls", "tool_call_id"), t.unsupported())
 )
-_TOOL: Final = body(
+_TOOL: Final = t.body(
     {
         **_COMMON,
-        "tool_call_id": text("The call that it answers."),
-        "audio": unsupported(),
-        "function_call": unsupported(),
+        "tool_call_id": t.text("The call that it answers."),
+        "audio": t.unsupported(),
+        "function_call": t.unsupported(),
     }
 )
-_ASSISTANT: Final = body(
+_ASSISTANT: Final = t.body(
     {
         **_COMMON,
-        "audio": unsupported(),
-        "reasoning_content": text("Its thoughts."),
-        "reasoning": text("The same."),
-        "thinking": text("The same."),
-        "refusal": text("In place of content."),
-        "tool_calls": array(_CALL, most=_MAX_CALLS),
-        "function_call": {**OBJECT, "description": "A call of a function, as before there were tools."},
+        "audio": t.unsupported(),
+        "reasoning_content": t.text("Its thoughts."),
+        "reasoning": t.text("The same."),
+        "thinking": t.text("The same."),
+        "refusal": t.text("In place of content."),
+        "tool_calls": t.array(_CALL, most=_MAX_CALLS),
+        "function_call": {
+            **t.OBJECT,
+            "description": "A call of a function, as before there were tools.",
+        },
     }
 )
 _ROLES: Final = {
     "system": "system", "user": "user", "assistant": "assistant", "tool": "tool", "developer": "system",
     "function": "tool",
 }  # fmt: skip
-_MESSAGES: Final = tagged(
+_MESSAGES: Final = t.tagged(
     "role",
     {role: {"assistant": _ASSISTANT, "tool": _TOOL}.get(meant, _USER) for role, meant in _ROLES.items()},
 )
-MESSAGES: Final[JsonSchema] = array(any_of(*_MESSAGES.values()))
+MESSAGES: Final[t.JsonSchema] = t.array(t.any_of(*_MESSAGES.values()))
 
-_CITED: Final = vain("cache_control", "citations")
-CITED_TEXT: Final = body({"text": TEXT, **_CITED}, "text")
-_TEXTS: Final = tagged("type", {"text": CITED_TEXT})
-_TEXT_OR_TEXTS: Final = any_of(TEXT, array(any_of(*_TEXTS.values())))
-_SOURCES: Final = tagged(
+_CITED: Final = t.vain("cache_control", "citations")
+CITED_TEXT: Final = t.body({"text": t.TEXT, **_CITED}, "text")
+_TEXTS: Final = t.tagged("type", {"text": CITED_TEXT})
+_TEXT_OR_TEXTS: Final = t.any_of(t.TEXT, t.array(t.any_of(*_TEXTS.values())))
+_SOURCES: Final = t.tagged(
     "type",
     {
-        "text": body({"data": TEXT, "media_type": text()}, "data"),
-        "content": body({"content": _TEXT_OR_TEXTS}),
+        "text": t.body({"data": t.TEXT, "media_type": t.text()}, "data"),
+        "content": t.body({"content": _TEXT_OR_TEXTS}),
     },
 )
-DOCUMENT: Final = body(
-    {"source": any_of(*_SOURCES.values()), "title": text(), "context": text(), **_CITED}, "source"
+DOCUMENT: Final = t.body(
+    {"source": t.any_of(*_SOURCES.values()), "title": t.text(), "context": t.text(), **_CITED},
+    "source",
 )
-SEARCH_RESULT: Final = body({"content": _TEXT_OR_TEXTS, "title": text(), "source": text(), **_CITED})
+SEARCH_RESULT: Final = t.body({"content": _TEXT_OR_TEXTS, "title": t.text(), "source": t.text(), **_CITED})
 
 
 def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
@@ -127,7 +121,7 @@ def message_texts(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield from (function["name"], arguments.text)
 
 
-def content_text(fields: BodyFields, key: str, parts: Mapping[str, JsonSchema]) -> str:
+def content_text(fields: BodyFields, key: str, parts: Mapping[str, t.JsonSchema]) -> str:
     """A string, or the texts of an array of `parts` as one. Raises ApiError."""
     value = fields.raw(key)
     if isinstance(value, str):

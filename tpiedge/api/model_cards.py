@@ -9,10 +9,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpiedge import __version__
+from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import MODEL, check_model
 from tpiedge.api.error_shapes import is_anthropic
 from tpiedge.api.errors import ApiError
-from tpiedge.api.fields import BodyFields, IgnoredFields, body, vain
+from tpiedge.api.fields import BodyFields, IgnoredFields
 from tpiedge.api.frames import Json
 from tpiedge.api.intake import Intake
 from tpiedge.api.ollama_format import moment
@@ -23,7 +24,7 @@ from tpiedge.model.speech import thinking_after
 #: Of Ollama whose API this is, for clients that want one which is new enough.
 _RELEASE: Final = "0.12.0"
 _NEVER: Final = "9999-12-31T23:59:59Z"
-SHOW: Final = body({"model": MODEL, **vain("verbose", "system", "template", "options")}, "model")
+SHOW: Final = t.body({"model": MODEL, **t.vain("verbose", "system", "template", "options")}, "model")
 
 
 def model_routes(service: Service) -> list[Route]:

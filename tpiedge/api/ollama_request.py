@@ -4,29 +4,14 @@ import json
 import time
 from typing import Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import MODEL, SAMPLING, TOP_LOGPROBS, check_model
 from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.asked import MAX_TOOLS, AnsweredAtOnce, Asked
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.embedding_request import INPUT, POOLED, embedded
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import (
-    OBJECT,
-    TEXT,
-    VAIN,
-    BodyFields,
-    JsonSchema,
-    any_of,
-    array,
-    body,
-    flag,
-    integer,
-    optional,
-    tagged,
-    text,
-    unsupported,
-    vain,
-)
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import Service
 from tpiedge.api.translation import Chat, Dialect, copied
@@ -52,31 +37,39 @@ _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
 _CHATS: Final = Dialect("ollama-chat", _NAMES)
 _TEXTS: Final = Dialect("ollama-generate", _NAMES)
 _TEXTS_IN_CHATS: Final = Dialect("ollama-generate", _NAMES | {"messages": "prompt"})
-_CALL: Final = body(
+_CALL: Final = t.body(
     {
-        "function": body({"name": TEXT, "arguments": OBJECT, "index": VAIN}, "name"),
-        "id": text(),
-        "type": VAIN,
+        "function": t.body({"name": t.TEXT, "arguments": t.OBJECT, "index": t.VAIN}, "name"),
+        "id": t.text(),
+        "type": t.VAIN,
     },
     "function",
 )
-_SAID: Final = {"content": text(), "images": unsupported(), "thinking": text(), "tool_calls": array(_CALL)}
-_RESULT: Final = {"tool_call_id": text(), "tool_name": text(), "name": text()}
-_MESSAGES: Final = tagged(
+_SAID: Final = {
+    "content": t.text(),
+    "images": t.unsupported(),
+    "thinking": t.text(),
+    "tool_calls": t.array(_CALL),
+}
+_RESULT: Final = {"tool_call_id": t.text(), "tool_name": t.text(), "name": t.text()}
+_MESSAGES: Final = t.tagged(
     "role",
-    {**dict.fromkeys(("system", "user", "assistant"), body(_SAID)), "tool": body(_SAID | _RESULT)},
+    {
+        **dict.fromkeys(("system", "user", "assistant"), t.body(_SAID)),
+        "tool": t.body(_SAID | _RESULT),
+    },
 )
-_UNNEEDED: Final = vain("keep_alive", "truncate", "shift", "context")
-_ANSWERING: Final[dict[str, JsonSchema]] = {
+_UNNEEDED: Final = t.vain("keep_alive", "truncate", "shift", "context")
+_ANSWERING: Final[dict[str, t.JsonSchema]] = {
     **FORM,
     "model": MODEL,
-    "stream": flag("Whether the answer comes in lines of JSON; true without."),
-    "options": optional(
-        body(
+    "stream": t.flag("Whether the answer comes in lines of JSON; true without."),
+    "options": t.optional(
+        t.body(
             {
                 **{theirs: SAMPLING[ours] for theirs, ours in _OPTIONS.items() if ours in SAMPLING},
-                "stop": any_of(TEXT, array(TEXT)),
-                "num_predict": integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit."),
+                "stop": t.any_of(t.TEXT, t.array(t.TEXT)),
+                "num_predict": t.integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit."),
             }
         ),
         "How the answer is drawn.",
@@ -85,29 +78,33 @@ _ANSWERING: Final[dict[str, JsonSchema]] = {
         "description": "`json`, or a schema that the answer has.",
         "type": ["string", "object", "null"],
     },
-    "logprobs": flag("Whether probabilities are told."),
+    "logprobs": t.flag("Whether probabilities are told."),
     "top_logprobs": TOP_LOGPROBS,
     "think": {"description": "Whether a model that can think does.", "type": ["boolean", "string", "null"]},
     **_UNNEEDED,
 }
-OLLAMA_CHAT: Final = body(
-    {**_ANSWERING, "messages": array(any_of(*_MESSAGES.values())), "tools": array(OBJECT, most=MAX_TOOLS)},
-    "model",
-)
-OLLAMA_GENERATE: Final = body(
+OLLAMA_CHAT: Final = t.body(
     {
         **_ANSWERING,
-        "prompt": text(),
-        "system": text(),
-        "raw": flag("Whether the prompt is not put into the model's template."),
-        **dict.fromkeys(("suffix", "template"), unsupported("")),
-        "images": unsupported(),
+        "messages": t.array(t.any_of(*_MESSAGES.values())),
+        "tools": t.array(t.OBJECT, most=MAX_TOOLS),
     },
     "model",
 )
-_EMBED: Final = {**POOLED, "options": optional(body({}), "Has no effect."), **_UNNEEDED}
-OLLAMA_EMBED: Final = body({**_EMBED, "input": INPUT}, "model", "input")
-OLLAMA_EMBEDDINGS: Final = body({**_EMBED, "prompt": TEXT}, "model", "prompt")
+OLLAMA_GENERATE: Final = t.body(
+    {
+        **_ANSWERING,
+        "prompt": t.text(),
+        "system": t.text(),
+        "raw": t.flag("Whether the prompt is not put into the model's template."),
+        **dict.fromkeys(("suffix", "template"), t.unsupported("")),
+        "images": t.unsupported(),
+    },
+    "model",
+)
+_EMBED: Final = {**POOLED, "options": t.optional(t.body({}), "Has no effect."), **_UNNEEDED}
+OLLAMA_EMBED: Final = t.body({**_EMBED, "input": INPUT}, "model", "input")
+OLLAMA_EMBEDDINGS: Final = t.body({**_EMBED, "prompt": t.TEXT}, "model", "prompt")
 
 
 def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> Asked:

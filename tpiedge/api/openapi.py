@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpiedge import __version__
+from tpiedge.api import tables as t
 from tpiedge.api.admin import word_body
 from tpiedge.api.answer_fields import TOKEN_IDS
 from tpiedge.api.anthropic_request import ANTHROPIC, COUNT
 from tpiedge.api.chat_request import CHAT
 from tpiedge.api.completion_request import COMPLETION
 from tpiedge.api.embedding_request import EMBEDDINGS
-from tpiedge.api.fields import TEXT, JsonSchema, any_of
 from tpiedge.api.model_cards import SHOW
 from tpiedge.api.ollama_request import OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE
 from tpiedge.api.responses_request import RESPONSES
@@ -27,39 +27,39 @@ from tpiedge.api.texts import DETOKENIZE, TOKENIZE
 
 _EVENTS: Final = "text/event-stream"
 _LINES: Final = "application/x-ndjson"
-_NAME: Final[JsonSchema] = {**TEXT, "minLength": 1, "maxLength": 256}
-_WHOLE: Final[JsonSchema] = {"type": "integer", "minimum": 0}
-_NUMBER: Final[JsonSchema] = {"type": "number"}
-_OBJECT: Final[JsonSchema] = {"type": "object"}
-_LIST: Final[JsonSchema] = {"type": "array"}
-_OBJECTS: Final[JsonSchema] = {"type": "array", "items": _OBJECT}
-_MAYBE_TEXT: Final[JsonSchema] = {"type": ["string", "null"]}
-_FLAG: Final[JsonSchema] = {"type": "boolean"}
-_OPEN: Final[JsonSchema] = {"security": []}
-_ADMIN: Final[JsonSchema] = {"security": [{"admin": []}]}
+_NAME: Final[t.JsonSchema] = {**t.TEXT, "minLength": 1, "maxLength": 256}
+_WHOLE: Final[t.JsonSchema] = {"type": "integer", "minimum": 0}
+_NUMBER: Final[t.JsonSchema] = {"type": "number"}
+_OBJECT: Final[t.JsonSchema] = {"type": "object"}
+_LIST: Final[t.JsonSchema] = {"type": "array"}
+_OBJECTS: Final[t.JsonSchema] = {"type": "array", "items": _OBJECT}
+_MAYBE_TEXT: Final[t.JsonSchema] = {"type": ["string", "null"]}
+_FLAG: Final[t.JsonSchema] = {"type": "boolean"}
+_OPEN: Final[t.JsonSchema] = {"security": []}
+_ADMIN: Final[t.JsonSchema] = {"security": [{"admin": []}]}
 
 
 # --- answers
 
 
-def _reply(*texts: str, **fields: JsonSchema) -> JsonSchema:
+def _reply(*texts: str, **fields: t.JsonSchema) -> t.JsonSchema:
     """An object that is answered, which always has these; there may be more in it."""
-    properties = dict.fromkeys(texts, TEXT) | fields
+    properties = dict.fromkeys(texts, t.TEXT) | fields
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _list_of(items: JsonSchema) -> JsonSchema:
+def _list_of(items: t.JsonSchema) -> t.JsonSchema:
     return {"type": "array", "items": items}
 
 
-def _choices(**said: JsonSchema) -> JsonSchema:
+def _choices(**said: t.JsonSchema) -> t.JsonSchema:
     """An answer of OpenAI's, with its choices."""
-    choice = _reply(index=_WHOLE, finish_reason=TEXT, logprobs={"type": ["object", "null"]}, **said)
+    choice = _reply(index=_WHOLE, finish_reason=t.TEXT, logprobs={"type": ["object", "null"]}, **said)
     usage = _reply(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE)
     return _reply("id", "object", "model", created=_WHOLE, choices=_list_of(choice), usage=usage)
 
 
-def _cluster() -> JsonSchema:
+def _cluster() -> t.JsonSchema:
     """The view of the cluster: the parts of it that people build on."""
     parts = ("compute", "wait", "network", "disk")
     spans = _list_of({"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2})
@@ -76,16 +76,16 @@ def _cluster() -> JsonSchema:
     state = {"enum": ["queued", "reading", "answering", "paused"]}
     request = _reply(
         "id", state=state, prompt_tokens=_WHOLE, tokens=_WHOLE, max_tokens=_WHOLE, tokens_per_s=_NUMBER,
-        reading=any_of(reading, {"type": "null"}),
+        reading=t.any_of(reading, {"type": "null"}),
     )  # fmt: skip
-    return _reply(timeline=any_of(timeline, {"type": "null"}), requests=_list_of(request))
+    return _reply(timeline=t.any_of(timeline, {"type": "null"}), requests=_list_of(request))
 
 
 _CARD: Final = _reply(
-    "id", "object", "owned_by", created=_WHOLE, context_length=_WHOLE, also_called=_list_of(TEXT)
+    "id", "object", "owned_by", created=_WHOLE, context_length=_WHOLE, also_called=_list_of(t.TEXT)
 )
-_VECTOR: Final = _reply("object", index=_WHOLE, embedding=any_of(TEXT, _list_of(_NUMBER)))
-_OLLAMA: Final = {"model": TEXT, "created_at": TEXT, "done": _FLAG}
+_VECTOR: Final = _reply("object", index=_WHOLE, embedding=t.any_of(t.TEXT, _list_of(_NUMBER)))
+_OLLAMA: Final = {"model": t.TEXT, "created_at": t.TEXT, "done": _FLAG}
 _MODELS: Final = _reply(models=_OBJECTS)
 _READY: Final = _reply(ready=_FLAG)
 _ERRORS: Final = {
@@ -95,7 +95,7 @@ _ERRORS: Final = {
 }
 
 
-def _content(schema: JsonSchema, kind: str = "application/json") -> JsonSchema:
+def _content(schema: t.JsonSchema, kind: str = "application/json") -> t.JsonSchema:
     return {"content": {kind: {"schema": schema}}}
 
 
@@ -109,7 +109,7 @@ def _failure(path: str) -> str:
 # --- operations
 
 
-def _operation(summary: str, shown: JsonSchema, *, stream: str = "", **more: object) -> JsonSchema:
+def _operation(summary: str, shown: t.JsonSchema, *, stream: str = "", **more: object) -> t.JsonSchema:
     """`stream`: the type that the answer has as a stream, where it may be one."""
     found = {"description": "The answer", **_content(shown)}
     if stream:
@@ -117,18 +117,18 @@ def _operation(summary: str, shown: JsonSchema, *, stream: str = "", **more: obj
     return {"summary": summary, "responses": {"200": found}, **more}
 
 
-def _get(summary: str, shown: JsonSchema, *, stream: str = "", **more: object) -> JsonSchema:
+def _get(summary: str, shown: t.JsonSchema, *, stream: str = "", **more: object) -> t.JsonSchema:
     return {"get": _operation(summary, shown, stream=stream, **more)}
 
 
 def _post(
-    summary: str, asked: JsonSchema, shown: JsonSchema, *, stream: str = "", **more: object
-) -> JsonSchema:
+    summary: str, asked: t.JsonSchema, shown: t.JsonSchema, *, stream: str = "", **more: object
+) -> t.JsonSchema:
     sent = {"required": True, **_content(asked)}
     return {"post": _operation(summary, shown, stream=stream, requestBody=sent, **more)}
 
 
-def _parameter(name: str, where: str, schema: JsonSchema, description: str = "") -> JsonSchema:
+def _parameter(name: str, where: str, schema: t.JsonSchema, description: str = "") -> t.JsonSchema:
     return {
         "name": name,
         "in": where,
@@ -138,11 +138,11 @@ def _parameter(name: str, where: str, schema: JsonSchema, description: str = "")
     }
 
 
-def _path_text(name: str, description: str) -> JsonSchema:
-    return {"parameters": [_parameter(name, "path", {**TEXT, "minLength": 1}, description)]}
+def _path_text(name: str, description: str) -> t.JsonSchema:
+    return {"parameters": [_parameter(name, "path", {**t.TEXT, "minLength": 1}, description)]}
 
 
-def _kept(kind: str, shown: JsonSchema) -> JsonSchema:
+def _kept(kind: str, shown: t.JsonSchema) -> t.JsonSchema:
     """The answers that a client of a master with --journal may come again for."""
     parameters = [
         _parameter(
@@ -169,17 +169,17 @@ def _kept(kind: str, shown: JsonSchema) -> JsonSchema:
     }
 
 
-def _order(summary: str, key: str, description: str, answered: str = "name") -> JsonSchema:
+def _order(summary: str, key: str, description: str, answered: str = "name") -> t.JsonSchema:
     return _post(summary, word_body(key, description), _reply(answered), **_ADMIN)
 
 
-_COMPLETION: Final = _choices(text=TEXT)
+_COMPLETION: Final = _choices(text=t.TEXT)
 _CHAT: Final = _choices(message=_reply("role", "content", refusal=_MAYBE_TEXT))
 _RESPONSE: Final = _reply("id", "object", "status", "model", output=_OBJECTS)
 _MESSAGE: Final = _reply("id", "type", "role", "model", content=_OBJECTS, usage=_OBJECT)
 _WORKER: Final = "Either name that `tpiedge nodes` shows."
 
-_PATHS: Final[Mapping[str, JsonSchema]] = {
+_PATHS: Final[Mapping[str, t.JsonSchema]] = {
     "/health": _get("Whether the server lives", _reply("status"), **_OPEN),
     "/ready": _get("Whether the cluster answers; 503 where not", _READY, **_OPEN),
     "/metrics": _get("Counters and histograms, as Prometheus reads them", _OBJECT),
@@ -212,7 +212,10 @@ _PATHS: Final[Mapping[str, JsonSchema]] = {
         "Answer a chat, as Ollama does", OLLAMA_CHAT, _reply(**_OLLAMA, message=_OBJECT), stream=_LINES
     ),
     "/api/generate": _post(
-        "Go on with a text, as Ollama does", OLLAMA_GENERATE, _reply(**_OLLAMA, response=TEXT), stream=_LINES
+        "Go on with a text, as Ollama does",
+        OLLAMA_GENERATE,
+        _reply(**_OLLAMA, response=t.TEXT),
+        stream=_LINES,
     ),
     "/api/embed": _post("Vectors of texts, as of Ollama", OLLAMA_EMBED, _reply("model", embeddings=_LIST)),
     "/api/embeddings": _post(
@@ -257,22 +260,22 @@ _PATHS: Final[Mapping[str, JsonSchema]] = {
 """Paths as OpenAPI writes them, and what each answers by method."""
 
 
-def _paths() -> JsonSchema:
+def _paths() -> t.JsonSchema:
     """With what else may be answered."""
-    found: JsonSchema = {path: dict(methods) for path, methods in _PATHS.items()}
+    found: t.JsonSchema = {path: dict(methods) for path, methods in _PATHS.items()}
     for path, methods in found.items():
         failed = {"$ref": f"#/components/responses/{_failure(path)}"}
         for method in methods.keys() & {"get", "post", "delete"}:
             answers = {**methods[method]["responses"], "default": failed}
             methods[method] = {**methods[method], "responses": answers}
     found["/ready"]["get"]["responses"]["503"] = {"description": "Not yet", **_content(_READY)}
-    text = {"description": "The page", **_content(TEXT, "text/plain")}
+    text = {"description": "The page", **_content(t.TEXT, "text/plain")}
     found["/metrics"]["get"]["responses"]["200"] = text
     return found
 
 
 @cache
-def document() -> JsonSchema:
+def document() -> t.JsonSchema:
     """The whole document."""
     return {
         "openapi": "3.1.0",

@@ -5,27 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import LIMIT, MODEL, SAMPLING, STREAM, TOP_LOGPROBS, check_model
 from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.asked import MAX_ECHO, MAX_TOOL_NAME, MAX_TOOLS, Asked
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import (
-    OBJECT,
-    TEXT,
-    VAIN,
-    BodyFields,
-    JsonSchema,
-    any_of,
-    array,
-    body,
-    flag,
-    optional,
-    tagged,
-    text,
-    unsupported,
-    vain,
-    word,
-)
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import CITED_TEXT, content_text
 from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
@@ -61,82 +46,101 @@ _OF_SERVERS: Final = (
 )  # fmt: skip
 """Items about tools that no client runs, which another server answered with."""
 
-_PARTS: Final = tagged(
+_PARTS: Final = t.tagged(
     "type",
     {
         **dict.fromkeys(("input_text", "output_text", "text"), CITED_TEXT),
-        "refusal": body({"refusal": TEXT}, "refusal"),
-        "input_file": body({"filename": text(), "file_data": text()}),
+        "refusal": t.body({"refusal": t.TEXT}, "refusal"),
+        "input_file": t.body({"filename": t.text(), "file_data": t.text()}),
     },
 )
-_THOUGHTS: Final = tagged("type", dict.fromkeys(("reasoning_text", "text"), CITED_TEXT))
-_CONTENT: Final = any_of(TEXT, array(any_of(*_PARTS.values())))
-_ITEM: Final[dict[str, JsonSchema]] = vain("id", "status", "phase")
-_CALL: Final[dict[str, JsonSchema]] = {**_ITEM, "call_id": TEXT, "name": TEXT, "namespace": text()}
-_OUTPUT: Final = body({**_ITEM, "call_id": TEXT, "output": _CONTENT, **vain("name", "namespace")}, "call_id")
-_ITEMS: Final = tagged(
+_THOUGHTS: Final = t.tagged("type", dict.fromkeys(("reasoning_text", "text"), CITED_TEXT))
+_CONTENT: Final = t.any_of(t.TEXT, t.array(t.any_of(*_PARTS.values())))
+_ITEM: Final[dict[str, t.JsonSchema]] = t.vain("id", "status", "phase")
+_CALL: Final[dict[str, t.JsonSchema]] = {
+    **_ITEM,
+    "call_id": t.TEXT,
+    "name": t.TEXT,
+    "namespace": t.text(),
+}
+_OUTPUT: Final = t.body(
+    {**_ITEM, "call_id": t.TEXT, "output": _CONTENT, **t.vain("name", "namespace")}, "call_id"
+)
+_ITEMS: Final = t.tagged(
     "type",
     {
-        "message": body(
-            {**_ITEM, "role": word("system", "developer", "user", "assistant"), "content": _CONTENT}, "role"
+        "message": t.body(
+            {**_ITEM, "role": t.word("system", "developer", "user", "assistant"), "content": _CONTENT},
+            "role",
         ),
-        "function_call": body({**_CALL, "arguments": TEXT}, "call_id", "name", "arguments"),
-        "custom_tool_call": body({**_CALL, "input": TEXT}, "call_id", "name", "input"),
+        "function_call": t.body({**_CALL, "arguments": t.TEXT}, "call_id", "name", "arguments"),
+        "custom_tool_call": t.body({**_CALL, "input": t.TEXT}, "call_id", "name", "input"),
         "function_call_output": _OUTPUT,
         "custom_tool_call_output": _OUTPUT,
-        "reasoning": body({**_ITEM, "content": array(OBJECT), **vain("summary", "encrypted_content")}),
+        "reasoning": t.body(
+            {**_ITEM, "content": t.array(t.OBJECT), **t.vain("summary", "encrypted_content")}
+        ),
     },
 )
 _ITEMS["message"]["required"].remove("type")
-_FUNCTION: Final = body(
+_FUNCTION: Final = t.body(
     {
         "type": {"const": "function"},
-        "name": TEXT,
-        "description": text(),
-        "parameters": OBJECT,
-        "strict": flag(""),
+        "name": t.TEXT,
+        "description": t.text(),
+        "parameters": t.OBJECT,
+        "strict": t.flag(""),
     },
     "name",
 )
-_NAMESPACE: Final = body(
-    {"type": {"const": "namespace"}, "name": TEXT, "tools": array(OBJECT), "description": VAIN},
+_NAMESPACE: Final = t.body(
+    {
+        "type": {"const": "namespace"},
+        "name": t.TEXT,
+        "tools": t.array(t.OBJECT),
+        "description": t.VAIN,
+    },
     "name",
     "tools",
 )
-_CHOSEN: Final = tagged("type", {"function": body({"name": TEXT, "namespace": text()}, "name")})
-_CHOICES: Final = _CHOSEN | tagged(
+_CHOSEN: Final = t.tagged("type", {"function": t.body({"name": t.TEXT, "namespace": t.text()}, "name")})
+_CHOICES: Final = _CHOSEN | t.tagged(
     "type",
     {
-        "allowed_tools": body(
-            {"mode": word("auto", "required"), "tools": array(any_of(*_CHOSEN.values()))}, "tools"
+        "allowed_tools": t.body(
+            {
+                "mode": t.word("auto", "required"),
+                "tools": t.array(t.any_of(*_CHOSEN.values())),
+            },
+            "tools",
         )
     },
 )
-_NOT_STORED: Final = unsupported(why=", as no answer is stored: send the whole conversation as 'input'")
-RESPONSES: Final = body(
+_NOT_STORED: Final = t.unsupported(why=", as no answer is stored: send the whole conversation as 'input'")
+RESPONSES: Final = t.body(
     {
         **FORM,
         "model": MODEL,
         **dict.fromkeys(("previous_response_id", "conversation", "prompt"), _NOT_STORED),
-        "background": unsupported(False),
-        "input": any_of(TEXT, array(any_of(*_ITEMS.values()))),
-        "instructions": text(),
+        "background": t.unsupported(False),
+        "input": t.any_of(t.TEXT, t.array(t.any_of(*_ITEMS.values()))),
+        "instructions": t.text(),
         "max_output_tokens": LIMIT,
         "temperature": SAMPLING["temperature"],
         "top_p": SAMPLING["top_p"],
         "stream": STREAM,
-        "stream_options": optional(body(vain("include_obfuscation")), "Has no effect."),
-        "text": optional(body({"format": OBJECT, "verbosity": VAIN}), "The form of the text."),
-        "reasoning": optional(body({"effort": text(), **vain("summary", "generate_summary")})),
-        "tools": array(OBJECT, most=MAX_TOOLS),
-        "tool_choice": any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
-        "parallel_tool_calls": flag("Whether several tools may be called at once; true without."),
-        "include": array(TEXT, f"With `{_SCORES}`, probabilities are told."),
+        "stream_options": t.optional(t.body(t.vain("include_obfuscation")), "Has no effect."),
+        "text": t.optional(t.body({"format": t.OBJECT, "verbosity": t.VAIN}), "The form of the text."),
+        "reasoning": t.optional(t.body({"effort": t.text(), **t.vain("summary", "generate_summary")})),
+        "tools": t.array(t.OBJECT, most=MAX_TOOLS),
+        "tool_choice": t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
+        "parallel_tool_calls": t.flag("Whether several tools may be called at once; true without."),
+        "include": t.array(t.TEXT, f"With `{_SCORES}`, probabilities are told."),
         "top_logprobs": TOP_LOGPROBS,
-        "truncation": word(
+        "truncation": t.word(
             "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
         ),
-        **vain(
+        **t.vain(
             "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key",
             "prompt_cache_options", "prompt_cache_retention", "max_tool_calls", "context_management", "moderation",
         ),
@@ -144,8 +148,8 @@ RESPONSES: Final = body(
     "model",
     "input",
 )  # fmt: skip
-_FORMAT: Final = body(
-    {"type": TEXT, **{key: {} for key in ("name", "schema", "strict", "description")}}, "type"
+_FORMAT: Final = t.body(
+    {"type": t.TEXT, **{key: {} for key in ("name", "schema", "strict", "description")}}, "type"
 )
 
 

@@ -9,34 +9,35 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpiedge import __version__
+from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import MODEL, TOKEN_IDS, check_model
 from tpiedge.api.anthropic_request import count_tokens
 from tpiedge.api.asked import read_token_ids
 from tpiedge.api.chat_request import SWITCHES, read_variables, render_chat
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import BodyFields, IgnoredFields, body, flag, text
+from tpiedge.api.fields import BodyFields, IgnoredFields
 from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.service import Service
 
-TOKENIZE: Final = body(
+TOKENIZE: Final = t.body(
     {
         "model": MODEL,
-        "prompt": text(),
-        "content": text("As llama.cpp names it."),
+        "prompt": t.text(),
+        "content": t.text("As llama.cpp names it."),
         "messages": MESSAGES,
         "chat_template_kwargs": SWITCHES,
-        "add_special_tokens": flag("Whether a `prompt` begins as the model's texts do; true without."),
-        "add_special": flag("The same of a `content`; false without."),
-        "parse_special": flag(
+        "add_special_tokens": t.flag("Whether a `prompt` begins as the model's texts do; true without."),
+        "add_special": t.flag("The same of a `content`; false without."),
+        "parse_special": t.flag(
             "Whether special tokens that stand in the text are tokens, not text; true without."
         ),
-        "return_token_strs": flag("Whether the text of each token is told."),
-        "with_pieces": flag("The same, as llama.cpp names it."),
+        "return_token_strs": t.flag("Whether the text of each token is told."),
+        "with_pieces": t.flag("The same, as llama.cpp names it."),
     }
 )
-DETOKENIZE: Final = body({"model": MODEL, "tokens": TOKEN_IDS}, "tokens")
+DETOKENIZE: Final = t.body({"model": MODEL, "tokens": TOKEN_IDS}, "tokens")
 
 _TextAnswer = tuple[dict[str, object], BodyFields]
 

@@ -5,57 +5,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.answer_grammar import check_schema, schema_of_grammar
 from tpiedge.api.asked import MAX_TEXT_NAME, MAX_TEXTS, MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import (
-    OBJECT,
-    TEXT,
-    BodyFields,
-    JsonSchema,
-    any_of,
-    array,
-    body,
-    flag,
-    tagged,
-    text,
-    unsupported,
-)
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.model.call_forms import CallForm, call_form
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
-_FUNCTION: Final = body(
+_FUNCTION: Final = t.body(
     {
-        "name": {**TEXT, "pattern": f"^{_NAME.pattern}$"},
-        "description": text(),
-        "parameters": OBJECT,
-        "strict": flag("Where a call is required it is always so."),
+        "name": {**t.TEXT, "pattern": f"^{_NAME.pattern}$"},
+        "description": t.text(),
+        "parameters": t.OBJECT,
+        "strict": t.flag("Where a call is required it is always so."),
     },
     "name",
 )
-_TOOL: Final = body({"type": {"const": "function"}, "function": _FUNCTION}, "type", "function")
-_NAMED: Final = tagged(
+_TOOL: Final = t.body({"type": {"const": "function"}, "function": _FUNCTION}, "type", "function")
+_NAMED: Final = t.tagged(
     "type",
-    {"function": body({"function": body({"name": TEXT}, "name"), "custom": unsupported()}, "function")},
+    {
+        "function": t.body(
+            {"function": t.body({"name": t.TEXT}, "name"), "custom": t.unsupported()},
+            "function",
+        )
+    },
 )
-_ALLOWED: Final = body(
-    {"mode": {"enum": ["auto", "required"]}, "tools": array(any_of(*_NAMED.values()), most=MAX_TOOLS)},
+_ALLOWED: Final = t.body(
+    {
+        "mode": {"enum": ["auto", "required"]},
+        "tools": t.array(t.any_of(*_NAMED.values()), most=MAX_TOOLS),
+    },
     "mode",
     "tools",
 )
-_CHOICES: Final = _NAMED | tagged(
-    "type", {"allowed_tools": body({"allowed_tools": _ALLOWED}, "allowed_tools")}
+_CHOICES: Final = _NAMED | t.tagged(
+    "type", {"allowed_tools": t.body({"allowed_tools": _ALLOWED}, "allowed_tools")}
 )
-TOOLS: Final[dict[str, JsonSchema]] = {
-    "tools": array(_TOOL, most=MAX_TOOLS),
-    "tool_choice": any_of(
+TOOLS: Final[dict[str, t.JsonSchema]] = {
+    "tools": t.array(_TOOL, most=MAX_TOOLS),
+    "tool_choice": t.any_of(
         {"enum": ["none", "auto", "required", None]},
         *_CHOICES.values(),
         description="Whether one of the tools must be called, or which.",
     ),
-    "parallel_tool_calls": flag("Whether several tools may be called at once; true without."),
+    "parallel_tool_calls": t.flag("Whether several tools may be called at once; true without."),
 }
 
 
