@@ -158,4 +158,4 @@ class Admin:
 def word_body(key: str, description: str) -> t.JsonSchema:
     """A body of one field, the name of something."""
     named = {**t.TEXT, "minLength": 1, "maxLength": _MAX_NAME, "description": description}
-    return {**t.body({key: named}, key), "additionalProperties": False}
+    return {**t.body(key, **{key: named}), "additionalProperties": False}

@@ -24,6 +24,10 @@ from tpiedge.engine.sampling import (
 from tpiedge.wire.fields import Range
 from tpiedge.wire.requests import Sampling
 
+_VAIN: Final = (
+    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "reasoning_effort", "verbosity",
+)  # fmt: skip
 _ROOM: Final = -1
 _LATEST: Final = ":latest"  # which Ollama's clients write after a name
 _STOP: Final[t.JsonSchema] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
@@ -61,7 +65,7 @@ ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "n": t.integer(1, MAX_CHOICES, "How many answers, of each prompt."),
     "stream": STREAM,
     "stream_options": t.optional(
-        t.body({"include_usage": t.flag("Whether the last event has the usage."), "include_obfuscation": t.VAIN}),
+        t.body(include_usage=t.flag("Whether the last event has the usage."), include_obfuscation=t.VAIN),
         "Only with `stream`.",
     ),
     "stop": t.any_of(
@@ -72,11 +76,8 @@ ANSWERING: Final[dict[str, t.JsonSchema]] = {
     ),
     "return_token_ids": t.flag("Whether the answer has its token ids."),
     "ignore_eos": t.flag("Whether the answer goes on where the model would end it."),
-    **t.vain(
-        "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_retention", "reasoning_effort", "verbosity",
-    ),
-}  # fmt: skip
+    **t.vain(*_VAIN),
+}
 """Of OpenAI's completions and chats."""
 
 
@@ -155,6 +156,6 @@ def _logit_bias(fields: BodyFields, vocab_size: int) -> tuple[tuple[int, float],
         if token >= vocab_size or token in found:
             message = f"'logit_bias' names {key[:20]!r}: not a token id below {vocab_size}, given once"
             raise refused(message, "logit_bias")
-        bias = fields.inner({key: given[key]}, "logit_bias", t.body({key: t.number(BIAS, "")}))
+        bias = fields.inner({key: given[key]}, "logit_bias", t.body(**{key: t.number(BIAS, "")}))
         found[token] = bias.number(key, 0.0)
     return tuple(found.items())

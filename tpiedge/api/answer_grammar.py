@@ -42,22 +42,22 @@ _KINDS: Final[dict[str, t.JsonSchema]] = {
     "choice": t.array({"type": "string"}, "One of these texts is the answer.", _MAX_CHOICES),
 }
 _DESCRIBED: Final = t.body(
-    {"name": {"type": "string", "minLength": 1, "maxLength": _MAX_NAME}, "schema": _SCHEMA, "strict": _STRICT,
-     "description": t.VAIN},
-)  # fmt: skip
+    name={"type": "string", "minLength": 1, "maxLength": _MAX_NAME},
+    schema=_SCHEMA,
+    strict=_STRICT,
+    description=t.VAIN,
+)
 _FORM: Final = t.body(
-    {
-        "type": t.word("text", "json_object", "json_schema", "json", "regex", "grammar", "ebnf"),
-        "json_schema": t.optional(_DESCRIBED | {"required": ["name"]}),
-        "schema": {**_SCHEMA, "description": "A schema, as of llama.cpp's server."},
-        "value": {"description": "A schema or a regular expression, as of TGI."},
-        "pattern": t.text("A regular expression."),
-        "regex": t.text("The same."),
-        "grammar": t.text(),
-        "ebnf": t.text("The same."),
-        "strict": _STRICT,
-    },
     "type",
+    type=t.word("text", "json_object", "json_schema", "json", "regex", "grammar", "ebnf"),
+    json_schema=t.optional(_DESCRIBED | {"required": ["name"]}),
+    schema={**_SCHEMA, "description": "A schema, as of llama.cpp's server."},
+    value={"description": "A schema or a regular expression, as of TGI."},
+    pattern=t.text("A regular expression."),
+    regex=t.text("The same."),
+    grammar=t.text(),
+    ebnf=t.text("The same."),
+    strict=_STRICT,
 )
 _UNKNOWN: Final = {"structural_tag": t.unsupported()}
 FORM: Final[dict[str, t.JsonSchema]] = {
@@ -65,11 +65,11 @@ FORM: Final[dict[str, t.JsonSchema]] = {
     **{key: _KINDS[kind] for key, kind in _NAMED.items()},
     "grammar": {**_KINDS["grammar"], "type": ["string", "object", "null"]},
     "structured_outputs": t.optional(
-        t.body({**_KINDS, "json_object": t.flag("Whether the answer is any JSON object."), **_UNKNOWN}),
+        t.body(**_KINDS, json_object=t.flag("Whether the answer is any JSON object."), **_UNKNOWN),
         "One of these, as of vLLM.",
     ),
     "nvext": t.optional(
-        t.body({key: _KINDS[kind] for key, kind in _GUIDED.items()}), "One of these, as of NVIDIA."
+        t.body(**{key: _KINDS[kind] for key, kind in _GUIDED.items()}), "One of these, as of NVIDIA."
     ),
     **_UNKNOWN,
 }

@@ -18,6 +18,10 @@ from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
 from tpiedge.api.translation import Chat, Dialect, copied
 
+_VAIN: Final = (
+    "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
+    "diagnostics", "user_profile_id", "workspace_id",
+)  # fmt: skip
 _COPIED: Final = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"}
 _DIALECT: Final = Dialect(
     "message",
@@ -30,53 +34,43 @@ _DIALECT: Final = Dialect(
 )
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _CITED: Final = t.vain("cache_control", "citations")
-_TEXTS: Final = t.tagged("type", {"text": CITED_TEXT})
-_READ: Final = t.tagged("type", {"text": CITED_TEXT, "document": DOCUMENT, "search_result": SEARCH_RESULT})
+_TEXTS: Final = t.tagged("type", text=CITED_TEXT)
+_READ: Final = t.tagged("type", text=CITED_TEXT, document=DOCUMENT, search_result=SEARCH_RESULT)
 _RESULT: Final = t.body(
-    {
-        "tool_use_id": t.TEXT,
-        "content": t.any_of(t.TEXT, t.array(t.any_of(*_READ.values())), {"type": "null"}),
-        "is_error": t.flag("Has no effect."),
-        **_CITED,
-    },
     "tool_use_id",
+    tool_use_id=t.TEXT,
+    content=t.any_of(t.TEXT, t.array(t.any_of(*_READ.values())), {"type": "null"}),
+    is_error=t.flag("Has no effect."),
+    **_CITED,
 )
-_THOUGHT: Final = t.body({"thinking": t.text(), **t.vain("signature", "data"), **_CITED})
-_USE: Final = t.body({"id": t.TEXT, "name": t.TEXT, "input": t.OBJECT, **_CITED}, "id", "name")
+_THOUGHT: Final = t.body(thinking=t.text(), **t.vain("signature", "data"), **_CITED)
+_USE: Final = t.body("id", "name", id=t.TEXT, name=t.TEXT, input=t.OBJECT, **_CITED)
 _BLOCKS: Final = {
-    "user": _READ | t.tagged("type", {"tool_result": _RESULT}),
-    "assistant": _TEXTS
-    | t.tagged("type", {"tool_use": _USE, "thinking": _THOUGHT, "redacted_thinking": _THOUGHT}),
+    "user": _READ | t.tagged("type", tool_result=_RESULT),
+    "assistant": _TEXTS | t.tagged("type", tool_use=_USE, thinking=_THOUGHT, redacted_thinking=_THOUGHT),
     "system": _TEXTS,
 }
 _MESSAGES: Final = t.tagged(
     "role",
-    {
-        role: t.body({"content": t.any_of(t.TEXT, t.array(t.any_of(*blocks.values())))})
+    **{
+        role: t.body(content=t.any_of(t.TEXT, t.array(t.any_of(*blocks.values()))))
         for role, blocks in _BLOCKS.items()
     },
 )
 _TOOL: Final = t.body(
-    {"type": t.word("custom"), "name": t.TEXT, "input_schema": t.OBJECT, "description": t.text(), "strict": t.flag(""),
-     "cache_control": t.VAIN},
     "name",
-)  # fmt: skip
+    type=t.word("custom"),
+    name=t.TEXT,
+    input_schema=t.OBJECT,
+    description=t.text(),
+    strict=t.flag(""),
+    cache_control=t.VAIN,
+)
 _CHOICE: Final = t.body(
-    {
-        "type": t.word(*_CHOICES, "tool"),
-        "name": t.text(),
-        "disable_parallel_tool_use": t.flag(""),
-    },
-    "type",
+    "type", type=t.word(*_CHOICES, "tool"), name=t.text(), disable_parallel_tool_use=t.flag("")
 )
 _FORMAT: Final = t.body(
-    {
-        "type": t.word("json_schema"),
-        "schema": t.OBJECT,
-        "strict": t.flag(""),
-        **t.vain("name", "description"),
-    },
-    "type",
+    "type", type=t.word("json_schema"), schema=t.OBJECT, strict=t.flag(""), **t.vain("name", "description")
 )
 _FIELDS: Final[dict[str, t.JsonSchema]] = {
     **FORM,
@@ -88,22 +82,22 @@ _FIELDS: Final[dict[str, t.JsonSchema]] = {
     "stop_sequences": t.any_of(t.TEXT, t.array(t.TEXT)),
     "stream": STREAM,
     "thinking": t.optional(
-        t.body({"type": t.word("enabled", "adaptive", "between_tools", "disabled"),
-              **t.vain("budget_tokens", "display")}, "type")
+        t.body(
+            "type",
+            type=t.word("enabled", "adaptive", "between_tools", "disabled"),
+            **t.vain("budget_tokens", "display"),
+        )
     ),
     "tools": t.array({"type": "object"}, most=MAX_TOOLS),
     "tool_choice": t.optional(_CHOICE),
-    "output_config": t.optional(t.body({"format": t.optional(_FORMAT), **t.vain("effort", "task_budget")})),
+    "output_config": t.optional(t.body(format=t.optional(_FORMAT), **t.vain("effort", "task_budget"))),
     "output_format": t.optional(_FORMAT, "The same as `output_config.format`, by its older name."),
     "thread": t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'"),
     **dict.fromkeys(("container", "mcp_servers"), t.unsupported()),
-    **t.vain(
-        "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
-        "diagnostics", "user_profile_id", "workspace_id",
-    ),
-}  # fmt: skip
-ANTHROPIC: Final = t.body(_FIELDS, "model", "messages", "max_tokens")
-COUNT: Final = t.body(_FIELDS | {"max_tokens": t.VAIN}, "model", "messages")
+    **t.vain(*_VAIN),
+}
+ANTHROPIC: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
+COUNT: Final = t.body("model", "messages", **_FIELDS | {"max_tokens": t.VAIN})
 
 
 def read_messages_request(values: dict[str, object], service: Service, name: str) -> Asked:

@@ -40,34 +40,32 @@ _THINKS: Final = t.flag("Whether a model that can think does.")
 _OLD: Final = ("functions", "function_call")
 _TOOL: Final = re.compile(r"\btools(?:\[(\d*)\])?(?:\.function)?")
 SWITCHES: Final = t.optional(
-    t.body({"enable_thinking": _THINKS, "thinking": _THINKS}), "Switches of the chat template."
+    t.body(enable_thinking=_THINKS, thinking=_THINKS), "Switches of the chat template."
 )
 CHAT: Final = t.body(
-    {
-        **ANSWERING,
-        **FORM,
-        **TOOLS,
-        "functions": t.array(
-            {"type": "object"}, "The older name of tools, of which at most one is called.", MAX_TOOLS
-        ),
-        "function_call": t.any_of(
-            {"enum": ["none", "auto", None]},
-            t.body({"name": t.TEXT}, "name"),
-            description="The older name of tool_choice.",
-        ),
-        "continue_final_message": t.flag("Whether the answer goes on with the last message, an assistant's."),
-        "messages": MESSAGES,
-        "max_tokens": LIMIT,
-        "max_completion_tokens": LIMIT,
-        "logprobs": t.flag("Whether probabilities are told."),
-        "top_logprobs": TOP_LOGPROBS,
-        "chat_template_kwargs": SWITCHES,
-        "modalities": t.unsupported(["text"]),
-        **dict.fromkeys(("audio", "prediction", "web_search_options"), t.unsupported("none")),
-        "prompt": t.unsupported(),
-    },
     "model",
     "messages",
+    **ANSWERING,
+    **FORM,
+    **TOOLS,
+    functions=t.array(
+        {"type": "object"}, "The older name of tools, of which at most one is called.", MAX_TOOLS
+    ),
+    function_call=t.any_of(
+        {"enum": ["none", "auto", None]},
+        t.body("name", name=t.TEXT),
+        description="The older name of tool_choice.",
+    ),
+    continue_final_message=t.flag("Whether the answer goes on with the last message, an assistant's."),
+    messages=MESSAGES,
+    max_tokens=LIMIT,
+    max_completion_tokens=LIMIT,
+    logprobs=t.flag("Whether probabilities are told."),
+    top_logprobs=TOP_LOGPROBS,
+    chat_template_kwargs=SWITCHES,
+    modalities=t.unsupported(["text"]),
+    **dict.fromkeys(("audio", "prediction", "web_search_options"), t.unsupported("none")),
+    prompt=t.unsupported(),
 )
 
 

@@ -33,27 +33,23 @@ from tpiedge.model.detokenizer import unfinished
 
 _TOKENS: Final = 16  # OpenAI's default
 COMPLETION: Final = t.body(
-    {
-        **ANSWERING,
-        **FORM,
-        "prompt": t.any_of(
-            t.TEXT,
-            TOKEN_IDS,
-            {**t.array(t.TEXT, most=MAX_CHOICES), "type": "array", "minItems": 1},
-            {**t.array(TOKEN_IDS, most=MAX_CHOICES), "type": "array", "minItems": 1},
-            description="A text, token ids, or a list of either, which is answered one by one.",
-        ),
-        "echo": t.flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
-        "max_tokens": {**LIMIT, "description": f"{LIMIT['description']} {_TOKENS} without."},
-        "logprobs": t.integer(
-            0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."
-        ),
-        "suffix": t.unsupported(""),
-        "messages": t.unsupported(),
-        "best_of": t.integer(1, MAX_CHOICES, "The same as `n`."),
-    },
     "model",
     "prompt",
+    **ANSWERING,
+    **FORM,
+    prompt=t.any_of(
+        t.TEXT,
+        TOKEN_IDS,
+        {**t.array(t.TEXT, most=MAX_CHOICES), "type": "array", "minItems": 1},
+        {**t.array(TOKEN_IDS, most=MAX_CHOICES), "type": "array", "minItems": 1},
+        description="A text, token ids, or a list of either, which is answered one by one.",
+    ),
+    echo=t.flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
+    max_tokens={**LIMIT, "description": f"{LIMIT['description']} {_TOKENS} without."},
+    logprobs=t.integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
+    suffix=t.unsupported(""),
+    messages=t.unsupported(),
+    best_of=t.integer(1, MAX_CHOICES, "The same as `n`."),
 )
 
 

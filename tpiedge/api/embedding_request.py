@@ -39,7 +39,7 @@ POOLED: Final = {
     "dimensions": t.integer(1, 2**31, "None but the model's own."),
 }
 EMBEDDINGS: Final = t.body(
-    {**POOLED, "input": INPUT, "encoding_format": t.word(*_FORMS), "user": t.VAIN}, "model", "input"
+    "model", "input", **POOLED, input=INPUT, encoding_format=t.word(*_FORMS), user=t.VAIN
 )
 
 

@@ -18,21 +18,15 @@ _FILE: Final[dict[str, t.JsonSchema]] = {
     "file_data": t.text("Of text alone: data:text/plain;base64,..."),
 }
 _PARTS: Final = t.tagged(
-    "type",
-    {
-        "text": t.body({"text": t.TEXT}, "text"),
-        "file": t.body({**_FILE, "file": t.optional(t.body(_FILE))}),
-    },
+    "type", text=t.body("text", text=t.TEXT), file=t.body(**_FILE, file=t.optional(t.body(**_FILE)))
 )
-_SAID_PARTS: Final = _PARTS | t.tagged("type", {"refusal": t.body({"refusal": t.TEXT}, "refusal")})
+_SAID_PARTS: Final = _PARTS | t.tagged("type", refusal=t.body("refusal", refusal=t.TEXT))
 _CALL: Final = t.body(
-    {
-        "id": t.text(),
-        "type": t.word("function"),
-        "function": t.body({"name": {**t.TEXT, "minLength": 1}, "arguments": t.text()}, "name"),
-        "index": t.VAIN,
-    },
     "function",
+    id=t.text(),
+    type=t.word("function"),
+    function=t.body("name", name={**t.TEXT, "minLength": 1}, arguments=t.text()),
+    index=t.VAIN,
 )
 _COMMON: Final[dict[str, t.JsonSchema]] = {
     "content": t.any_of(
@@ -44,30 +38,23 @@ _COMMON: Final[dict[str, t.JsonSchema]] = {
     "annotations": t.VAIN,
 }
 _USER: Final = t.body(
-    _COMMON | dict.fromkeys(("audio", "function_call", "tool_calls", "tool_call_id"), t.unsupported())
+    **_COMMON | dict.fromkeys(("audio", "function_call", "tool_calls", "tool_call_id"), t.unsupported())
 )
 _TOOL: Final = t.body(
-    {
-        **_COMMON,
-        "tool_call_id": t.text("The call that it answers."),
-        "audio": t.unsupported(),
-        "function_call": t.unsupported(),
-    }
+    **_COMMON,
+    tool_call_id=t.text("The call that it answers."),
+    audio=t.unsupported(),
+    function_call=t.unsupported(),
 )
 _ASSISTANT: Final = t.body(
-    {
-        **_COMMON,
-        "audio": t.unsupported(),
-        "reasoning_content": t.text("Its thoughts."),
-        "reasoning": t.text("The same."),
-        "thinking": t.text("The same."),
-        "refusal": t.text("In place of content."),
-        "tool_calls": t.array(_CALL, most=_MAX_CALLS),
-        "function_call": {
-            **t.OBJECT,
-            "description": "A call of a function, as before there were tools.",
-        },
-    }
+    **_COMMON,
+    audio=t.unsupported(),
+    reasoning_content=t.text("Its thoughts."),
+    reasoning=t.text("The same."),
+    thinking=t.text("The same."),
+    refusal=t.text("In place of content."),
+    tool_calls=t.array(_CALL, most=_MAX_CALLS),
+    function_call={**t.OBJECT, "description": "A call of a function, as before there were tools."},
 )
 _ROLES: Final = {
     "system": "system", "user": "user", "assistant": "assistant", "tool": "tool", "developer": "system",
@@ -75,26 +62,21 @@ _ROLES: Final = {
 }  # fmt: skip
 _MESSAGES: Final = t.tagged(
     "role",
-    {role: {"assistant": _ASSISTANT, "tool": _TOOL}.get(meant, _USER) for role, meant in _ROLES.items()},
+    **{role: {"assistant": _ASSISTANT, "tool": _TOOL}.get(meant, _USER) for role, meant in _ROLES.items()},
 )
 MESSAGES: Final[t.JsonSchema] = t.array(t.any_of(*_MESSAGES.values()))
 
 _CITED: Final = t.vain("cache_control", "citations")
-CITED_TEXT: Final = t.body({"text": t.TEXT, **_CITED}, "text")
-_TEXTS: Final = t.tagged("type", {"text": CITED_TEXT})
+CITED_TEXT: Final = t.body("text", text=t.TEXT, **_CITED)
+_TEXTS: Final = t.tagged("type", text=CITED_TEXT)
 _TEXT_OR_TEXTS: Final = t.any_of(t.TEXT, t.array(t.any_of(*_TEXTS.values())))
 _SOURCES: Final = t.tagged(
-    "type",
-    {
-        "text": t.body({"data": t.TEXT, "media_type": t.text()}, "data"),
-        "content": t.body({"content": _TEXT_OR_TEXTS}),
-    },
+    "type", text=t.body("data", data=t.TEXT, media_type=t.text()), content=t.body(content=_TEXT_OR_TEXTS)
 )
 DOCUMENT: Final = t.body(
-    {"source": t.any_of(*_SOURCES.values()), "title": t.text(), "context": t.text(), **_CITED},
-    "source",
+    "source", source=t.any_of(*_SOURCES.values()), title=t.text(), context=t.text(), **_CITED
 )
-SEARCH_RESULT: Final = t.body({"content": _TEXT_OR_TEXTS, "title": t.text(), "source": t.text(), **_CITED})
+SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.text(), **_CITED)
 
 
 def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:

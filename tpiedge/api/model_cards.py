@@ -24,7 +24,7 @@ from tpiedge.model.speech import thinking_after
 #: Of Ollama whose API this is, for clients that want one which is new enough.
 _RELEASE: Final = "0.12.0"
 _NEVER: Final = "9999-12-31T23:59:59Z"
-SHOW: Final = t.body({"model": MODEL, **t.vain("verbose", "system", "template", "options")}, "model")
+SHOW: Final = t.body("model", model=MODEL, **t.vain("verbose", "system", "template", "options"))
 
 
 def model_routes(service: Service) -> list[Route]:

@@ -38,12 +38,10 @@ _CHATS: Final = Dialect("ollama-chat", _NAMES)
 _TEXTS: Final = Dialect("ollama-generate", _NAMES)
 _TEXTS_IN_CHATS: Final = Dialect("ollama-generate", _NAMES | {"messages": "prompt"})
 _CALL: Final = t.body(
-    {
-        "function": t.body({"name": t.TEXT, "arguments": t.OBJECT, "index": t.VAIN}, "name"),
-        "id": t.text(),
-        "type": t.VAIN,
-    },
     "function",
+    function=t.body("name", name=t.TEXT, arguments=t.OBJECT, index=t.VAIN),
+    id=t.text(),
+    type=t.VAIN,
 )
 _SAID: Final = {
     "content": t.text(),
@@ -53,11 +51,7 @@ _SAID: Final = {
 }
 _RESULT: Final = {"tool_call_id": t.text(), "tool_name": t.text(), "name": t.text()}
 _MESSAGES: Final = t.tagged(
-    "role",
-    {
-        **dict.fromkeys(("system", "user", "assistant"), t.body(_SAID)),
-        "tool": t.body(_SAID | _RESULT),
-    },
+    "role", **dict.fromkeys(("system", "user", "assistant"), t.body(**_SAID)), tool=t.body(**_SAID | _RESULT)
 )
 _UNNEEDED: Final = t.vain("keep_alive", "truncate", "shift", "context")
 _ANSWERING: Final[dict[str, t.JsonSchema]] = {
@@ -66,11 +60,9 @@ _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "stream": t.flag("Whether the answer comes in lines of JSON; true without."),
     "options": t.optional(
         t.body(
-            {
-                **{theirs: SAMPLING[ours] for theirs, ours in _OPTIONS.items() if ours in SAMPLING},
-                "stop": t.any_of(t.TEXT, t.array(t.TEXT)),
-                "num_predict": t.integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit."),
-            }
+            **{theirs: SAMPLING[ours] for theirs, ours in _OPTIONS.items() if ours in SAMPLING},
+            stop=t.any_of(t.TEXT, t.array(t.TEXT)),
+            num_predict=t.integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit."),
         ),
         "How the answer is drawn.",
     ),
@@ -84,27 +76,23 @@ _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     **_UNNEEDED,
 }
 OLLAMA_CHAT: Final = t.body(
-    {
-        **_ANSWERING,
-        "messages": t.array(t.any_of(*_MESSAGES.values())),
-        "tools": t.array(t.OBJECT, most=MAX_TOOLS),
-    },
     "model",
+    **_ANSWERING,
+    messages=t.array(t.any_of(*_MESSAGES.values())),
+    tools=t.array(t.OBJECT, most=MAX_TOOLS),
 )
 OLLAMA_GENERATE: Final = t.body(
-    {
-        **_ANSWERING,
-        "prompt": t.text(),
-        "system": t.text(),
-        "raw": t.flag("Whether the prompt is not put into the model's template."),
-        **dict.fromkeys(("suffix", "template"), t.unsupported("")),
-        "images": t.unsupported(),
-    },
     "model",
+    **_ANSWERING,
+    prompt=t.text(),
+    system=t.text(),
+    raw=t.flag("Whether the prompt is not put into the model's template."),
+    **dict.fromkeys(("suffix", "template"), t.unsupported("")),
+    images=t.unsupported(),
 )
-_EMBED: Final = {**POOLED, "options": t.optional(t.body({}), "Has no effect."), **_UNNEEDED}
-OLLAMA_EMBED: Final = t.body({**_EMBED, "input": INPUT}, "model", "input")
-OLLAMA_EMBEDDINGS: Final = t.body({**_EMBED, "prompt": t.TEXT}, "model", "prompt")
+_EMBED: Final = {**POOLED, "options": t.optional(t.body(), "Has no effect."), **_UNNEEDED}
+OLLAMA_EMBED: Final = t.body("model", "input", **_EMBED, input=INPUT)
+OLLAMA_EMBEDDINGS: Final = t.body("model", "prompt", **_EMBED, prompt=t.TEXT)
 
 
 def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> Asked:

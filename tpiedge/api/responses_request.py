@@ -16,6 +16,10 @@ from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
 from tpiedge.api.translation import Chat, Dialect, copied
 
+_VAIN: Final = (
+    "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "max_tool_calls", "context_management", "moderation",
+)  # fmt: skip
 _COPIED: Final = {
     "max_output_tokens": "max_tokens",
     "temperature": "temperature",
@@ -48,13 +52,11 @@ _OF_SERVERS: Final = (
 
 _PARTS: Final = t.tagged(
     "type",
-    {
-        **dict.fromkeys(("input_text", "output_text", "text"), CITED_TEXT),
-        "refusal": t.body({"refusal": t.TEXT}, "refusal"),
-        "input_file": t.body({"filename": t.text(), "file_data": t.text()}),
-    },
+    **dict.fromkeys(("input_text", "output_text", "text"), CITED_TEXT),
+    refusal=t.body("refusal", refusal=t.TEXT),
+    input_file=t.body(filename=t.text(), file_data=t.text()),
 )
-_THOUGHTS: Final = t.tagged("type", dict.fromkeys(("reasoning_text", "text"), CITED_TEXT))
+_THOUGHTS: Final = t.tagged("type", **dict.fromkeys(("reasoning_text", "text"), CITED_TEXT))
 _CONTENT: Final = t.any_of(t.TEXT, t.array(t.any_of(*_PARTS.values())))
 _ITEM: Final[dict[str, t.JsonSchema]] = t.vain("id", "status", "phase")
 _CALL: Final[dict[str, t.JsonSchema]] = {
@@ -63,93 +65,66 @@ _CALL: Final[dict[str, t.JsonSchema]] = {
     "name": t.TEXT,
     "namespace": t.text(),
 }
-_OUTPUT: Final = t.body(
-    {**_ITEM, "call_id": t.TEXT, "output": _CONTENT, **t.vain("name", "namespace")}, "call_id"
-)
+_OUTPUT: Final = t.body("call_id", **_ITEM, call_id=t.TEXT, output=_CONTENT, **t.vain("name", "namespace"))
 _ITEMS: Final = t.tagged(
     "type",
-    {
-        "message": t.body(
-            {**_ITEM, "role": t.word("system", "developer", "user", "assistant"), "content": _CONTENT},
-            "role",
-        ),
-        "function_call": t.body({**_CALL, "arguments": t.TEXT}, "call_id", "name", "arguments"),
-        "custom_tool_call": t.body({**_CALL, "input": t.TEXT}, "call_id", "name", "input"),
-        "function_call_output": _OUTPUT,
-        "custom_tool_call_output": _OUTPUT,
-        "reasoning": t.body(
-            {**_ITEM, "content": t.array(t.OBJECT), **t.vain("summary", "encrypted_content")}
-        ),
-    },
+    message=t.body(
+        "role", **_ITEM, role=t.word("system", "developer", "user", "assistant"), content=_CONTENT
+    ),
+    function_call=t.body("call_id", "name", "arguments", **_CALL, arguments=t.TEXT),
+    custom_tool_call=t.body("call_id", "name", "input", **_CALL, input=t.TEXT),
+    function_call_output=_OUTPUT,
+    custom_tool_call_output=_OUTPUT,
+    reasoning=t.body(**_ITEM, content=t.array(t.OBJECT), **t.vain("summary", "encrypted_content")),
 )
 _ITEMS["message"]["required"].remove("type")
 _FUNCTION: Final = t.body(
-    {
-        "type": {"const": "function"},
-        "name": t.TEXT,
-        "description": t.text(),
-        "parameters": t.OBJECT,
-        "strict": t.flag(""),
-    },
     "name",
+    type={"const": "function"},
+    name=t.TEXT,
+    description=t.text(),
+    parameters=t.OBJECT,
+    strict=t.flag(""),
 )
 _NAMESPACE: Final = t.body(
-    {
-        "type": {"const": "namespace"},
-        "name": t.TEXT,
-        "tools": t.array(t.OBJECT),
-        "description": t.VAIN,
-    },
-    "name",
-    "tools",
+    "name", "tools", type={"const": "namespace"}, name=t.TEXT, tools=t.array(t.OBJECT), description=t.VAIN
 )
-_CHOSEN: Final = t.tagged("type", {"function": t.body({"name": t.TEXT, "namespace": t.text()}, "name")})
+_CHOSEN: Final = t.tagged("type", function=t.body("name", name=t.TEXT, namespace=t.text()))
 _CHOICES: Final = _CHOSEN | t.tagged(
     "type",
-    {
-        "allowed_tools": t.body(
-            {
-                "mode": t.word("auto", "required"),
-                "tools": t.array(t.any_of(*_CHOSEN.values())),
-            },
-            "tools",
-        )
-    },
+    allowed_tools=t.body(
+        "tools", mode=t.word("auto", "required"), tools=t.array(t.any_of(*_CHOSEN.values()))
+    ),
 )
 _NOT_STORED: Final = t.unsupported(why=", as no answer is stored: send the whole conversation as 'input'")
 RESPONSES: Final = t.body(
-    {
-        **FORM,
-        "model": MODEL,
-        **dict.fromkeys(("previous_response_id", "conversation", "prompt"), _NOT_STORED),
-        "background": t.unsupported(False),
-        "input": t.any_of(t.TEXT, t.array(t.any_of(*_ITEMS.values()))),
-        "instructions": t.text(),
-        "max_output_tokens": LIMIT,
-        "temperature": SAMPLING["temperature"],
-        "top_p": SAMPLING["top_p"],
-        "stream": STREAM,
-        "stream_options": t.optional(t.body(t.vain("include_obfuscation")), "Has no effect."),
-        "text": t.optional(t.body({"format": t.OBJECT, "verbosity": t.VAIN}), "The form of the text."),
-        "reasoning": t.optional(t.body({"effort": t.text(), **t.vain("summary", "generate_summary")})),
-        "tools": t.array(t.OBJECT, most=MAX_TOOLS),
-        "tool_choice": t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
-        "parallel_tool_calls": t.flag("Whether several tools may be called at once; true without."),
-        "include": t.array(t.TEXT, f"With `{_SCORES}`, probabilities are told."),
-        "top_logprobs": TOP_LOGPROBS,
-        "truncation": t.word(
-            "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
-        ),
-        **t.vain(
-            "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key",
-            "prompt_cache_options", "prompt_cache_retention", "max_tool_calls", "context_management", "moderation",
-        ),
-    },
     "model",
     "input",
-)  # fmt: skip
+    **FORM,
+    model=MODEL,
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), _NOT_STORED),
+    background=t.unsupported(False),
+    input=t.any_of(t.TEXT, t.array(t.any_of(*_ITEMS.values()))),
+    instructions=t.text(),
+    max_output_tokens=LIMIT,
+    temperature=SAMPLING["temperature"],
+    top_p=SAMPLING["top_p"],
+    stream=STREAM,
+    stream_options=t.optional(t.body(**t.vain("include_obfuscation")), "Has no effect."),
+    text=t.optional(t.body(format=t.OBJECT, verbosity=t.VAIN), "The form of the text."),
+    reasoning=t.optional(t.body(effort=t.text(), **t.vain("summary", "generate_summary"))),
+    tools=t.array(t.OBJECT, most=MAX_TOOLS),
+    tool_choice=t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
+    parallel_tool_calls=t.flag("Whether several tools may be called at once; true without."),
+    include=t.array(t.TEXT, f"With `{_SCORES}`, probabilities are told."),
+    top_logprobs=TOP_LOGPROBS,
+    truncation=t.word(
+        "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
+    ),
+    **t.vain(*_VAIN),
+)
 _FORMAT: Final = t.body(
-    {"type": t.TEXT, **{key: {} for key in ("name", "schema", "strict", "description")}}, "type"
+    "type", type=t.TEXT, **{key: {} for key in ("name", "schema", "strict", "description")}
 )
 
 

@@ -1,7 +1,6 @@
 """Tables of the fields that JSON objects of clients may have: types, ranges and meanings, as JSON Schema. `fields`
 reads requests by them, and `openapi` shows them. A module that has such tables calls this one `t`."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from tpiedge.wire.fields import Range
@@ -34,9 +33,9 @@ def vain(*names: str) -> dict[str, JsonSchema]:
     return dict.fromkeys(names, VAIN)
 
 
-def body(fields: Mapping[str, JsonSchema], *needed: str) -> JsonSchema:
+def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
     """An object that a client sends; fields that are not in it have no effect."""
-    return {"type": "object", "properties": dict(fields), "required": list(needed)}
+    return {"type": "object", "properties": fields, "required": [*needed]}
 
 
 def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
@@ -44,10 +43,10 @@ def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
     return {**schema, "type": ["object", "null"], "description": description}
 
 
-def tagged(tag: str, forms: Mapping[str, JsonSchema]) -> dict[str, JsonSchema]:
+def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
     """The objects that may stand at one place, by what their field `tag` says."""
     return {
-        name: body({tag: {"const": name}, **form["properties"]}, tag, *form["required"])
+        name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
         for name, form in forms.items()
     }
 

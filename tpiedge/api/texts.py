@@ -22,22 +22,18 @@ from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.service import Service
 
 TOKENIZE: Final = t.body(
-    {
-        "model": MODEL,
-        "prompt": t.text(),
-        "content": t.text("As llama.cpp names it."),
-        "messages": MESSAGES,
-        "chat_template_kwargs": SWITCHES,
-        "add_special_tokens": t.flag("Whether a `prompt` begins as the model's texts do; true without."),
-        "add_special": t.flag("The same of a `content`; false without."),
-        "parse_special": t.flag(
-            "Whether special tokens that stand in the text are tokens, not text; true without."
-        ),
-        "return_token_strs": t.flag("Whether the text of each token is told."),
-        "with_pieces": t.flag("The same, as llama.cpp names it."),
-    }
+    model=MODEL,
+    prompt=t.text(),
+    content=t.text("As llama.cpp names it."),
+    messages=MESSAGES,
+    chat_template_kwargs=SWITCHES,
+    add_special_tokens=t.flag("Whether a `prompt` begins as the model's texts do; true without."),
+    add_special=t.flag("The same of a `content`; false without."),
+    parse_special=t.flag("Whether special tokens that stand in the text are tokens, not text; true without."),
+    return_token_strs=t.flag("Whether the text of each token is told."),
+    with_pieces=t.flag("The same, as llama.cpp names it."),
 )
-DETOKENIZE: Final = t.body({"model": MODEL, "tokens": TOKEN_IDS}, "tokens")
+DETOKENIZE: Final = t.body("tokens", model=MODEL, tokens=TOKEN_IDS)
 
 _TextAnswer = tuple[dict[str, object], BodyFields]
 

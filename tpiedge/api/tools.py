@@ -16,35 +16,23 @@ from tpiedge.model.call_forms import CallForm, call_form
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
 _FUNCTION: Final = t.body(
-    {
-        "name": {**t.TEXT, "pattern": f"^{_NAME.pattern}$"},
-        "description": t.text(),
-        "parameters": t.OBJECT,
-        "strict": t.flag("Where a call is required it is always so."),
-    },
     "name",
+    name={**t.TEXT, "pattern": f"^{_NAME.pattern}$"},
+    description=t.text(),
+    parameters=t.OBJECT,
+    strict=t.flag("Where a call is required it is always so."),
 )
-_TOOL: Final = t.body({"type": {"const": "function"}, "function": _FUNCTION}, "type", "function")
+_TOOL: Final = t.body("type", "function", type={"const": "function"}, function=_FUNCTION)
 _NAMED: Final = t.tagged(
-    "type",
-    {
-        "function": t.body(
-            {"function": t.body({"name": t.TEXT}, "name"), "custom": t.unsupported()},
-            "function",
-        )
-    },
+    "type", function=t.body("function", function=t.body("name", name=t.TEXT), custom=t.unsupported())
 )
 _ALLOWED: Final = t.body(
-    {
-        "mode": {"enum": ["auto", "required"]},
-        "tools": t.array(t.any_of(*_NAMED.values()), most=MAX_TOOLS),
-    },
     "mode",
     "tools",
+    mode={"enum": ["auto", "required"]},
+    tools=t.array(t.any_of(*_NAMED.values()), most=MAX_TOOLS),
 )
-_CHOICES: Final = _NAMED | t.tagged(
-    "type", {"allowed_tools": t.body({"allowed_tools": _ALLOWED}, "allowed_tools")}
-)
+_CHOICES: Final = _NAMED | t.tagged("type", allowed_tools=t.body("allowed_tools", allowed_tools=_ALLOWED))
 TOOLS: Final[dict[str, t.JsonSchema]] = {
     "tools": t.array(_TOOL, most=MAX_TOOLS),
     "tool_choice": t.any_of(

@@ -436,7 +436,7 @@ def test_arguments_are_bounded_as_bodies_are(knowing, text, why):
 def test_all_texts_of_a_request_are_bounded_together():
     """Strings within them have any number of commas."""
     value = {"a": [0] * 1_000, "b": ",[{" * 100_000}
-    form = body({"inner": body({"text": {}}), "broken": {}, "object": {}})
+    form = body(inner=body(text={}), broken={}, object={})
     fields = BodyFields({"inner": {"text": json.dumps(value)}, "broken": "{oh", "object": {}}, form)
     inner = fields.nested("inner")
     for _ in range(65):
