@@ -192,7 +192,7 @@ class _Rewriting:
     def _schema(self, schema: object, path: str, around: _Declared | None = _NOTHING) -> Any:
         self._count(1)
         if not isinstance(schema, dict):
-            return schema
+            return [] if isinstance(schema, list) else schema  # which is no schema, and refused as such
         if "not" in schema and schema["not"] in ({}, True):
             return False
         found = self._typed(schema, path)
@@ -258,7 +258,7 @@ class _Rewriting:
                     unheld = True
                     self._leave_out(path, word)
             elif given is not None:
-                found[word] = given
+                found[word] = self._schema(given, path)
         others = schema.get("additionalProperties")
         if others is not None:
             found["additionalProperties"] = (

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema, is_held
@@ -470,6 +470,7 @@ ANYTHING = st.recursive(
 )
 
 
+@example({"additionalProperties": [{"$ref": "#/$defs/a"}]})
 @given(st.dictionaries(st.sampled_from(WORDS), ANYTHING, max_size=6))
 def test_any_object_makes_a_schema_or_is_too_large(schema: dict[str, Any]) -> None:
     try:
