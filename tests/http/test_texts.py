@@ -7,6 +7,7 @@ import pytest
 
 import tpiedge
 from tpiedge.api.limits import Limits
+from tpiedge.api.openapi import document
 
 JSON = {"content-type": "application/json"}
 TEXT = "Once upon a time there was a fox"
@@ -81,6 +82,9 @@ def test_what_cannot_be_is_refused(post, path, fields, param):
     assert said.status_code == 413 or said.json()["error"]["param"] == param
 
 
-def test_a_key_is_needed_where_there_are_keys(serve):
-    server = serve(keys=["secret"])
-    assert httpx.get(f"{server.url}/version", trust_env=False).status_code == 401
+def test_a_key_is_needed_where_there_are_keys(server, serve):
+    described = httpx.get(f"{server.url}/openapi.json", trust_env=False)
+    assert described.json() == json.loads(json.dumps(document()))
+    locked = serve(keys=["secret"])
+    for path in ("version", "openapi.json"):
+        assert httpx.get(f"{locked.url}/{path}", trust_env=False).status_code == 401

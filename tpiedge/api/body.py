@@ -1,11 +1,11 @@
-"""The body of a request: its bytes, and the JSON in it.
+"""The body of a request: its bytes, and the JSON in it. No more bytes are kept than the limit, whatever the client
+announces or sends, and no longer waited for.
 
 Laws:
 
-1. No more bytes are kept than the limit, whatever the client announces or sends, and no longer waited for.
-2. What is parsed has a bounded number of values, so that a few megabytes of brackets cannot become hundreds, and is
+1. What is parsed has a bounded number of values, so that a few megabytes of brackets cannot become hundreds, and is
    nested to a bounded depth, so that whatever goes through it comes to its end.
-3. In a body a key stands once in an object, and numbers are finite: its value does not depend on the parser. Texts
+2. In a body a key stands once in an object, and numbers are finite: its value does not depend on the parser. Texts
    within it are often what models wrote, and are taken as they are.
 """
 

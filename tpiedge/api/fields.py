@@ -1,12 +1,8 @@
 """Reads the fields of the JSON objects that clients send, by the same tables that /openapi.json shows.
 
-Laws:
-
-1. null is the same as no field.
-2. A field that is not in the table, or that has no effect, is taken and told back as ignored, as other servers of
-   these APIs have more fields. One that is a slip of the pen from a field of the table is refused: a misspelt limit
-   that is silently ignored is worse than an error.
-3. A refusal names the field, and says what it may be.
+null is the same as no field. A field that is not in the table, or that has no effect, is taken and told back as
+ignored, as other servers of these APIs have more fields. One that is a slip of the pen from a field of the table is
+refused: a misspelt limit that is silently ignored is worse than an error.
 """
 
 import logging
