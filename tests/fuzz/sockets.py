@@ -36,7 +36,7 @@ def _message_seeds() -> list[bytes]:
 
 def _body(folder: Path) -> Read:
     from tests.http.conftest import InstantTemplate
-    from tpiedge.api.bounded_json import parse_object
+    from tpiedge.api.body import parse_object
     from tpiedge.api.chat_request import read_chat
     from tpiedge.api.completion_request import read_completion
     from tpiedge.api.errors import ApiError

@@ -215,31 +215,6 @@ def test_embeddings(llama, service):
     assert llama.embeddings(model="babbler", prompt="a").embedding == pytest.approx(VECTOR)
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "words"),
-    [
-        ("chat", {"messages": [{"role": "judge"}]}, "'messages[0].role' must be one of"),
-        ("chat", {"messages": [{"role": "user", "images": ["x"]}]}, "'messages[0].images' is not supported"),
-        ("chat", {"messages": 5}, "'messages' must be an array"),
-        ("chat", {"messages": ASKED, "options": {"num_predict": "x"}}, "'options.num_predict' must be"),
-        ("chat", {"messages": ASKED, "options": {"temperature": -1}}, "'options.temperature' is -1"),
-        ("chat", {"messages": ASKED, "format": "xml"}, "'format' must be"),
-        ("generate", {"prompt": "x", "suffix": "y"}, "'suffix' is not supported"),
-        ("generate", {"prompt": "x", "images": ["y"]}, "'images' is not supported"),
-        ("embed", {}, "you must provide an 'input'"),
-        ("embed", {"input": []}, "'input' is empty"),
-        ("embed", {"input": "x", "dimensions": 1}, "'dimensions' is 1"),
-        ("embeddings", {"prompt": ["x"]}, "'prompt' must be a string"),
-        ("show", {"model": None}, "you must provide a 'model'"),
-    ],
-)
-def test_what_is_wrong_is_said_in_their_shape(serve, path, fields, words):
-    asked = {"model": "babbler", **fields}
-    answer = httpx.post(f"{serve().url}/api/{path}", json=asked, trust_env=False)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]
-
-
 def test_what_is_not_there_is_said_in_their_shape(serve):
     answer = httpx.post(f"{serve().url}/api/pull", json={"model": "babbler"}, trust_env=False)
     assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})

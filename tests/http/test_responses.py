@@ -117,40 +117,6 @@ def test_a_conversation_comes_whole(client, service):
     assert asked_of(service)[1] == f"<user>hi<assistant>{text}<user>on"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": [5]}, "input[0]"),
-        ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"prompt": {"id": "x"}}, "prompt"),
-        ({"background": True}, "background"),
-        ({"truncation": "some"}, "truncation"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"tools": [{"name": "f"}]}, "tools[0].type"),
-        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
-        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
-        ({"input": [{"type": "custom_tool_call", "name": "f"}]}, "input[0].input"),
-        ({"max_output_tokns": 9}, "max_output_tokns"),
-    ],
-)
-def test_what_is_wrong_or_stateful_is_named(serve, fields, param):
-    server = serve()
-    asked = {"model": "babbler", "input": "hi", **fields}
-    answer = httpx.post(f"{server.url}/v1/responses", json=asked, trust_env=False)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-
-
 def test_a_failed_stream_ends_with_a_failed_response(client, service):
     def script(generation):
         generation.say(*service.tokenizer.encode("Once upon", add_special=False))

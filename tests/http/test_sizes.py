@@ -8,6 +8,8 @@ import httpx
 import openai
 import pytest
 
+from tpiedge.api.completion_request import read_completion
+from tpiedge.api.errors import PromptTooLong
 from tpiedge.api.limits import Limits
 from tpiedge.units import MIB
 from tpiedge.wire.limits import MAX_PROMPT_TOKENS
@@ -98,17 +100,16 @@ def test_prompt_and_answer_together(asker, service):
     assert service.generations.get(timeout=20).request.max_tokens == CONTEXT - 500
 
 
-def test_more_tokens_than_the_wire_takes(serve, service):
+def test_more_tokens_than_the_wire_takes(service):
     """Where the context is larger than what one message to rank 0 may carry."""
     service.max_sequence = MAX_PROMPT_TOKENS + 1000
-    with openai.OpenAI(base_url=f"{serve().url}/v1", api_key="none", timeout=20) as client:
-        ask = client.completions.create
-        error = refusal(lambda: ask(model="babbler", prompt=[5] * (MAX_PROMPT_TOKENS + 1)))
-        assert_too_long(error, MAX_PROMPT_TOKENS + 1, MAX_PROMPT_TOKENS)
-        assert error.param == "prompt"
-        service.script = lambda generation: generation.finish()
-        answer = ask(model="babbler", prompt=[5] * MAX_PROMPT_TOKENS)
-    assert answer.usage.prompt_tokens == MAX_PROMPT_TOKENS
+    asked = {"model": "babbler", "prompt": [5] * MAX_PROMPT_TOKENS}
+    assert len(read_completion(asked, service, "x").choices[0].request.prompt_ids) == MAX_PROMPT_TOKENS
+    with pytest.raises(
+        PromptTooLong, match=f"{MAX_PROMPT_TOKENS + 1} tokens.* is {MAX_PROMPT_TOKENS} tokens"
+    ) as raised:
+        read_completion({**asked, "prompt": [5] * (MAX_PROMPT_TOKENS + 1)}, service, "x")
+    assert raised.value.param == "prompt"
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["announced", "chunked"])

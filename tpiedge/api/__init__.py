@@ -3,16 +3,16 @@ thread of its own for a request.
 
 `server` listens (`listener` counts connections, `connection` cuts slow clients, `bounded_http` those that send very
 many tiny parts), `guard` decides who may call, by `keys` and `origins`, and who it is, by way of `proxies`, `app`
-routes: `completions` answers, `texts` counts tokens, `model_cards` and `ollama` say what clients ask about models,
-`admin` manages workers and shows the `cluster`, with the `timeline` of a step, `metrics` counts. A request: `body`
-reads it, `bounded_json` parses it, `fields` checks each field of it, by way of `completion_request`, `chat_request` or
-`embedding_request`; of other APIs `responses_request`, `anthropic_request` and `ollama_request` make a chat, by
-`translation`, with what `namespaces` call a tool; `azure` gives paths of its clients their usual names. `vain_fields`
-says what has no effect, `messages`, with the texts of `documents`, and `encoding` make token ids, `sampling` says how
-they go on, `answer_grammar` in which form, `tools` what may be called (`old_functions` by their older name),
-`call_grammars` how, `asked` is what comes of it, `intake` limits it by `limits`, with `fairness` among clients.
-`grammar_schema` makes of a client's JSON schema what a grammar can hold, by what `schema_words`, `schema_references`,
-`schema_patterns` and `disjoint_schemas` know of such schemas.
+routes: `completions` answers, `texts` counts tokens, `model_cards` say what clients ask about the model, `admin`
+manages workers and shows the `cluster`, with the `timeline` of a step, `metrics` counts. `azure` gives paths of its
+clients their usual names.
+
+A request: `intake` limits it by `limits`, with `fairness` among clients, `body` reads and parses it, and `fields` are
+checked by one of the `tables`, which is in the module that reads the form: `completion_request`, `chat_request` and
+`embedding_request`, with `answer_fields` that several have; of other APIs `responses_request`, `anthropic_request` and
+`ollama_request`, which make a chat by `translation`. `messages` and `encoding` make token ids, `answer_grammar` says in
+which form the answer is, `tools` what may be called, `call_grammars` how, and `grammar_schema` makes of a client's JSON
+schema what a grammar can hold. `asked` is what comes of it. `openapi` shows the tables to clients.
 
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
 the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, with `token_scores`, and one of the
@@ -23,6 +23,5 @@ with its `heard_choices` and its `answer_reader`, outlive their connections, as 
 an `acknowledgement`, and a `record_folder` has their `records`, each in a `record_file`, with its age by `moments`.
 `service` is what a cluster must offer.
 
-`openapi` with `openapi_fields`, `openapi_forms`, `openapi_others` and `openapi_parts` describes the routes for clients.
 `page` is what a browser shows, and has nothing to do with the others.
 """

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tpiedge.api import tables as t
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
@@ -150,9 +151,11 @@ class Admin:
 
     async def _word(self, request: Request, key: str) -> str:
         """The one field of the body."""
-        fields = BodyFields(await self._intake.parsed(request))
-        word = fields.text(key)
-        fields.finish()
-        if not word or len(word) > _MAX_NAME:
-            raise refused(f"'{key}' must have 1 to {_MAX_NAME} characters", key)
-        return word
+        fields = BodyFields(await self._intake.parsed(request), word_body(key, ""))
+        return fields.needed(key)
+
+
+def word_body(key: str, description: str) -> t.JsonSchema:
+    """A body of one field, the name of something."""
+    named = {**t.TEXT, "minLength": 1, "maxLength": _MAX_NAME, "description": description}
+    return {**t.body(key, **{key: named}), "additionalProperties": False}

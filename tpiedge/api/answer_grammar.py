@@ -3,8 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Final
 
-from tpiedge.api.bounded_json import is_deeper
+from tpiedge.api import tables as t
+from tpiedge.api.body import is_deeper
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
@@ -13,32 +15,67 @@ from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar, GrammarKind
 
-_MAX_CHOICES = 1024
-_MAX_DEPTH = 64
-_MAX_NAME = 64
-_MAX_PLACE = 200
-_OBJECT = {"type": "object"}
-_GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
+_MAX_CHOICES: Final = 1024
+_MAX_DEPTH: Final = 64
+_MAX_NAME: Final = 64
+_MAX_PLACE: Final = 200
+_OBJECT: Final = {"type": "object"}
+#: What each says of the answer, by vLLM's names, those of llama.cpp's server and of SGLang, and TabbyAPI's.
+_GUIDED: Final = {
+    "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
+}  # fmt: skip
+_NAMED: Final = {
+    "grammar": "grammar", **_GUIDED, "json_schema": "json", "regex": "regex", "ebnf": "grammar",
+    "regex_pattern": "regex", "grammar_string": "grammar",
+}  # fmt: skip
+_STRUCTURED: Final = ("json", "regex", "choice", "grammar")
+
+_SCHEMA: Final[t.JsonSchema] = {
+    "type": ["object", "string", "null"],
+    "description": "A JSON schema that the answer has. Objects have no properties that it does not declare.",
 }
-#: By vLLM's names, those of llama.cpp's server and of SGLang, and TabbyAPI's: what each says of the answer.
-_NAMED = {
-    "grammar": "grammar",
-    **_GUIDED,
-    "json_schema": "json",
-    "regex": "regex",
-    "ebnf": "grammar",
-    "regex_pattern": "regex",
-    "grammar_string": "grammar",
+_STRICT: Final = t.flag("Whether a schema of which a part cannot be held is refused.")
+_KINDS: Final[dict[str, t.JsonSchema]] = {
+    "json": _SCHEMA,
+    "regex": t.text("A regular expression that the answer has."),
+    "grammar": t.text("Lark or llama.cpp's GBNF, of what the answer may be."),
+    "choice": t.array({"type": "string"}, "One of these texts is the answer.", _MAX_CHOICES),
 }
-_STRUCTURED = ("json", "regex", "choice", "grammar")
-CONSTRAINTS = ("response_format", *_NAMED, "structured_outputs", "nvext")
-"""The fields of a chat or completion that say what the answer must be."""
-UNKNOWN_CONSTRAINTS = ("structural_tag",)
-"""The fields that say so in a way that is not known here."""
+_DESCRIBED: Final = t.body(
+    name={"type": "string", "minLength": 1, "maxLength": _MAX_NAME},
+    schema=_SCHEMA,
+    strict=_STRICT,
+    description=t.VAIN,
+)
+_FORM: Final = t.body(
+    "type",
+    type=t.word("text", "json_object", "json_schema", "json", "regex", "grammar", "ebnf"),
+    json_schema=t.optional(_DESCRIBED | {"required": ["name"]}),
+    schema={**_SCHEMA, "description": "A schema, as of llama.cpp's server."},
+    value={"description": "A schema or a regular expression, as of TGI."},
+    pattern=t.text("A regular expression."),
+    regex=t.text("The same."),
+    grammar=t.text(),
+    ebnf=t.text("The same."),
+    strict=_STRICT,
+)
+_UNKNOWN: Final = {"structural_tag": t.unsupported()}
+FORM: Final[dict[str, t.JsonSchema]] = {
+    "response_format": t.optional(_FORM),
+    **{key: _KINDS[kind] for key, kind in _NAMED.items()},
+    "grammar": {**_KINDS["grammar"], "type": ["string", "object", "null"]},
+    "structured_outputs": t.optional(
+        t.body(**_KINDS, json_object=t.flag("Whether the answer is any JSON object."), **_UNKNOWN),
+        "One of these, as of vLLM.",
+    ),
+    "nvext": t.optional(
+        t.body(**{key: _KINDS[kind] for key, kind in _GUIDED.items()}), "One of these, as of NVIDIA."
+    ),
+    **_UNKNOWN,
+}
+"""The fields of a request of any form that say what the answer must be, by the names of several servers. Several of
+them may be given where they say the same."""
+CONSTRAINTS: Final = tuple(key for key in FORM if key not in _UNKNOWN)
 
 
 def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, str]:
@@ -50,12 +87,11 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
         found["response_format"] = grammar
     for key, kind in _NAMED.items():
         value = fields.raw(key)
-        inner = fields.nested(key) if kind == "grammar" and isinstance(value, dict) else None
-        if inner is not None:  # as TGI's clients say it
+        if key == "grammar" and isinstance(value, dict):  # as TGI's clients say it
+            inner = fields.inner(value, key, _FORM)
             found |= {key: grammar} if (grammar := _form(inner, service)) is not None else {}
         elif value is not None:
             found[key] = _structured(fields, key, kind, service)
-    fields.unsupported(UNKNOWN_CONSTRAINTS)
     found |= _nested_structured(fields, service)
     return _only(found)
 
@@ -83,31 +119,28 @@ def _nested_structured(fields: BodyFields, service: Service) -> dict[str, Gramma
     found: dict[str, Grammar] = {}
     structured = fields.nested("structured_outputs")
     if structured is not None:
-        structured.unsupported(UNKNOWN_CONSTRAINTS)
         if structured.flag("json_object"):
             key = "json_object"
             found[structured.name(key)] = schema_grammar(structured, key, _OBJECT, service)
         for kind in _STRUCTURED:
             if structured.raw(kind) is not None:
                 found[structured.name(kind)] = _structured(structured, kind, kind, service)
-        structured.overlook()
     extended = fields.nested("nvext")
     if extended is not None:
         for key, kind in _GUIDED.items():
             if extended.raw(key) is not None:
                 found[extended.name(key)] = _structured(extended, key, kind, service)
-        extended.overlook()
     return found
 
 
 def schema_of_grammar(
-    fields: BodyFields, key: str, schema: object, *, strict: bool = False, prefix: str = ""
+    fields: BodyFields, key: str, schema: object, *, strict: bool = False
 ) -> dict[str, object]:
     """What a grammar holds of a JSON schema, which came as that field. What it does not is told as ignored, or refused
-    where it is to be `strict`. `prefix` as of grammar_schema. Raises ApiError."""
+    where it is to be `strict`. Raises ApiError."""
     param = fields.name(key)
     try:
-        held = grammar_schema(check_schema(schema, param), prefix)
+        held = grammar_schema(check_schema(schema, param))
     except SchemaTooLarge as error:
         raise refused(f"'{param}' {error}", param) from None
     if strict and held.left_out:
@@ -155,28 +188,19 @@ def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Gr
 
 def _form(form: BodyFields, service: Service) -> Grammar | None:
     """Of OpenAI's `response_format`, and what other servers take beside it."""
-    kind = form.text("type")
+    kind = form.raw("type")
     found: dict[str, Grammar] = {}
     match kind:
-        case "text":
-            pass
         case "json_object" | "json":
             found = _schemas(form, service) or {"type": schema_grammar(form, "type", _OBJECT, service)}
         case "json_schema":
             found = _schemas(form, service)
             if not found:
-                param = form.name("json_schema")
-                raise refused(f"'{param}' is missing", param, "missing_required_parameter")
+                raise form.missing("json_schema")
         case "regex":
             found = _texts(form, ("value", "pattern", "regex"), "regex", service)
         case "grammar" | "ebnf":
             found = _texts(form, ("grammar", "value", "ebnf"), "lark", service)
-        case _:
-            where = form.name("type")
-            raise refused(
-                f"'{where}' must be 'text', 'json_object' or 'json_schema'", where, "unsupported_value"
-            )
-    form.overlook()
     return _only({form.name(key): grammar for key, grammar in found.items()})[0]
 
 
@@ -187,15 +211,11 @@ def _schemas(form: BodyFields, service: Service) -> dict[str, Grammar]:
     for key in ("schema", "value"):
         value = form.parsed(key)
         if isinstance(value, dict) and key == "value" and isinstance(value.get("schema"), dict):
-            found[key] = _described(form.inner(value, key), service)
+            found[key] = _described(form.inner(value, key, _DESCRIBED), service)
         elif value is not None:
             found[key] = schema_grammar(form, key, value, service, strict=strict)
     described = form.nested("json_schema")
     if described is not None:
-        name = described.text("name")
-        if name is None or len(name) > _MAX_NAME:
-            where = described.name("name")
-            raise refused(f"'{where}' must have 1 to {_MAX_NAME} characters", where)
         found["json_schema"] = _described(described, service)
     return found
 
@@ -203,16 +223,15 @@ def _schemas(form: BodyFields, service: Service) -> dict[str, Grammar]:
 def _described(described: BodyFields, service: Service) -> Grammar:
     """A schema with a name and what it is for."""
     strict, schema = described.flag("strict"), described.parsed("schema")
-    described.raw("name")
-    described.ignore(("description",))
-    described.overlook()
     return schema_grammar(described, "schema", _OBJECT if schema is None else schema, service, strict=strict)
 
 
 def _texts(form: BodyFields, keys: Sequence[str], kind: GrammarKind, service: Service) -> dict[str, Grammar]:
-    found = {key: text for key in keys if (text := form.text(key)) is not None}
+    found = {key: text for key in keys if (text := form.raw(key)) is not None}
     if not found:
-        raise refused(f"'{form.name(keys[0])}' is missing", form.name(keys[0]), "missing_required_parameter")
+        raise form.missing(keys[0])
+    if not all(isinstance(text, str) for text in found.values()):
+        raise form.wrong_type("value", "a string", form.raw("value"))
     return {key: grammar_of(kind, text, form.name(key), service) for key, text in found.items()}
 
 

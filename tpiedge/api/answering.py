@@ -28,6 +28,7 @@ from typing import Any
 
 from tpiedge.api.body import Disconnected, Receive, left
 from tpiedge.api.errors import ApiError, of_exception
+from tpiedge.api.fields import IGNORED
 from tpiedge.api.formats import AnswerFormat
 from tpiedge.api.frames import json_bytes, json_parts, numbered
 from tpiedge.api.limits import Limits
@@ -43,8 +44,6 @@ REQUEST_ID = "x-request-id"
 """The header in which an answer names its request."""
 RESUMABLE = "x-resumable"
 """The header of an answer of which a client that comes again gets the rest, by that name."""
-IGNORED = "x-ignored-fields"
-"""The header that lists the fields of the request which have no effect."""
 
 #: Errors that are known at once come before it.
 _OPEN_S = 0.25

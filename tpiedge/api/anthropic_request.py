@@ -7,14 +7,21 @@ from itertools import groupby
 from typing import Final
 
 from tpiedge.api import encoding
-from tpiedge.api.asked import MAX_TOKENS, Asked, check_model
-from tpiedge.api.documents import document_text, search_result_text
+from tpiedge.api import tables as t
+from tpiedge.api.answer_fields import MODEL, SAMPLING, STREAM, check_model
+from tpiedge.api.answer_grammar import FORM
+from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, Asked
 from tpiedge.api.errors import ApiError, PromptTooLong, refused
-from tpiedge.api.fields import BodyFields, needed
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.messages import CITED_TEXT, DOCUMENT, SEARCH_RESULT, content_text, part_text
 from tpiedge.api.service import Service
-from tpiedge.api.tools import is_left_out
-from tpiedge.api.translation import Chat, Dialect, copied, objects, text_parts
+from tpiedge.api.tools import is_function
+from tpiedge.api.translation import Chat, Dialect, copied
 
+_VAIN: Final = (
+    "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
+    "diagnostics", "user_profile_id", "workspace_id",
+)  # fmt: skip
 _COPIED: Final = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"}
 _DIALECT: Final = Dialect(
     "message",
@@ -24,25 +31,79 @@ _DIALECT: Final = Dialect(
         "response_format.json_schema.schema": "output_config.format.schema",
         "tools[].function.parameters": "tools[].input_schema",
     },
-    ignored=(
-        "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
-        "diagnostics", "user_profile_id", "workspace_id",
-    ),
-)  # fmt: skip
-_STATEFUL: Final = ("container", "mcp_servers")
-_THINKING: Final = ("enabled", "adaptive", "between_tools", "disabled")
-_RESULTS: Final = ("text", "document", "search_result")
+)
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+_CITED: Final = t.vain("cache_control", "citations")
+_TEXTS: Final = t.tagged("type", text=CITED_TEXT)
+_READ: Final = t.tagged("type", text=CITED_TEXT, document=DOCUMENT, search_result=SEARCH_RESULT)
+_RESULT: Final = t.body(
+    "tool_use_id",
+    tool_use_id=t.TEXT,
+    content=t.any_of(t.TEXT, t.array(t.any_of(*_READ.values())), {"type": "null"}),
+    is_error=t.flag("Has no effect."),
+    **_CITED,
+)
+_THOUGHT: Final = t.body(thinking=t.text(), **t.vain("signature", "data"), **_CITED)
+_USE: Final = t.body("id", "name", id=t.TEXT, name=t.TEXT, input=t.OBJECT, **_CITED)
+_BLOCKS: Final = {
+    "user": _READ | t.tagged("type", tool_result=_RESULT),
+    "assistant": _TEXTS | t.tagged("type", tool_use=_USE, thinking=_THOUGHT, redacted_thinking=_THOUGHT),
+    "system": _TEXTS,
+}
+_MESSAGES: Final = t.tagged(
+    "role",
+    **{
+        role: t.body(content=t.any_of(t.TEXT, t.array(t.any_of(*blocks.values()))))
+        for role, blocks in _BLOCKS.items()
+    },
+)
+_TOOL: Final = t.body(
+    "name",
+    type=t.word("custom"),
+    name=t.TEXT,
+    input_schema=t.OBJECT,
+    description=t.text(),
+    strict=t.flag(""),
+    cache_control=t.VAIN,
+)
+_CHOICE: Final = t.body(
+    "type", type=t.word(*_CHOICES, "tool"), name=t.text(), disable_parallel_tool_use=t.flag("")
+)
+_FORMAT: Final = t.body(
+    "type", type=t.word("json_schema"), schema=t.OBJECT, strict=t.flag(""), **t.vain("name", "description")
+)
+_FIELDS: Final[dict[str, t.JsonSchema]] = {
+    **FORM,
+    "model": MODEL,
+    "max_tokens": t.integer(0, MAX_TOKENS, "Of the answer; 0 only reads the prompt."),
+    "messages": t.array(t.any_of(*_MESSAGES.values())),
+    "system": t.any_of(t.TEXT, t.array(CITED_TEXT), {"type": "null"}),
+    **{key: SAMPLING[key] for key in ("temperature", "top_p", "top_k")},
+    "stop_sequences": t.any_of(t.TEXT, t.array(t.TEXT)),
+    "stream": STREAM,
+    "thinking": t.optional(
+        t.body(
+            "type",
+            type=t.word("enabled", "adaptive", "between_tools", "disabled"),
+            **t.vain("budget_tokens", "display"),
+        )
+    ),
+    "tools": t.array({"type": "object"}, most=MAX_TOOLS),
+    "tool_choice": t.optional(_CHOICE),
+    "output_config": t.optional(t.body(format=t.optional(_FORMAT), **t.vain("effort", "task_budget"))),
+    "output_format": t.optional(_FORMAT, "The same as `output_config.format`, by its older name."),
+    "thread": t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'"),
+    **dict.fromkeys(("container", "mcp_servers"), t.unsupported()),
+    **t.vain(*_VAIN),
+}
+ANTHROPIC: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
+COUNT: Final = t.body("model", "messages", **_FIELDS | {"max_tokens": t.VAIN})
 
 
 def read_messages_request(values: dict[str, object], service: Service, name: str) -> Asked:
     """`name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values)
-    check_model(fields, service)
-    _refuse_thread(fields)
-    maximum = fields.integer("max_tokens", None, 0, MAX_TOKENS)
-    if maximum is None:
-        raise refused("you must provide 'max_tokens'", "max_tokens", "missing_required_parameter")
+    fields = _fields(values, ANTHROPIC)
+    maximum = fields.integer("max_tokens") or 0
     asked = _read(fields, service, name, max(1, maximum))
     if maximum:
         return asked
@@ -51,64 +112,56 @@ def read_messages_request(values: dict[str, object], service: Service, name: str
     return replace(asked, choices=(replace(choice, request=replace(choice.request, max_tokens=0)),))
 
 
-def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
+def count_tokens(values: dict[str, object], service: Service) -> tuple[dict[str, object], BodyFields]:
     """What /v1/messages/count_tokens answers. Raises ApiError."""
-    check_model(fields, service)
-    _refuse_thread(fields)
-    fields.ignore(("max_tokens",))
+    fields = _fields(values, COUNT)
     try:
         found = len(_read(fields, service, "count", 1).choices[0].request.prompt_ids)
     except PromptTooLong as error:  # clients ask this to find out whether to shorten the conversation
         found = max(error.tokens, encoding.count_tokens(error.text, service))
-    return {"input_tokens": found}
+    return {"input_tokens": found}, fields
 
 
-def _refuse_thread(fields: BodyFields) -> None:
-    """Their clients know this error, and send the whole conversation then."""
-    if fields.raw("thread") is not None:
-        why = "'thread' is not supported, as no message is stored: send the whole conversation as 'messages'"
-        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-        raise ApiError(400, why, "unsupported_parameter", param="thread", details=details)
+def _fields(values: dict[str, object], form: t.JsonSchema) -> BodyFields:
+    try:
+        return BodyFields(values, form)
+    except ApiError as error:
+        if error.param == "thread":  # their clients know these words, and send the whole conversation then
+            error.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        raise
 
 
 def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Asked:
+    check_model(fields, service)
     stream = fields.flag("stream")
     chat: Chat = {"max_tokens": maximum, "stream": stream}
     copied(fields, chat, _COPIED)
-    _read_thinking(fields, chat)
+    thinking = fields.nested("thinking")
+    # Without a word their clients take the first block for the answer. Between tools means: none but the words between
+    # two calls, which are the answer's text here.
+    thinks = thinking is not None and thinking.text("type") in ("enabled", "adaptive")
+    chat["chat_template_kwargs"] = {"enable_thinking": thinks}
     _read_tools(fields, chat)
     _read_output(fields, chat)
     messages: list[Chat] = []
     if fields.raw("system") is not None:
-        messages.append({"role": "system", "content": text_parts(fields, "system", ("text",))})
+        messages.append({"role": "system", "content": content_text(fields, "system", _TEXTS)})
     messages += _messages(fields)
     chat["messages"] = messages
     # The answer goes on with what the assistant has begun to say.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant"
-    fields.unsupported(_STATEFUL)
     return _DIALECT.asked(chat, fields, service, name, stream=stream)
 
 
 def _messages(fields: BodyFields) -> list[Chat]:
-    value = fields.raw("messages")
-    if value is None:
-        raise refused("you must provide 'messages'", "messages", "missing_required_parameter")
-    found: list[Chat] = []
-    given = objects(fields, "messages", value)
-    for role, turn in groupby(given, _role):
-        messages = [*turn]
-        found += _turn(messages, role, begun=role == "assistant" and messages[-1] is given[-1])
-    if not found:
+    given = fields.kinds("messages", _MESSAGES, "role")
+    if not given:
         raise refused("'messages' is empty: give at least one message", "messages")
+    found: list[Chat] = []
+    for role, turn in groupby(given, lambda one: one[0]):
+        messages = [message for _, message in turn]
+        found += _turn(messages, role, begun=role == "assistant" and messages[-1] is given[-1][1])
     return found
-
-
-def _role(message: BodyFields) -> str:
-    role = message.text("role")
-    if role not in ("user", "assistant", "system"):
-        where = message.name("role")
-        raise refused(f"'{where}' must be 'user' or 'assistant'", where)
-    return role
 
 
 @dataclass(slots=True)
@@ -121,32 +174,26 @@ class _Turn:
     calls: list[Chat] = field(default_factory=list)
     results: list[Chat] = field(default_factory=list)
 
-    def add(self, block: BodyFields, role: str) -> None:
+    def add(self, kind: str, block: BodyFields) -> None:
         """Raises ApiError."""
-        kind = block.text("type")
-        block.ignore(("cache_control", "citations"))
-        match kind, role:
-            case "text", _:
-                self.texts.append(needed(block, "text"))
-            case "document", "user":
-                self.texts.append(document_text(block))
-            case "search_result", "user":
-                self.texts.append(search_result_text(block))
-            case "tool_result", "user":
-                self.results.append(_result(block))
-            case "tool_use", "assistant" if self.begun:
+        match kind:
+            case "tool_result":
+                content = "" if block.raw("content") is None else content_text(block, "content", _READ)
+                call = block.needed("tool_use_id")
+                if block.flag("is_error"):
+                    block.note("is_error")
+                self.results.append({"role": "tool", "tool_call_id": call, "content": content})
+            case "tool_use" if self.begun:
                 where = block.name("type")
                 raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
-            case "tool_use", "assistant":
-                self.calls.append(_call(block))
-            case (("thinking" | "redacted_thinking"), "assistant"):
+            case "tool_use":
+                arguments = json.dumps(block.raw("input") or {}, ensure_ascii=False)
+                function = {"name": block.needed("name"), "arguments": arguments}
+                self.calls.append({"id": block.needed("id"), "type": "function", "function": function})
+            case "thinking" | "redacted_thinking":
                 self.thoughts.append(block.text("thinking") or "")
-                block.ignore(("signature", "data"))
             case _:
-                where = block.name("type")
-                why = f"'{where}' must be 'text': nothing else is read here"
-                raise refused(why, where, "unsupported_value")
-        block.overlook()
+                self.texts.append(part_text(kind, block))
 
     def messages(self, role: str) -> list[Chat]:
         """Results of tools are messages of their own, before what is said."""
@@ -170,82 +217,40 @@ def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Cha
         content = message.raw("content")
         if isinstance(content, str):
             turn.texts.append(content)
-        else:
-            for block in objects(message, "content", content):
-                turn.add(block, role)
-        message.overlook()
+            continue
+        if not isinstance(content, list):
+            raise message.wrong_type("content", "a string or an array", content)
+        for kind, block in message.kinds("content", _BLOCKS[role]):
+            turn.add(kind, block)
     return turn.messages(role)
 
 
-def _call(block: BodyFields) -> Chat:
-    arguments = block.nested("input")
-    text = json.dumps(dict(arguments.items()) if arguments else {}, ensure_ascii=False)
-    function = {"name": needed(block, "name"), "arguments": text}
-    return {"id": needed(block, "id"), "type": "function", "function": function}
-
-
-def _result(block: BodyFields) -> Chat:
-    if block.flag("is_error"):
-        block.ignore(("is_error",))
-    content = "" if block.raw("content") is None else text_parts(block, "content", _RESULTS)
-    return {"role": "tool", "tool_call_id": needed(block, "tool_use_id"), "content": content}
-
-
-def _read_thinking(fields: BodyFields, chat: Chat) -> None:
-    thinking = fields.nested("thinking")
-    if thinking is None:  # their clients take the first block for the answer
-        chat["chat_template_kwargs"] = {"enable_thinking": False}
-        return
-    kind = thinking.text("type")
-    if kind not in _THINKING:
-        raise refused(f"'thinking.type' must be one of {', '.join(_THINKING)}", "thinking.type")
-    # Between tools means: none but the words between two calls, which are the answer's text here.
-    chat["chat_template_kwargs"] = {"enable_thinking": kind in ("enabled", "adaptive")}
-    thinking.ignore(("budget_tokens", "display"))
-    thinking.overlook()
-
-
 def _read_tools(fields: BodyFields, chat: Chat) -> None:
-    value = fields.raw("tools")
-    if value:
-        tools = [_tool(tool) for tool in objects(fields, "tools", value)]
-        chat["tools"] = [tool for tool in tools if tool is not None]
+    tools: list[Chat] = []
+    for where, item in fields.entries("tools"):
+        # Others are those that their servers run, or whose schema only their models know.
+        if item.get("type") is None or is_function(fields, where, item, ("custom",)):
+            tool = fields.inner(item, where, _TOOL)
+            function: Chat = {"name": tool.needed("name"), "parameters": tool.raw("input_schema")}
+            copied(tool, function, {"description": "description", "strict": "strict"})
+            tools.append({"type": "function", "function": function})
+    if tools:
+        chat["tools"] = tools
     choice = fields.nested("tool_choice")
     if choice is None:
         return
-    kind = choice.text("type")
-    if kind == "tool":
-        chat["tool_choice"] = {"type": "function", "function": {"name": needed(choice, "name")}}
-    elif kind in _CHOICES:
-        chat["tool_choice"] = _CHOICES[kind]
-    else:
-        raise refused("'tool_choice.type' must be 'auto', 'any', 'tool' or 'none'", "tool_choice.type")
+    kind = choice.needed("type")
+    named = {"type": "function", "function": {"name": choice.needed("name") if kind == "tool" else ""}}
+    chat["tool_choice"] = _CHOICES.get(kind, named)
     if choice.flag("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False
-    choice.overlook()
-
-
-def _tool(tool: BodyFields) -> Chat | None:
-    """None for one that their servers run, or whose schema only their models know."""
-    if tool.raw("type") is not None and is_left_out(tool, ("custom",)):
-        return None
-    schema = tool.nested("input_schema")
-    function: Chat = {"name": needed(tool, "name"), "parameters": dict(schema.items()) if schema else {}}
-    copied(tool, function, {"description": "description", "strict": "strict"})
-    tool.ignore(("cache_control",))
-    tool.overlook()
-    return {"type": "function", "function": function}
 
 
 def _read_output(fields: BodyFields, chat: Chat) -> None:
     """A schema that the answer is to have, by its name of today or by that of the beta."""
     output = fields.nested("output_config")
-    today = None if output is None else output.nested("format")
-    beta = fields.nested("output_format")
-    if output is not None:
-        output.ignore(("effort", "task_budget"))
-        output.overlook()
-    found = [_form(form) for form in (today, beta) if form is not None]
+    forms = (None if output is None else output.nested("format"), fields.nested("output_format"))
+    found = [_form(form) for form in forms if form is not None]
     if len(found) == 2 and found[0] != found[1]:
         why = "'output_config.format' and 'output_format' both say what the answer must be, and not the same: give one"
         raise refused(why, "output_format")
@@ -254,12 +259,5 @@ def _read_output(fields: BodyFields, chat: Chat) -> None:
 
 
 def _form(form: BodyFields) -> Chat:
-    if form.text("type") != "json_schema":
-        where = form.name("type")
-        raise refused(f"'{where}' must be 'json_schema'", where, "unsupported_value")
-    schema = form.nested("schema")
-    form.ignore(("name", "description"))
-    strict = form.flag("strict")
-    form.overlook()
-    wanted = {"name": "answer", "schema": dict(schema.items()) if schema else {}, "strict": strict}
-    return {"type": "json_schema", "json_schema": wanted}
+    schema = {"name": "answer", "schema": form.raw("schema") or {}, "strict": form.flag("strict")}
+    return {"type": "json_schema", "json_schema": schema}

@@ -21,19 +21,18 @@ from tpiedge.api.completions import Completions, Resumptions
 from tpiedge.api.deliveries import Deliveries, RunningAnswers
 from tpiedge.api.error_shapes import error_body
 from tpiedge.api.errors import ApiError, of_exception
+from tpiedge.api.fields import IgnoredFields
 from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
-from tpiedge.api.model_cards import model_routes
-from tpiedge.api.ollama import ollama_routes
+from tpiedge.api.model_cards import model_routes, ollama_routes
 from tpiedge.api.openapi import openapi_routes
 from tpiedge.api.origins import Origins
 from tpiedge.api.page import Page
 from tpiedge.api.service import Service
-from tpiedge.api.texts import Texts
-from tpiedge.api.vain_fields import VainFields
+from tpiedge.api.texts import text_routes
 
 _CLOSE = (b"connection", b"close")
 _SWEEP_S = 1.0
@@ -60,7 +59,7 @@ class Api:
         self._limits = limits
         self._intake, self._admin_intake = Intake(limits, guard), Intake(limits, guard)
         self._running = RunningAnswers()
-        self._vain = VainFields()
+        self._ignored = IgnoredFields()
         self._kept = kept
         self._origins = origins or Origins()
         self._deliveries = Deliveries(service, self._running, limits)
@@ -75,8 +74,8 @@ class Api:
                 if form.path
                 for route in self._answers(form, name)
             ),
-            *ollama_routes(service, self._intake, self._vain),
-            *Texts(service, self._intake, self._vain).routes(),
+            *ollama_routes(service, self._intake, self._ignored),
+            *text_routes(service, self._intake, self._ignored),
             *Admin(service, self._admin_intake, guard).routes(),
             *openapi_routes(),
             *Page().routes(),
@@ -158,7 +157,14 @@ class Api:
 
     def _completions(self, form: FormatName, kept: KeptAnswers | None) -> Completions:
         return Completions(
-            self._service, self._intake, self._deliveries, kept, self._guard, self._limits, self._vain, form
+            self._service,
+            self._intake,
+            self._deliveries,
+            kept,
+            self._guard,
+            self._limits,
+            self._ignored,
+            form,
         )
 
     def _answers(self, form: AnswerForm, name: FormatName) -> list[Route]:

@@ -1,14 +1,10 @@
-"""What requests of all forms come to: what the cluster is asked for, and how the answer is to be given.
-
-Clients of other servers send fields that are not known here. They are accepted, and told back as ignored.
-"""
+"""What requests of all forms come to: what the cluster is asked for, and how the answer is to be given."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
-from tpiedge.api.errors import ApiError, PromptTooLong, refused
-from tpiedge.api.fields import BodyFields
+from tpiedge.api.errors import PromptTooLong, refused
 from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
@@ -33,23 +29,9 @@ MAX_TEXT_NAME = 64
 MAX_ECHO = 131_072
 """Characters of what an answer repeats of its request."""
 
-_ROOM = -1
-_LATEST = ":latest"  # which Ollama's clients write after a name
-_MAX_STOPS = 64
+MAX_STOPS = 64
 _MAX_PARAM = 64
-_MAX_STOP_CHARACTERS = 256
-_IGNORED = (
-    "user",
-    "store",
-    "metadata",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "reasoning_effort",
-    "verbosity",
-)
-
+MAX_STOP_CHARACTERS = 256
 FormatName = Literal[
     "completion",
     "chat",
@@ -81,7 +63,7 @@ class Reply:
     stream: bool
     include_usage: bool
     logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None
-    stops: Annotated[tuple[Annotated[str, MaxLength(_MAX_STOP_CHARACTERS)], ...], MaxItems(_MAX_STOPS)]
+    stops: Annotated[tuple[Annotated[str, MaxLength(MAX_STOP_CHARACTERS)], ...], MaxItems(MAX_STOPS)]
     token_ids: bool
     calls: CallForm = ""
     tools: Annotated[tuple[Annotated[str, MaxLength(MAX_TOOL_NAME)], ...], MaxItems(MAX_TOOLS)] = ()
@@ -140,61 +122,6 @@ class AnsweredAtOnce(Exception):
         super().__init__("answered at once")
         self.body = body
         self.ignored = ignored
-
-
-def check_model(fields: BodyFields, service: Service, *, needed: bool = True) -> None:
-    """Raises ApiError where the request names another model, or none although one is `needed`."""
-    model = fields.text("model")
-    if model is None and not needed:
-        return
-    if model is None:
-        raise refused("you must provide a 'model'", "model", "missing_required_parameter")
-    served = service.model()
-    if not served.is_called(model) and not served.is_called(model.removesuffix(_LATEST)):
-        message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
-        raise ApiError(404, message, "model_not_found", param="model")
-
-
-def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Reply:
-    """How the answer is to be given, in the words of OpenAI. Raises ApiError."""
-    stream = fields.flag("stream")
-    options = fields.nested("stream_options")
-    include_usage = False
-    if options is not None:
-        if not stream:
-            raise refused("'stream_options' needs 'stream': true", "stream_options")
-        include_usage = options.flag("include_usage")
-        options.ignore(("include_obfuscation",))
-        options.overlook()
-    return Reply(form, stream, include_usage, logprobs, _stops(fields), fields.flag("return_token_ids"))
-
-
-def _stops(fields: BodyFields) -> tuple[str, ...]:
-    value = fields.raw("stop")
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise fields.wrong_type("stop", "a string or an array of strings", value)
-    if len(stops) > _MAX_STOPS:
-        raise refused(f"'stop' has {len(stops)} strings: at most {_MAX_STOPS}", "stop")
-    if not all(0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops):
-        raise refused(f"a string of 'stop' must have 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
-    return tuple(stops)
-
-
-def read_limit(fields: BodyFields, key: str, default: int | None, low: int) -> int | None:
-    """Reads how many tokens the answer may have: at least `low`, or -1, which is as many as there is room for. Raises
-    ApiError."""
-    return MAX_TOKENS if fields.raw(key) == _ROOM else fields.integer(key, default, low, MAX_TOKENS)
-
-
-def rest_of(fields: BodyFields) -> bool:
-    """`ignore_eos`; whatever else is left has no effect. To be called when everything else was read."""
-    ignore_eos = fields.flag("ignore_eos")
-    fields.ignore(_IGNORED)
-    fields.overlook()
-    return ignore_eos
 
 
 def read_token_ids(value: Sequence[object], param: str, service: Service) -> tuple[int, ...]:

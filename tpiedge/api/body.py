@@ -1,15 +1,35 @@
-"""The bytes of a request's body: no more are kept than the limit, whatever the client announces or sends, and no longer
-waited for."""
+"""The body of a request: its bytes, and the JSON in it. No more bytes are kept than the limit, whatever the client
+announces or sends, and no longer waited for.
+
+Laws:
+
+1. What is parsed has a bounded number of values, so that a few megabytes of brackets cannot become hundreds, and is
+   nested to a bounded depth, so that whatever goes through it comes to its end.
+2. In a body a key stands once in an object, and numbers are finite: its value does not depend on the parser. Texts
+   within it are often what models wrote, and are taken as they are.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final, NoReturn
 
-from tpiedge.api.errors import ApiError
+from tpiedge.api.errors import ApiError, refused
 from tpiedge.units import format_bytes
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+MAX_DEPTH: Final = 128
+"""Of arrays and objects within each other."""
+
+_SEPARATORS: Final = (b",", b"[", b"{")
+# An unfinished one reaches to the end, and nothing is tried twice: so the time is linear, whatever the body.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_DIGITS: Final = 400
 
 
 class Disconnected(Exception):
@@ -72,3 +92,116 @@ def _too_large(size: str, limit: int) -> ApiError:
         "body_too_large",
         headers={"Connection": "close"},
     )
+
+
+class Excessive(Exception):
+    """There are more values, or they are deeper, than is allowed; the message says which of it."""
+
+
+def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
+    """The JSON object in `body`. Raises ApiError 400."""
+    try:
+        if _separators(body, 0, len(body)) > max_values:
+            _count(body, max_values, 0)
+        value = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_once,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_bounded,
+        )
+        _check_depth(body, value)
+    except UnicodeDecodeError as error:
+        raise refused(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from None
+    except RecursionError:
+        raise refused(f"the body {_too_deep()}", code="invalid_json") from None
+    except Excessive as error:
+        raise refused(f"the body {error}", code="invalid_json") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise refused(f"the body is not JSON: {error.msg} ({where})", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise refused("the body is not a JSON object", code="invalid_json")
+    return value
+
+
+def parse_text(text: str, max_values: int, before: int) -> tuple[object, int]:
+    """The value that `text` is, and of how many it and the `before` consist, which together may be `max_values`. Raises
+    Excessive, and ValueError for what is no JSON."""
+    data = text.encode("utf-8", "surrogatepass")
+    count = _count(data, max_values, before)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise Excessive(_too_deep()) from None
+    _check_depth(data, value)
+    return value, count
+
+
+def is_deeper(value: object, limit: int) -> bool:
+    """Whether it has arrays and objects within each other, more than `limit`."""
+    level = [value]
+    for _ in range(limit):
+        level = [inner for one in level for inner in _inner(one) if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _count(data: bytes | bytearray, limit: int, before: int) -> int:
+    """How many values there are with those `before`, by what stands before each, without a copy of the data. Raises
+    Excessive."""
+    count = before + _separators(data, 0, len(data))
+    for number, text in enumerate(_STRING.finditer(data)):
+        count -= _separators(data, *text.span())
+        if number > 2 * limit:  # an object has as many keys
+            break
+    else:
+        if count <= limit:
+            return count
+    raise Excessive(f"has more than {limit} values")
+
+
+def _separators(data: bytes | bytearray, start: int, stop: int) -> int:
+    return sum(data.count(mark, start, stop) for mark in _SEPARATORS)
+
+
+def _check_depth(data: bytes | bytearray, value: object) -> None:
+    """Raises Excessive. Nearly all have too few brackets to be looked at."""
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
+        raise Excessive(_too_deep())
+
+
+def _too_deep() -> str:
+    return f"is nested too deeply: at most {MAX_DEPTH} arrays and objects may be within each other"
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise refused(f"the key {twice[:64]!r} stands twice in one object", twice[:64], "duplicate_key")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise refused(f"{name} is not JSON", code="invalid_json")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise refused("a number of the body is too large", code="invalid_json")
+    return value
+
+
+def _bounded(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise refused("a number of the body has too many digits", code="invalid_json")
+    return int(text)

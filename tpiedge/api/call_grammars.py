@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from tpiedge.api.answer_grammar import grammar_of
 from tpiedge.api.errors import refused
-from tpiedge.api.schema_references import DATA, NAMED
 from tpiedge.api.service import Service
 from tpiedge.api.tools import AskedTools, CallableTool, text_names
 from tpiedge.engine.sampling import grammars_installed
@@ -32,7 +31,6 @@ _FREE: Final = {"whitespace_pattern": r"[ \t\r\n]{0,16}", "lenient": True}
 _SPACES: Final = "SPACES: /[ \\t\\r\\n]{0,16}/"
 _REST: Final = "REST: /(.|\\n)*/"
 _TEXT: Final = "text[lazy]: /(.|\\n)*<\\/parameter>/"
-_DEFINITIONS: Final = "#/$defs/"
 #: A slash within a regular expression, or what is escaped already.
 _SLASH: Final = re.compile(r"\\.|/", re.DOTALL)
 
@@ -240,22 +238,8 @@ def _json_of(schema: object, definitions: Mapping[str, Any], style: _Style) -> s
 
 
 def _alone(schema: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with the definitions that it needs."""
-    left: list[Any] = [schema]
-    found: dict[str, Any] = {}
-    while left:
-        part = left.pop()
-        if isinstance(part, list):
-            left += part
-        elif isinstance(part, dict):
-            name = part["$ref"].removeprefix(_DEFINITIONS) if isinstance(part.get("$ref"), str) else None
-            if name is not None and name not in found:
-                found[name] = definitions[name]
-                left.append(definitions[name])
-            for key, value in part.items():
-                named = key in NAMED and isinstance(value, dict)
-                left += value.values() if named else () if key in DATA else (value,)
-    return {**schema, "$defs": found} if found else schema
+    """The schema with all definitions, where it refers to one."""
+    return {**schema, "$defs": definitions} if '"$ref"' in json.dumps(schema) else schema
 
 
 def _json(schema: Mapping[str, Any], style: _Style) -> str:

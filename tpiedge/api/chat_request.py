@@ -1,23 +1,23 @@
 """Requests of /v1/chat/completions: every field is checked before any work is done for it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from tpiedge.api.answer_grammar import read_grammar
-from tpiedge.api.asked import (
-    MAX_CHOICES,
-    Asked,
-    Choice,
-    answer_limit,
+from tpiedge.api import tables as t
+from tpiedge.api.answer_fields import (
+    ANSWERING,
+    LIMIT,
+    TOP_LOGPROBS,
     check_model,
-    named_choices,
     read_limit,
     read_reply,
-    request_of,
-    rest_of,
+    read_sampling,
 )
+from tpiedge.api.answer_grammar import FORM, read_grammar
+from tpiedge.api.asked import MAX_TOOLS, Asked, Choice, answer_limit, named_choices, request_of
 from tpiedge.api.call_grammars import (
     begun_call_grammar,
     call_or_form_grammar,
@@ -25,49 +25,72 @@ from tpiedge.api.call_grammars import (
     required_call_grammar,
 )
 from tpiedge.api.encoding import check_characters, encode
-from tpiedge.api.errors import refused
+from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.messages import message_texts, read_messages
-from tpiedge.api.old_functions import has_functions, read_functions
-from tpiedge.api.sampling import read_sampling
+from tpiedge.api.messages import MESSAGES, message_texts, read_messages
 from tpiedge.api.service import Service
-from tpiedge.api.tools import AskedTools, read_tools, text_parameters, tool_form
-from tpiedge.engine.sampling import MAX_LOGPROBS
+from tpiedge.api.tools import TOOLS, AskedTools, read_tools, text_parameters, tool_form
 from tpiedge.errors import UserError
 from tpiedge.model.call_forms import CallForm
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.speech import NO_THOUGHTS, Thinking, thinking_after
 from tpiedge.wire.requests import Grammar
 
-_SWITCHES = ("enable_thinking", "thinking")
+_THINKS: Final = t.flag("Whether a model that can think does.")
+_OLD: Final = ("functions", "function_call")
+_TOOL: Final = re.compile(r"\btools(?:\[(\d*)\])?(?:\.function)?")
+SWITCHES: Final = t.optional(
+    t.body(enable_thinking=_THINKS, thinking=_THINKS), "Switches of the chat template."
+)
+CHAT: Final = t.body(
+    "model",
+    "messages",
+    **ANSWERING,
+    **FORM,
+    **TOOLS,
+    functions=t.array(
+        {"type": "object"}, "The older name of tools, of which at most one is called.", MAX_TOOLS
+    ),
+    function_call=t.any_of(
+        {"enum": ["none", "auto", None]},
+        t.body("name", name=t.TEXT),
+        description="The older name of tool_choice.",
+    ),
+    continue_final_message=t.flag("Whether the answer goes on with the last message, an assistant's."),
+    messages=MESSAGES,
+    max_tokens=LIMIT,
+    max_completion_tokens=LIMIT,
+    logprobs=t.flag("Whether probabilities are told."),
+    top_logprobs=TOP_LOGPROBS,
+    chat_template_kwargs=SWITCHES,
+    modalities=t.unsupported(["text"]),
+    **dict.fromkeys(("audio", "prediction", "web_search_options"), t.unsupported("none")),
+    prompt=t.unsupported(),
+)
 
 
 def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     """`name`: the answer's. The answer goes on with the last message where `continue_final_message` says so, in the
     words of vLLM. Raises ApiError."""
-    if has_functions(values):
-        return read_functions(values, service, name, read_chat)
-    fields = BodyFields(values)
+    if values.get("functions") or values.get("function_call") not in (None, "none", "auto"):
+        return _read_functions(values, service, name)
+    fields = BodyFields(values, CHAT)
     check_model(fields, service)
-    top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
-    wanted = fields.flag("logprobs")
+    wanted, top = fields.flag("logprobs"), fields.integer("top_logprobs")
     if top is not None and not wanted:
         raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     logprobs = (top or 0) if wanted else None
     reply = read_reply(fields, "chat", logprobs)
     maximum = _max_tokens(fields)
-    sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
-    count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
-    _only_text(fields)
+    sampling = read_sampling(fields, service, logprobs)
     tools = read_tools(fields)
     form, form_param = read_grammar(fields, service)
     variables = read_variables(fields)
-    goes_on = fields.flag("continue_final_message")
+    goes_on, ignore_eos = fields.flag("continue_final_message"), fields.flag("ignore_eos")
     messages = read_messages(fields, goes_on=goes_on)
     if goes_on and messages[-1]["role"] != "assistant":
         why = "'continue_final_message' needs a last message of the assistant"
         raise refused(why, "continue_final_message")
-    ignore_eos = rest_of(fields)
     calls = tool_form(tools, service)
     grammar = _grammar(form, form_param, tools, calls, service)
     ids, thinking = _prompt(
@@ -90,36 +113,50 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     )
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
-    return Asked(named_choices([Choice(request)], count, name), reply, fields.ignored)
+    return Asked(named_choices([Choice(request)], fields.integer("n") or 1, name), reply, fields.ignored)
+
+
+def _read_functions(values: dict[str, object], service: Service, name: str) -> Asked:
+    """A request that names functions, as OpenAI's clients did before there were tools, of which at most one is
+    called."""
+    functions, call = values.get("functions") or [], values.get("function_call")
+    if not isinstance(functions, list):
+        raise refused("'functions' must be an array", "functions", "invalid_type")
+    if values.get("tools") or values.get("tool_choice"):
+        raise refused("'functions' is the older name of 'tools': give one", "functions")
+    chat = {key: value for key, value in values.items() if key not in _OLD}
+    chat["tools"] = [{"type": "function", "function": one} for one in functions]
+    chat["tool_choice"] = {"type": "function", "function": call} if isinstance(call, dict) else call
+    chat["parallel_tool_calls"] = False
+    try:
+        found = read_chat(chat, service, name)
+    except ApiError as error:
+        error.message = _old_name(error.message)
+        error.param = None if error.param is None else _old_name(error.param)
+        raise
+    reply = replace(found.reply, functions=True)
+    return replace(found, reply=reply, ignored=tuple(map(_old_name, found.ignored)))
+
+
+def _old_name(text: str) -> str:
+    """With the names of the fields that the client sent."""
+    named = _TOOL.sub(lambda tool: f"functions[{tool[1]}]" if tool[1] is not None else "functions", text)
+    return named.replace("tool_choice.function", "function_call").replace("tool_choice", "function_call")
 
 
 def _max_tokens(fields: BodyFields) -> int | None:
     """The limit of the answer, by the old or the new name of the field."""
-    old = read_limit(fields, "max_tokens", None, 1)
-    new = read_limit(fields, "max_completion_tokens", None, 1)
+    old, new = read_limit(fields, "max_tokens", 1), read_limit(fields, "max_completion_tokens", 1)
     if old is not None and new is not None and old != new:
         raise refused("'max_tokens' and 'max_completion_tokens' differ: give one", "max_tokens")
     return old if new is None else new
 
 
-def _only_text(fields: BodyFields) -> None:
-    fields.unsupported(("audio", "prediction", "web_search_options"), "none")
-    for key in ("functions", "function_call"):  # which name nothing here
-        fields.raw(key)
-    fields.unsupported(("prompt",))
-    fields.unsupported(("modalities",), ["text"])
-
-
 def read_variables(fields: BodyFields) -> dict[str, object]:
     """The switches of a model's template that a client may set; no other variable of it. Raises ApiError."""
     switches = fields.nested("chat_template_kwargs")
-    if switches is None:
-        return {}
-    variables: dict[str, object] = {
-        key: switches.flag(key) for key in _SWITCHES if switches.raw(key) is not None
-    }
-    switches.overlook()
-    return variables
+    given = SWITCHES["properties"] if switches is not None else ()
+    return {key: switches.raw(key) for key in given if switches is not None and switches.raw(key) is not None}
 
 
 def render_chat(

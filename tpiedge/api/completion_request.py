@@ -1,50 +1,70 @@
 """Requests of /v1/completions: every field is checked before any work is done for it."""
 
 from dataclasses import replace
+from typing import Final
 
-from tpiedge.api.answer_grammar import read_grammar
+from tpiedge.api import tables as t
+from tpiedge.api.answer_fields import (
+    ANSWERING,
+    LIMIT,
+    TOKEN_IDS,
+    check_model,
+    read_limit,
+    read_reply,
+    read_sampling,
+)
+from tpiedge.api.answer_grammar import FORM, read_grammar
 from tpiedge.api.asked import (
     MAX_CHOICES,
     Asked,
     Choice,
     answer_limit,
-    check_model,
     named_choices,
-    read_limit,
-    read_reply,
     read_token_ids,
     request_of,
-    rest_of,
 )
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.prompt_echo import EchoedPrompt
-from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.model.detokenizer import unfinished
 
-_TOKENS = 16  # OpenAI's default
+_TOKENS: Final = 16  # OpenAI's default
+COMPLETION: Final = t.body(
+    "model",
+    "prompt",
+    **ANSWERING,
+    **FORM,
+    prompt=t.any_of(
+        t.TEXT,
+        TOKEN_IDS,
+        {**t.array(t.TEXT, most=MAX_CHOICES), "type": "array", "minItems": 1},
+        {**t.array(TOKEN_IDS, most=MAX_CHOICES), "type": "array", "minItems": 1},
+        description="A text, token ids, or a list of either, which is answered one by one.",
+    ),
+    echo=t.flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
+    max_tokens={**LIMIT, "description": f"{LIMIT['description']} {_TOKENS} without."},
+    logprobs=t.integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
+    suffix=t.unsupported(""),
+    messages=t.unsupported(),
+    best_of=t.integer(1, MAX_CHOICES, "The same as `n`."),
+)
 
 
 def read_completion(values: dict[str, object], service: Service, name: str) -> Asked:
     """`name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values)
+    fields = BodyFields(values, COMPLETION)
     check_model(fields, service)
-    logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
+    logprobs, maximum = fields.integer("logprobs"), read_limit(fields, "max_tokens", 0)
     reply = read_reply(fields, "completion", logprobs)
-    maximum = read_limit(fields, "max_tokens", _TOKENS, 0)
-    sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
-    count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
-    echo = fields.flag("echo")
-    fields.unsupported(("suffix",), "")
-    fields.unsupported(("messages",))
-    fields.unsupported(("best_of",), count)
+    sampling = read_sampling(fields, service, logprobs)
+    count, echo = fields.integer("n") or 1, fields.flag("echo")
+    if fields.integer("best_of") not in (None, count):
+        raise refused("'best_of' is not supported", "best_of", "unsupported_parameter")
     grammar, param = read_grammar(fields, service)
-    given = fields.raw("prompt")
-    ignore_eos = rest_of(fields)
-    prompts = _prompts(given, fields)
+    prompts = _prompts(fields)
     if count * len(prompts) > MAX_CHOICES:
         raise refused(
             f"{len(prompts)} prompts with {count} answers each: at most {MAX_CHOICES} in all", "prompt"
@@ -52,8 +72,10 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
     choices = []
     for number, prompt in enumerate(prompts):
         ids = _prompt_ids(prompt, service)
-        limit = answer_limit("prompt", maximum, len(ids), service)
-        request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
+        limit = answer_limit("prompt", _TOKENS if maximum is None else maximum, len(ids), service)
+        request = request_of(
+            ids, limit, sampling, service, ignore_eos=fields.flag("ignore_eos"), grammar=grammar
+        )
         scored = echo and logprobs is not None
         echoed = _echo(prompt, ids, service) if echo else None
         choices.append(Choice(replace(request, prompt_scores=scored), number, echoed))
@@ -62,10 +84,9 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
     )
 
 
-def _prompts(value: object, fields: BodyFields) -> list[str | list[object]]:
+def _prompts(fields: BodyFields) -> list[str | list[object]]:
     """A text or a list of token ids each."""
-    if value is None:
-        raise refused("you must provide a 'prompt'", "prompt", "missing_required_parameter")
+    value = fields.raw("prompt")
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         kind = str if isinstance(value[0], str) else list
         if not all(isinstance(one, kind) for one in value):

@@ -14,10 +14,10 @@ from tpiedge.api.answer_reader import AnswerReader, Parting
 from tpiedge.api.answering import Send, send_json
 from tpiedge.api.asked import AnsweredAtOnce, FormatName
 from tpiedge.api.azure import deployment_of
-from tpiedge.api.body import Receive
-from tpiedge.api.bounded_json import parse_object
+from tpiedge.api.body import Receive, parse_object
 from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
 from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.fields import IgnoredFields
 from tpiedge.api.further_choices import submit_choices
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
@@ -27,7 +27,6 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.records import key_mark
 from tpiedge.api.service import Service
 from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
-from tpiedge.api.vain_fields import VainFields
 
 _EVENT_DIGITS = 18
 
@@ -46,7 +45,7 @@ class Completions:
         kept: KeptAnswers | None,
         guard: Guard,
         limits: Limits,
-        vain: VainFields,
+        ignored: IgnoredFields,
         form: FormatName,
     ) -> None:
         """`kept`: where clients may come again for their answers."""
@@ -56,7 +55,7 @@ class Completions:
         self._kept = kept
         self._guard = guard
         self._limits = limits
-        self._vain = vain
+        self._ignored = ignored
         self._form = form
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -73,7 +72,7 @@ class Completions:
                 )
                 work = await self._intake.awaited(accepted, request)
             except AnsweredAtOnce as known:
-                await send_json(send, 200, known.body, self._vain.headers(known.ignored))
+                await send_json(send, 200, known.body, self._ignored.headers(known.ignored))
                 return
         await self._deliveries.deliver(work, scope, receive, send)
 
@@ -94,7 +93,7 @@ class Completions:
         form = ANSWER_FORMS[self._form]
         name = f"{form.prefix}-{secrets.token_hex(12)}"
         asked = form.read(values, self._service, name).within(scope)
-        self._vain.say(asked.ignored)
+        self._ignored.say(asked.ignored)
         created, model = int(time.time()), self._service.model().name
         if self._kept is not None:
             reader = self._kept.accept(asked, name, created, model, key, client)

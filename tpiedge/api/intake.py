@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from tpiedge.api.body import Disconnected, left, read_body
-from tpiedge.api.bounded_json import parse_object
+from tpiedge.api.body import Disconnected, left, parse_object, read_body
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fairness import FairThreads
 from tpiedge.api.guard import Guard

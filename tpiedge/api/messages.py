@@ -1,37 +1,93 @@
-"""The messages of a chat: text, calls of tools, and what these gave."""
+"""The messages of a chat: text, documents and files of text, calls of tools, and what these gave."""
 
+import base64
+import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from tpiedge.api.documents import file_text
+from tpiedge.api import tables as t
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import BodyFields, needed
+from tpiedge.api.fields import BodyFields
 from tpiedge.model.call_forms import short_call_id
 from tpiedge.model.chat_prompt import GivenArguments
 
-_MAX_MESSAGES = 4096
-_MAX_NAME = 64
-_MAX_CALLS = 128
-_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
-    "developer": "system",
-    "function": "tool",
+_MAX_NAME: Final = 64
+_MAX_CALLS: Final = 128
+_FILE: Final[dict[str, t.JsonSchema]] = {
+    "filename": t.text(),
+    "file_data": t.text("Of text alone: data:text/plain;base64,..."),
 }
-_IGNORED = ("annotations",)
+_PARTS: Final = t.tagged(
+    "type", text=t.body("text", text=t.TEXT), file=t.body(**_FILE, file=t.optional(t.body(**_FILE)))
+)
+_SAID_PARTS: Final = _PARTS | t.tagged("type", refusal=t.body("refusal", refusal=t.TEXT))
+_CALL: Final = t.body(
+    "function",
+    id=t.text(),
+    type=t.word("function"),
+    function=t.body("name", name={**t.TEXT, "minLength": 1}, arguments=t.text()),
+    index=t.VAIN,
+)
+_COMMON: Final[dict[str, t.JsonSchema]] = {
+    "content": t.any_of(
+        t.TEXT,
+        t.array(t.any_of(*_SAID_PARTS.values())),
+        description="Null only of an assistant.",
+    ),
+    "name": t.text(most=_MAX_NAME),
+    "annotations": t.VAIN,
+}
+_USER: Final = t.body(
+    **_COMMON | dict.fromkeys(("audio", "function_call", "tool_calls", "tool_call_id"), t.unsupported())
+)
+_TOOL: Final = t.body(
+    **_COMMON,
+    tool_call_id=t.text("The call that it answers."),
+    audio=t.unsupported(),
+    function_call=t.unsupported(),
+)
+_ASSISTANT: Final = t.body(
+    **_COMMON,
+    audio=t.unsupported(),
+    reasoning_content=t.text("Its thoughts."),
+    reasoning=t.text("The same."),
+    thinking=t.text("The same."),
+    refusal=t.text("In place of content."),
+    tool_calls=t.array(_CALL, most=_MAX_CALLS),
+    function_call={**t.OBJECT, "description": "A call of a function, as before there were tools."},
+)
+_ROLES: Final = {
+    "system": "system", "user": "user", "assistant": "assistant", "tool": "tool", "developer": "system",
+    "function": "tool",
+}  # fmt: skip
+_MESSAGES: Final = t.tagged(
+    "role",
+    **{role: {"assistant": _ASSISTANT, "tool": _TOOL}.get(meant, _USER) for role, meant in _ROLES.items()},
+)
+MESSAGES: Final[t.JsonSchema] = t.array(t.any_of(*_MESSAGES.values()))
+
+_CITED: Final = t.vain("cache_control", "citations")
+CITED_TEXT: Final = t.body("text", text=t.TEXT, **_CITED)
+_TEXTS: Final = t.tagged("type", text=CITED_TEXT)
+_TEXT_OR_TEXTS: Final = t.any_of(t.TEXT, t.array(t.any_of(*_TEXTS.values())))
+_SOURCES: Final = t.tagged(
+    "type", text=t.body("data", data=t.TEXT, media_type=t.text()), content=t.body(content=_TEXT_OR_TEXTS)
+)
+DOCUMENT: Final = t.body(
+    "source", source=t.any_of(*_SOURCES.values()), title=t.text(), context=t.text(), **_CITED
+)
+SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.text(), **_CITED)
 
 
 def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
     """{"role", "content"} and, where given, "name", "reasoning_content", "tool_calls" and "tool_call_id" of every
     message, as `chat_prompt` takes them. `goes_on`: the answer goes on with the last message. Raises ApiError that
     names the field."""
-    value = fields.raw("messages")
-    if value is None:
-        raise refused("you must provide 'messages'", "messages", "missing_required_parameter")
-    if not isinstance(value, list):
-        raise fields.wrong_type("messages", "an array", value)
-    if not 1 <= len(value) <= _MAX_MESSAGES:
-        raise refused(f"'messages' has {len(value)} messages: 1 to {_MAX_MESSAGES}", "messages")
-    begun = len(value) - 1 if goes_on else None
-    found = [_message(item, index, fields, begun=index == begun) for index, item in enumerate(value)]
+    given = fields.kinds("messages", _MESSAGES, "role")
+    if not given:
+        raise refused("'messages' is empty: give at least one message", "messages")
+    last = len(given) - 1 if goes_on else None
+    found = [_message(role, message, begun=at == last) for at, (role, message) in enumerate(given)]
     _identify_calls(found)
     return found
 
@@ -47,22 +103,64 @@ def message_texts(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield from (function["name"], arguments.text)
 
 
-def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> dict[str, Any]:
+def content_text(fields: BodyFields, key: str, parts: Mapping[str, t.JsonSchema]) -> str:
+    """A string, or the texts of an array of `parts` as one. Raises ApiError."""
+    value = fields.raw(key)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise fields.wrong_type(key, "a string or an array", value)
+    return "\n".join(part_text(*found) for found in fields.kinds(key, parts))
+
+
+def part_text(kind: str, part: BodyFields) -> str:
+    """The text of a part of that `type`. Raises ApiError."""
+    match kind:
+        case "document":
+            return _document_text(part)
+        case "search_result":
+            return _below([part.text("title"), part.text("source")], content_text(part, "content", _TEXTS))
+        case "file":
+            return _file_text(part.nested("file") or part)
+        case "input_file":
+            return _file_text(part)
+        case "refusal":
+            return part.needed("refusal")
+    return part.needed("text")
+
+
+def _document_text(block: BodyFields) -> str:
+    """Below its title and its context."""
+    kind, source = block.kind(block.raw("source"), "source", _SOURCES)
+    text = source.needed("data") if kind == "text" else content_text(source, "content", _TEXTS)
+    return _below([block.text("title"), block.text("context")], text)
+
+
+def _file_text(file: BodyFields) -> str:
+    """The text of OpenAI's file with data of its own, below its name."""
+    data, where = file.text("file_data") or "", file.name("file_data")
+    kind, _, encoded = data.partition(";base64,")
+    if not kind.startswith("data:text/") or not encoded:
+        why = f"'{where}' must be data:text/plain;base64,...: only text is read here"
+        raise refused(why, where, "unsupported_value")
+    try:
+        text = base64.b64decode(encoded, validate=True).decode("utf-8")
+    except (binascii.Error, ValueError):
+        raise refused(f"'{where}' is not UTF-8 text in base64", where) from None
+    return _below([file.text("filename")], text)
+
+
+def _below(heads: list[str | None], text: str) -> str:
+    return "\n".join([*(head for head in heads if head), text])
+
+
+def _message(role: str, message: BodyFields, *, begun: bool) -> dict[str, Any]:
     """`begun`: the answer goes on with it."""
-    where = f"messages[{index}]"
-    if not isinstance(item, dict):
-        raise fields.wrong_type(where, "an object", item)
-    message = fields.inner(item, where)
-    role = message.text("role")
-    if role not in _ROLES:
-        known = ", ".join(_ROLES)
-        raise refused(f"'{where}.role' must be one of {known}", f"{where}.role")
-    found: dict[str, Any] = {"role": _ROLES[role], "content": _content(message)}
-    name = message.text("name")
-    if name is not None:
-        if len(name) > _MAX_NAME:
-            raise refused(f"'{where}.name' has more than {_MAX_NAME} characters", f"{where}.name")
-        found["name"] = name
+    found: dict[str, Any] = {"role": _ROLES[role], "content": None}
+    if role != "assistant" or message.raw("content") is not None:
+        found["content"] = content_text(message, "content", _SAID_PARTS if role == "assistant" else _PARTS)
+    if message.text("name") is not None:
+        found["name"] = message.text("name")
     if role == "assistant":
         found |= _assistant(message, begun=begun)
         # Only beside calls may there be no content at all; a refusal is what was said instead.
@@ -73,11 +171,6 @@ def _message(item: object, index: int, fields: BodyFields, *, begun: bool) -> di
             found["content"] = ""
     elif _ROLES[role] == "tool":
         found["tool_call_id"] = message.text("tool_call_id") or ""
-    else:
-        message.unsupported(("tool_calls", "tool_call_id"))
-    message.unsupported(("audio",) if role == "assistant" and not begun else ("function_call", "audio"))
-    message.ignore(_IGNORED)
-    message.overlook()
     return found
 
 
@@ -87,44 +180,30 @@ def _assistant(message: BodyFields, *, begun: bool) -> dict[str, Any]:
     thoughts = message.text("reasoning_content") or message.text("reasoning") or message.text("thinking")
     if thoughts:
         found["reasoning_content"] = thoughts
-    calls = message.raw("tool_calls")
-    if calls is not None and not (isinstance(calls, list) and len(calls) <= _MAX_CALLS):
-        raise message.wrong_type("tool_calls", f"an array of at most {_MAX_CALLS}", calls)
-    if calls and begun:
-        param = message.name("tool_calls")
-        raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
-    function = message.nested("function_call")
+    calls, function = message.objects("tool_calls", _CALL), message.raw("function_call")
     if function is not None and not calls:  # as before there were tools
-        calls = [{"function": dict(function.items())}]
+        calls = [message.inner({"function": function}, "function_call", _CALL)]
+    if calls and begun:
+        param = message.name("tool_calls" if message.raw("tool_calls") else "function_call")
+        raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
     if calls:
-        found["tool_calls"] = [_call(call, index, message) for index, call in enumerate(calls)]
+        found["tool_calls"] = [_call(call) for call in calls]
     return found
 
 
-def _call(item: object, index: int, message: BodyFields) -> dict[str, Any]:
-    key = f"tool_calls[{index}]"
-    if not isinstance(item, dict):
-        raise message.wrong_type(key, "an object", item)
-    call = message.inner(item, key)
-    function = call.nested("function")
-    if function is None or call.raw("type") not in (None, "function"):
-        raise refused(f"'{call.name('function')}' is missing", call.name("function"))
-    name, arguments = function.text("name"), _arguments(function)
+def _call(call: BodyFields) -> dict[str, Any]:
+    function = call.within("function")
+    name = function.needed("name")
     if not name:
-        raise refused(f"'{function.name('name')}' is missing", function.name("name"))
-    call.ignore(("index",))
-    identity = call.text("id") or ""
-    function.overlook()
-    call.overlook()
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
+        raise function.missing("name")
+    called = {"name": name, "arguments": _arguments(function)}
+    return {"id": call.text("id") or "", "type": "function", "function": called}
 
 
 def _arguments(function: BodyFields) -> GivenArguments:
     """Nothing is an empty object; what is no object at all stays a text."""
     text = function.text("arguments") or "{}"
-    value = function.parsed("arguments")
-    if not function.text("arguments"):
-        value = {}
+    value = function.parsed("arguments") if function.text("arguments") else {}
     return GivenArguments(text, value if isinstance(value, dict) else text)
 
 
@@ -163,33 +242,3 @@ def _match(
         result["tool_call_id"] = call["id"]
     elif not identity:
         result["tool_call_id"] = latest.get(name) or short_call_id(f"{index}")
-
-
-def _content(message: BodyFields) -> str | None:
-    """None only of the assistant."""
-    value = message.raw("content")
-    if value is None and message.raw("role") == "assistant":
-        return None
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise message.wrong_type("content", "a string or an array of parts", value)
-    return "\n".join(_part(part, index, message) for index, part in enumerate(value))
-
-
-def _part(part: object, index: int, message: BodyFields) -> str:
-    key = f"content[{index}]"
-    if not isinstance(part, dict):
-        raise message.wrong_type(key, "an object", part)
-    fields = message.inner(part, key)
-    kind = fields.raw("type")
-    if kind == "file":
-        text = file_text(fields.nested("file") or fields)
-    elif kind == "refusal" and message.raw("role") == "assistant":
-        text = needed(fields, "refusal")
-    elif kind == "text":
-        text = needed(fields, "text")
-    else:
-        raise refused(f"'{fields.name('type')}' must be 'text'", fields.name("type"), "unsupported_value")
-    fields.overlook()
-    return text

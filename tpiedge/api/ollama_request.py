@@ -4,26 +4,29 @@ import json
 import time
 from typing import Final
 
-from tpiedge.api.asked import AnsweredAtOnce, Asked, FormatName, Reply, check_model
+from tpiedge.api import tables as t
+from tpiedge.api.answer_fields import MODEL, SAMPLING, TOP_LOGPROBS, check_model
+from tpiedge.api.answer_grammar import FORM
+from tpiedge.api.asked import MAX_TOOLS, AnsweredAtOnce, Asked
 from tpiedge.api.completion_request import read_completion
-from tpiedge.api.embedding_request import check_dimensions, embedding_choices, embedding_inputs, read_pooling
-from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.embedding_request import INPUT, POOLED, embedded
+from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import Service
-from tpiedge.api.translation import Chat, Dialect, copied, objects, renamed
-from tpiedge.engine.sampling import MAX_LOGPROBS
+from tpiedge.api.translation import Chat, Dialect, copied
 
+_MAX_LIMIT: Final = 2**31
 _OPTIONS: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
     "min_p": "min_p",
     "seed": "seed",
-    "stop": "stop",
     "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    "stop": "stop",
 }
 """By their names, what a chat calls them."""
 _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
@@ -31,18 +34,70 @@ _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
     "response_format": "format",
     "response_format.json_schema.schema": "format",
 }
-_IGNORED: Final = ("keep_alive", "truncate", "shift", "context")
-_CHATS: Final = Dialect("ollama-chat", _NAMES, _IGNORED)
-_TEXTS: Final = Dialect("ollama-generate", _NAMES, _IGNORED)
-_TEXTS_IN_CHATS: Final = Dialect("ollama-generate", _NAMES | {"messages": "prompt"}, _IGNORED)
-_ROLES: Final = ("system", "user", "assistant", "tool")
-_ENDLESS: Final = (-1, -2)
-"""As many tokens as there is room for."""
+_CHATS: Final = Dialect("ollama-chat", _NAMES)
+_TEXTS: Final = Dialect("ollama-generate", _NAMES)
+_TEXTS_IN_CHATS: Final = Dialect("ollama-generate", _NAMES | {"messages": "prompt"})
+_CALL: Final = t.body(
+    "function",
+    function=t.body("name", name=t.TEXT, arguments=t.OBJECT, index=t.VAIN),
+    id=t.text(),
+    type=t.VAIN,
+)
+_SAID: Final = {
+    "content": t.text(),
+    "images": t.unsupported(),
+    "thinking": t.text(),
+    "tool_calls": t.array(_CALL),
+}
+_RESULT: Final = {"tool_call_id": t.text(), "tool_name": t.text(), "name": t.text()}
+_MESSAGES: Final = t.tagged(
+    "role", **dict.fromkeys(("system", "user", "assistant"), t.body(**_SAID)), tool=t.body(**_SAID | _RESULT)
+)
+_UNNEEDED: Final = t.vain("keep_alive", "truncate", "shift", "context")
+_ANSWERING: Final[dict[str, t.JsonSchema]] = {
+    **FORM,
+    "model": MODEL,
+    "stream": t.flag("Whether the answer comes in lines of JSON; true without."),
+    "options": t.optional(
+        t.body(
+            **{theirs: SAMPLING[ours] for theirs, ours in _OPTIONS.items() if ours in SAMPLING},
+            stop=t.any_of(t.TEXT, t.array(t.TEXT)),
+            num_predict=t.integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit."),
+        ),
+        "How the answer is drawn.",
+    ),
+    "format": {
+        "description": "`json`, or a schema that the answer has.",
+        "type": ["string", "object", "null"],
+    },
+    "logprobs": t.flag("Whether probabilities are told."),
+    "top_logprobs": TOP_LOGPROBS,
+    "think": {"description": "Whether a model that can think does.", "type": ["boolean", "string", "null"]},
+    **_UNNEEDED,
+}
+OLLAMA_CHAT: Final = t.body(
+    "model",
+    **_ANSWERING,
+    messages=t.array(t.any_of(*_MESSAGES.values())),
+    tools=t.array(t.OBJECT, most=MAX_TOOLS),
+)
+OLLAMA_GENERATE: Final = t.body(
+    "model",
+    **_ANSWERING,
+    prompt=t.text(),
+    system=t.text(),
+    raw=t.flag("Whether the prompt is not put into the model's template."),
+    **dict.fromkeys(("suffix", "template"), t.unsupported("")),
+    images=t.unsupported(),
+)
+_EMBED: Final = {**POOLED, "options": t.optional(t.body(), "Has no effect."), **_UNNEEDED}
+OLLAMA_EMBED: Final = t.body("model", "input", **_EMBED, input=INPUT)
+OLLAMA_EMBEDDINGS: Final = t.body("model", "prompt", **_EMBED, prompt=t.TEXT)
 
 
 def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     """`name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values)
+    fields = BodyFields(values, OLLAMA_CHAT)
     check_model(fields, service)
     stream = fields.flag("stream", True)
     chat = _wishes(fields)
@@ -59,12 +114,10 @@ def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> 
 
 def read_generate(values: dict[str, object], service: Service, name: str) -> Asked:
     """`name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values)
+    fields = BodyFields(values, OLLAMA_GENERATE)
     check_model(fields, service)
     stream = fields.flag("stream", True)
     asked = _wishes(fields)
-    fields.unsupported(("suffix", "template"), "")
-    fields.unsupported(("images",))
     raw, system, prompt = fields.flag("raw"), fields.text("system"), fields.text("prompt")
     if not prompt:
         raise _loaded(fields, service, {"response": ""})
@@ -73,7 +126,9 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
         top = asked.pop("top_logprobs", None)
         if asked.pop("logprobs", False):
             asked["logprobs"] = top or 0  # as completions have it
-        fields.ignore([key for key in ("system", "think") if fields.raw(key)])
+        for key in ("system", "think"):
+            if fields.raw(key):
+                fields.note(key)
         asked["prompt"] = prompt
         return _TEXTS.asked(asked, fields, service, name, stream=stream, read=read_completion)
     messages = [{"role": "system", "content": system}] if system else []
@@ -83,39 +138,20 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
 
 def read_embed(values: dict[str, object], service: Service, name: str) -> Asked:
     """`name`: the answer's. Raises ApiError."""
-    return _embedded(values, service, name, "input", "ollama-embed")
+    fields = BodyFields(values, OLLAMA_EMBED)
+    return embedded(fields, service, name, "input", "ollama-embed")
 
 
 def read_old_embeddings(values: dict[str, object], service: Service, name: str) -> Asked:
     """Of /api/embeddings, which is older: one text. `name`: the answer's. Raises ApiError."""
-    return _embedded(values, service, name, "prompt", "ollama-embeddings")
+    fields = BodyFields(values, OLLAMA_EMBEDDINGS)
+    return embedded(fields, service, name, "prompt", "ollama-embeddings")
 
 
 def _loaded(fields: BodyFields, service: Service, said: Chat) -> AnsweredAtOnce:
-    """What a request without a prompt is told: it wants the model in memory, where it always is. Everything else of
-    `fields` was read. Raises ApiError."""
-    fields.ignore(_IGNORED)
-    fields.overlook()
+    """What a request without a prompt is told: it wants the model in memory, where it always is."""
     head = {"model": service.model().name, "created_at": moment(time.time())}
     return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"}, fields.ignored)
-
-
-def _embedded(values: dict[str, object], service: Service, name: str, key: str, form: FormatName) -> Asked:
-    fields = BodyFields(values)
-    check_model(fields, service)
-    check_dimensions(fields, service)
-    pooling = read_pooling(fields, service)
-    given = fields.text(key) if key == "prompt" else fields.raw(key)
-    options = fields.nested("options")
-    if options is not None:
-        options.overlook()
-    fields.ignore(_IGNORED)
-    fields.overlook()
-    try:
-        choices = embedding_choices(embedding_inputs(given, fields), service, pooling, name)
-    except ApiError as error:
-        raise renamed(error, {"input": key}) from None
-    return Asked(choices, Reply(form, True, False, None, (), False), fields.ignored)
 
 
 def _wishes(fields: BodyFields) -> Chat:
@@ -124,14 +160,10 @@ def _wishes(fields: BodyFields) -> Chat:
     options = fields.nested("options")
     if options is not None:
         copied(options, asked, _OPTIONS)
-        limit = options.integer("num_predict", None, -2, 2**31)
-        if limit is not None and limit not in _ENDLESS:
-            asked["max_tokens"] = max(1, limit)
-        elif limit is not None:
-            asked["max_tokens"] = 2**31
-        options.overlook()
-    asked.setdefault("max_tokens", 2**31)  # theirs end by themselves
-    scored, top = fields.flag("logprobs"), fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
+    limit = None if options is None else options.integer("num_predict")
+    # Without a limit theirs end by themselves.
+    asked["max_tokens"] = _MAX_LIMIT if limit is None or limit < 0 else max(1, limit)
+    scored, top = fields.flag("logprobs"), fields.integer("top_logprobs")
     if scored:
         asked |= {"logprobs": True, "top_logprobs": top}
     elif top:
@@ -153,39 +185,24 @@ def _wishes(fields: BodyFields) -> Chat:
 def _messages(fields: BodyFields) -> list[Chat]:
     """Calls and results need no ids: results follow in the order of the calls."""
     found: list[Chat] = []
-    for message in objects(fields, "messages", fields.raw("messages") or []):
-        role = message.text("role")
-        if role not in _ROLES:
-            where = message.name("role")
-            raise refused(f"'{where}' must be one of {', '.join(_ROLES)}", where)
-        message.unsupported(("images",))
+    for role, message in fields.kinds("messages", _MESSAGES, "role"):
         said: Chat = {"role": role, "content": message.text("content") or ""}
-        calls = message.raw("tool_calls")
+        calls = [_call(call) for call in message.objects("tool_calls", _CALL)]
         if calls:
-            said["tool_calls"] = [_call(call) for call in objects(message, "tool_calls", calls)]
+            said["tool_calls"] = calls
         if role == "tool":
             said["tool_call_id"] = message.text("tool_call_id")
             said["name"] = message.text("tool_name") or message.text("name")
         thoughts = message.text("thinking")
         if thoughts:
             said["reasoning_content"] = thoughts
-        message.overlook()
         found.append(said)
     return found
 
 
 def _call(call: BodyFields) -> Chat:
     """A call, whose arguments are an object."""
-    function = call.nested("function")
-    name = None if function is None else function.text("name")
-    if function is None or name is None:
-        where = call.name("function.name")
-        raise refused(f"'{where}' is missing", where)
-    arguments = function.nested("arguments")
-    text = json.dumps(dict(arguments.items()) if arguments else {}, ensure_ascii=False)
-    function.ignore(("index",))
-    function.overlook()
-    identity = call.text("id")
-    call.ignore(("type",))
-    call.overlook()
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": text}}
+    function = call.within("function")
+    arguments = json.dumps(function.raw("arguments") or {}, ensure_ascii=False)
+    called = {"name": function.needed("name"), "arguments": arguments}
+    return {"id": call.text("id"), "type": "function", "function": called}

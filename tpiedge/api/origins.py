@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, Final
 
-from tpiedge.api.answering import IGNORED, REQUEST_ID, RESUMABLE, Send
+from tpiedge.api.answering import REQUEST_ID, RESUMABLE, Send
+from tpiedge.api.fields import IGNORED
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 

@@ -7,7 +7,7 @@ from typing import Any
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, Json, comment, named_event
-from tpiedge.api.namespaces import bare_name
+from tpiedge.api.responses_request import bare_name
 from tpiedge.api.spoken import SpokenChoice, call_id
 from tpiedge.api.token_scores import TokenScores
 from tpiedge.api.transcript import TextPiece, Transcript

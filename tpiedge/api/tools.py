@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from tpiedge.api import tables as t
 from tpiedge.api.answer_grammar import check_schema, schema_of_grammar
 from tpiedge.api.asked import MAX_TEXT_NAME, MAX_TEXTS, MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
@@ -13,7 +14,34 @@ from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.model.call_forms import CallForm, call_form
 
-_NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
+_NAME: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
+_FUNCTION: Final = t.body(
+    "name",
+    name={**t.TEXT, "pattern": f"^{_NAME.pattern}$"},
+    description=t.text(),
+    parameters=t.OBJECT,
+    strict=t.flag("Where a call is required it is always so."),
+)
+_TOOL: Final = t.body("type", "function", type={"const": "function"}, function=_FUNCTION)
+_NAMED: Final = t.tagged(
+    "type", function=t.body("function", function=t.body("name", name=t.TEXT), custom=t.unsupported())
+)
+_ALLOWED: Final = t.body(
+    "mode",
+    "tools",
+    mode={"enum": ["auto", "required"]},
+    tools=t.array(t.any_of(*_NAMED.values()), most=MAX_TOOLS),
+)
+_CHOICES: Final = _NAMED | t.tagged("type", allowed_tools=t.body("allowed_tools", allowed_tools=_ALLOWED))
+TOOLS: Final[dict[str, t.JsonSchema]] = {
+    "tools": t.array(_TOOL, most=MAX_TOOLS),
+    "tool_choice": t.any_of(
+        {"enum": ["none", "auto", "required", None]},
+        *_CHOICES.values(),
+        description="Whether one of the tools must be called, or which.",
+    ),
+    "parallel_tool_calls": t.flag("Whether several tools may be called at once; true without."),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +79,15 @@ class AskedTools:
 
 def read_tools(fields: BodyFields) -> AskedTools:
     """None where the model is to call none of them. Raises ApiError."""
-    value = fields.raw("tools")
     several = fields.flag("parallel_tool_calls", True)
-    if value is not None and not isinstance(value, list):
-        raise fields.wrong_type("tools", "an array", value)
-    if value and len(value) > MAX_TOOLS:
-        raise refused(f"'tools' has {len(value)} tools: at most {MAX_TOOLS}", "tools")
-    value = [item for index, item in enumerate(value or ()) if not _is_no_function(item, index, fields)]
-    shown = tuple(_tool(item, index, fields) for index, item in enumerate(value))
-    names = [tool["function"]["name"] for tool in shown]
+    tools = [
+        fields.inner(item, where, _TOOL)
+        for where, item in fields.entries("tools")
+        if is_function(fields, where, item)
+    ]
+    functions = [tool.within("function") for tool in tools]
+    shown = [_shown(function) for function in functions]
+    names = [one["name"] for one in shown]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise refused(f"'tools' has two of the name {twice!r}", "tools")
@@ -67,18 +95,11 @@ def read_tools(fields: BodyFields) -> AskedTools:
     if choice is None:
         return AskedTools()
     allowed, required = choice
-    for index, item in enumerate(value):
-        if names[index] in allowed:
-            _check_parameters(item["function"], shown[index]["function"]["parameters"], index, fields)
-    return AskedTools(tuple(tool for tool in shown if tool["function"]["name"] in allowed), required, several)
-
-
-def _check_parameters(
-    function: Mapping[str, object], schema: Mapping[str, Any], index: int, fields: BodyFields
-) -> None:
-    """Tells what no grammar holds of a tool's parameters, or refuses it. Raises ApiError."""
-    inner = fields.inner(function, f"tools[{index}].function")
-    schema_of_grammar(inner, "parameters", schema, strict=inner.flag("strict"))
+    for function, one in zip(functions, shown, strict=True):
+        if one["name"] in allowed:  # says what no grammar holds of its parameters, or refuses it
+            schema_of_grammar(function, "parameters", one["parameters"], strict=function.flag("strict"))
+    told = tuple({"type": "function", "function": one} for one in shown if one["name"] in allowed)
+    return AskedTools(told, required, several)
 
 
 def _prefix(at: int) -> str:
@@ -86,18 +107,22 @@ def _prefix(at: int) -> str:
     return f"tool-{at}-"
 
 
-def is_left_out(tool: BodyFields, functions: Sequence[str] = ("function",)) -> bool:
-    """Whether a tool is no function, as a search that a vendor's servers run: noted by its type, and by its name where
-    it has one. `functions` are the types of those that are. Raises ApiError for a tool without a type."""
-    kind = tool.text("type")
+def is_function(
+    fields: BodyFields, where: str, tool: Mapping[str, object], functions: Sequence[str] = ("function",)
+) -> bool:
+    """Whether the tool at that place is a function. Another, as a search that a vendor's servers run, is noted by its
+    type, and by its name where it has one. `functions` are the types of those that are. Raises ApiError for a tool
+    without a type."""
+    kind, name = tool.get("type"), tool.get("name")
     if kind in functions:
-        return False
+        return True
+    if kind is not None and not isinstance(kind, str):
+        raise fields.wrong_type(f"{where}.type", "a string", kind)
     if not kind:
-        where = tool.name("type")
-        raise refused(f"'{where}' is missing: of a function it is '{functions[0]}'", where)
-    name = tool.raw("name")
-    tool.pass_over(f"{kind}.{name}" if isinstance(name, str) else kind)
-    return True
+        place = fields.name(f"{where}.type")
+        raise refused(f"'{place}' is missing: of a function it is '{functions[0]}'", place)
+    fields.note(f"{where}.{kind}.{name}" if isinstance(name, str) else f"{where}.{kind}")
+    return False
 
 
 def tool_form(tools: AskedTools, service: Service) -> CallForm:
@@ -145,40 +170,22 @@ def _is_text(schema: object) -> bool:
     return schema.get("type") == "string"
 
 
-def _is_no_function(item: object, index: int, fields: BodyFields) -> bool:
-    """Whether the model is not told of the tool, and the client is told so."""
-    where = f"tools[{index}]"
-    if not isinstance(item, dict):
-        raise fields.wrong_type(where, "an object", item)
-    return is_left_out(fields.inner(item, where))
-
-
-def _tool(item: dict[str, object], index: int, fields: BodyFields) -> dict[str, Any]:
-    where = f"tools[{index}]"
-    tool = fields.inner(item, where)
-    tool.raw("type")
-    function = tool.nested("function")
-    if function is None:
-        raise refused(f"'{where}.function' is missing", f"{where}.function", "missing_required_parameter")
-    name = function.text("name") or ""
+def _shown(function: BodyFields) -> dict[str, Any]:
+    """A function as templates are told of it. Raises ApiError."""
+    name, where = function.needed("name"), function.name("name")
     if not _NAME.fullmatch(name):
         raise refused(
-            f"'{where}.function.name' must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'",
-            f"{where}.function.name",
+            f"'{where}' must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'", where
         )
     # Templates join descriptions to texts: those of other servers give an empty one where there is none.
     found: dict[str, Any] = {"name": name, "description": function.text("description") or ""}
-    found["parameters"] = _parameters(function)
-    function.flag("strict")
-    function.overlook()
-    tool.overlook()
-    return {"type": "function", "function": found}
+    return found | {"parameters": _parameters(function)}
 
 
 def _parameters(function: BodyFields) -> dict[str, Any]:
     """A schema of objects, as arguments are. Raises ApiError."""
     value, param = function.raw("parameters"), function.name("parameters")
-    if value in (None, {}):
+    if not value:
         return {"type": "object", "properties": {}}
     schema = check_schema(value, param)
     kind = schema.get("type", "object")
@@ -200,37 +207,20 @@ def _choice(fields: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tu
         return names, tuple(names)
     if not isinstance(value, dict):
         raise refused("'tool_choice' must be 'none', 'auto', 'required' or a function", "tool_choice")
-    choice = fields.inner(value, "tool_choice")
-    choice.unsupported(("custom",))
-    if choice.text("type") == "allowed_tools":
-        return _allowed(choice, names)
-    name = _function_name(choice, names)
-    return names, (name,)
-
-
-def _allowed(choice: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
-    """Some of the tools, of which one may be called, or must be."""
-    given = choice.nested("allowed_tools")
-    tools = None if given is None else given.raw("tools")
-    if given is None or not isinstance(tools, list) or not tools:
-        where = choice.name("allowed_tools.tools")
-        raise refused(f"'{where}' must be an array of at least one function", where)
-    mode = given.text("mode")
-    if mode not in ("auto", "required"):
-        where = given.name("mode")
-        raise refused(f"'{where}' must be 'auto' or 'required'", where)
-    allowed = []
-    for at, one in enumerate(tools):
-        if not isinstance(one, dict):
-            raise given.wrong_type(f"tools[{at}]", "an object", one)
-        allowed.append(_function_name(given.inner(one, f"tools[{at}]"), names))
-    return allowed, tuple(allowed) if mode == "required" else ()
+    kind, choice = fields.kind(value, "tool_choice", _CHOICES)
+    if kind == "function":
+        return names, (_function_name(choice, names),)
+    allowed = choice.within("allowed_tools")
+    chosen = [_function_name(one, names) for _, one in allowed.kinds("tools", _NAMED)]
+    if not chosen:
+        where = allowed.name("tools")
+        raise refused(f"'{where}' is empty: give at least one function", where)
+    return chosen, tuple(chosen) if allowed.raw("mode") == "required" else ()
 
 
 def _function_name(choice: BodyFields, names: Sequence[str]) -> str:
     """The tool that a choice names. Raises ApiError."""
-    function = choice.nested("function")
-    name = None if function is None else function.text("name")
-    if choice.text("type") != "function" or name is None or name not in names:
+    name = choice.within("function").text("name")
+    if name is None or name not in names:
         raise refused("'tool_choice' names no function of 'tools'", "tool_choice")
     return name

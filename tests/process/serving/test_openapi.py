@@ -13,7 +13,7 @@ from tests.process.serving.serving import START_S, Serving
 from tpiedge.host.private_file import read_private
 
 _TOOL = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
-_EXAMPLES = 15
+_EXAMPLES = 2
 _ANSWER_S = 30
 #: Ten times what it takes with a processor for itself.
 _LIMIT_S = 600.0
@@ -55,7 +55,7 @@ def test_nothing_that_the_document_leads_to_breaks_the_master(tmp_path: Path, ex
         secret = read_private(cluster.state / "master" / "admin.json")["secret"]
         ended = subprocess.run(
             [_TOOL, "run", document, "--url", cluster.url, "--header", f"Authorization: Bearer {secret}",
-             "--phases", "coverage,fuzzing", "--max-examples", str(_EXAMPLES), "--checks", ",".join(_CHECKS),
+             "--phases", "fuzzing", "--max-examples", str(_EXAMPLES), "--checks", ",".join(_CHECKS),
              "--request-timeout", str(_ANSWER_S), "--continue-on-failure", "--seed", "1", "--no-color"],
             cwd=tmp_path, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
         )  # fmt: skip

@@ -1,16 +1,13 @@
 """What grammars hold of JSON schemas: objects are closed, references resolved, and nothing is left out silently."""
 
 import json
-import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
-from tpiedge.api.schema_patterns import is_held
-from tpiedge.api.schema_references import NAMED, SchemaReferences
+from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema, is_held
 
 NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
 CALLED = {"a": {"type": "integer"}}
@@ -214,27 +211,12 @@ def test_objects_have_what_their_schema_declares(
     assert [value for value in bad if fits(held.schema, value)] == []
 
 
-INNER = {
-    "$id": "https://example.org/inner",
-    "type": "integer",
-    "$defs": {"k": {"$anchor": "text", "type": "string"}},
-}
 #: Where `a` is an integer and `b` a text.
 REFERRING: list[dict[str, Any]] = [
     of(a={"$ref": "#/$defs/x~1y%20z"}, b={"$ref": "#/properties/c/items/1"}, c={"items": [NUMBER, TEXT]})
     | {"$defs": {"x/y z": NUMBER}},
     of(a={"$ref": "#/$defs/i"}, b={"$ref": "#/$defs/t"})
     | {"$id": "https://example.org/whole", "$defs": {"i": NUMBER, "t": TEXT}},
-    of(a={"$ref": "inner"}, b={"$ref": "inner#text"})
-    | {"$id": "https://example.org/whole", "$defs": {"i": INNER}},
-    of(a={"$ref": "https://example.org/inner"}, b={"$ref": "https://example.org/inner#/$defs/k"})
-    | {"$defs": {"i": INNER}},
-    of(a={"$ref": "urn:x:i"}, b={"$ref": "#t"})
-    | {"$id": "urn:x:w", "$defs": {"i": NUMBER | {"$id": "urn:x:i"}, "t": TEXT | {"$anchor": "t"}}},
-    of(a={"$ref": "#i"}, b={"$dynamicRef": "#t"})
-    | {"definitions": {"i": NUMBER | {"$id": "#i"}, "t": TEXT | {"$dynamicAnchor": "t"}}},
-    of(a=NUMBER, b={"$id": "https://example.org/b", "$ref": "#/$defs/own", "$defs": {"own": TEXT}})
-    | {"$defs": {"own": NUMBER}},
 ]
 
 
@@ -269,14 +251,9 @@ def test_references_are_to_definitions_of_the_schema(schema: dict[str, Any]) -> 
         (of(a=NUMBER) | {"dependentRequired": {"a": ["b"]}}, ["dependentRequired"]),
         (of(a=NUMBER) | {"patternProperties": {"^(?=b)": TEXT}}, ["patternProperties"]),
         (of(f={"$ref": "#/$defs/nowhere"}), ["properties.f.$ref"]),
-        ({"oneOf": [of(a=NUMBER), of(b=TEXT)]}, ["oneOf"]),
-        ({"oneOf": [of("k", k={"const": "a"}), of("k", k={"const": "b"})]}, []),
-        ({"oneOf": [NUMBER, TEXT, {"type": "null"}, {"enum": [[1], {}]}]}, []),
-        ({"oneOf": [NUMBER, {"type": "number"}]}, ["oneOf"]),
-        (
-            {"oneOf": [of(k={"const": "a"}), of(k={"const": "b"})], "discriminator": {"propertyName": "k"}},
-            [],
-        ),
+        (of(f={"$ref": "https://example.org/x"}), ["properties.f.$ref"]),
+        (of(f={"$ref": "#anchor"}) | {"$defs": {"x": {"$anchor": "anchor"}}}, ["properties.f.$ref"]),
+        ({"oneOf": [of(a=NUMBER), of(b=TEXT)]}, []),
         ({"type": "object", "propertyNames": {"maxLength": 3}}, ["propertyNames"]),
     ],
 )
@@ -307,24 +284,6 @@ def test_places_within_long_names_are_short() -> None:
         f"Items[{at}].uniqueItems" for at in range(3)
     ]
     assert max(map(len, left_out)) < 400
-
-
-def test_long_lists_are_not_compared_for_each_pair() -> None:
-    """All of many alternatives may refer to one long list."""
-    tags = [{"enum": [f"{at}-{number}" for number in range(1000)]} for at in range(2)]
-    several = [of("t", t={"$ref": f"#/$defs/{at}"}) for at in range(2)]
-    assert grammar_schema({"oneOf": several, "$defs": {"0": tags[0], "1": tags[1]}}).left_out == ("oneOf",)
-
-
-def test_addresses_do_not_grow_with_each_that_is_within_another() -> None:
-    schema: dict[str, Any] = {"allOf": [{"$id": f"leaf{at}"} for at in range(300)]}
-    for _ in range(60):
-        schema = {"$id": "a" * 500 + "/", "items": schema}
-    tracemalloc.start()
-    SchemaReferences(schema)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 2_000_000
 
 
 def test_long_patterns_count_as_many_parts() -> None:
@@ -511,6 +470,7 @@ ANYTHING = st.recursive(
 )
 
 
+@example({"additionalProperties": [{"$ref": "#/$defs/a"}]})
 @given(st.dictionaries(st.sampled_from(WORDS), ANYTHING, max_size=6))
 def test_any_object_makes_a_schema_or_is_too_large(schema: dict[str, Any]) -> None:
     try:
@@ -528,12 +488,13 @@ def _references(schema: object) -> list[str]:
         return [one for part in schema for one in _references(part)]
     if not isinstance(schema, dict):
         return []
+    named_words = ("$defs", "properties", "patternProperties")
     own = (
         [schema["$ref"]]
         if isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#/$defs/")
         else []
     )
-    inner = [value for key, value in schema.items() if key not in ("const", "enum", "required", *NAMED)]
-    named = [schema[key] for key in NAMED if isinstance(schema.get(key), dict)]
+    inner = [value for key, value in schema.items() if key not in ("const", "enum", "required", *named_words)]
+    named = [schema[key] for key in named_words if isinstance(schema.get(key), dict)]
     parts = [*inner, *(part for several in named for part in several.values())]
     return own + [one for part in parts for one in _references(part)]

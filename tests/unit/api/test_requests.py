@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpiedge.api.bounded_json import MAX_DEPTH, parse_object
+from tpiedge.api.body import MAX_DEPTH, parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.errors import ApiError
@@ -237,55 +237,17 @@ def refuse(read, service, param, **fields):
 
 
 BIG = 10**400
+#: The golden tables have each other field, and all that stands for it.
 BOTH = [
-    ("model", None),
-    ("model", 5),
     ("model", "other"),
     ("n", 129),
-    ("n", 0),
-    ("n", 10**6),
-    ("n", True),
-    ("max_tokens", -2),
-    ("max_tokens", 2**63),
     ("max_tokens", BIG),
-    ("max_tokens", 1.5),
-    ("max_tokens", "8"),
-    ("max_tokens", True),
-    ("temperature", -0.1),
-    ("temperature", 2.1),
-    ("temperature", "hot"),
     ("temperature", BIG),
-    ("top_p", 1.1),
-    ("top_p", -1),
-    ("top_k", -2),
-    ("top_k", 2**32),
-    ("min_p", 2),
-    ("repetition_penalty", 0),
-    ("presence_penalty", 2.5),
-    ("frequency_penalty", -2.5),
-    ("seed", 2**64),
-    ("seed", -(2**63) - 1),
-    ("seed", 1.5),
-    ("stop", ["x"] * 65),
     ("stop", ["x"] * 100_000),
-    ("stop", [""]),
-    ("stop", ""),
-    ("stop", "x" * 257),
-    ("stop", [5]),
-    ("stop", {"a": 1}),
     ("logit_bias", {str(token): 1 for token in range(1025)}),
-    ("logit_bias", {str(VOCABULARY): 1}),
-    ("logit_bias", {"-1": 1}),
-    ("logit_bias", {"5": 1, "05": 1}),
     ("logit_bias", {"\N{SUPERSCRIPT TWO}": 1}),
-    ("logit_bias", []),
-    ("stream", 1),
     ("stream_options", {"include_usage": True}),
-    ("ignore_eos", "yes"),
     ("max_tokns", 5),
-    ("max_tokenss", 5),
-    ("temperatrue", 5),
-    ("repetition-penalty", 5),
 ]
 
 
@@ -297,85 +259,17 @@ def test_refused_by_both(service, param, value):
 
 
 @pytest.mark.parametrize(
-    ("param", "value"),
-    [
-        ("prompt", None),
-        ("prompt", []),
-        ("prompt", 5),
-        ("prompt", {"a": 1}),
-        ("prompt", ["a", [2]]),
-        ("prompt", [[1], "b"]),
-        ("prompt", [["a"]]),
-        ("prompt", ["a"] * 129),
-        ("prompt", [1, "a"]),
-        ("prompt", [1, True]),
-        ("prompt", [-1]),
-        ("prompt", [VOCABULARY]),
-        ("prompt", [1.0]),
-        ("prompt", [BIG]),
-        ("prompt", [1] * 512),
-        ("prompt", [1] * 10_000_000),
-        ("prompt", "a" * 10_000_000),
-        ("prompt", "half \ud800"),
-        ("logprobs", 21),
-        ("logprobs", True),
-        ("best_of", 2),
-        ("echo", 1),
-        ("suffix", "x"),
-        ("messages", [{"role": "user", "content": "hi"}]),
-    ],
-    ids=lambda value: str(value)[:30],
+    "prompt", [[BIG], [1] * 512, [1] * 10_000_000, "a" * 10_000_000], ids=lambda value: str(value)[:9]
 )
-def test_refused_by_completions(service, param, value):
-    refuse(completion, service, param, **{param: value})
+def test_large_prompts_are_refused(service, prompt):
+    refuse(completion, service, "prompt", prompt=prompt)
+    if isinstance(prompt, str):
+        refuse(chat, service, "messages", messages=[USER | {"content": prompt}])
 
 
 USER = {"role": "user", "content": "hi"}
-CALLING = {
-    "role": "assistant",
-    "content": "x",
-    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-}
 THOUGHT = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
 MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
-
-
-@pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("messages", {"messages": None}),
-        ("messages", {"messages": []}),
-        ("messages", {"messages": "hi"}),
-        ("messages", {"messages": [USER] * 4097}),
-        ("messages[0]", {"messages": ["hi"]}),
-        ("messages[1].role", {"messages": [USER, {"role": "robot", "content": "x"}]}),
-        ("messages[0].role", {"messages": [{"content": "x"}]}),
-        ("messages[0].content", {"messages": [{"role": "user"}]}),
-        ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
-        ("messages[0].content[0]", {"messages": [{"role": "user", "content": [5]}]}),
-        ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-        ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
-        ("messages[0].tool_calls", {"messages": [USER | {"tool_calls": [{}]}]}),
-        ("messages[0].name", {"messages": [USER | {"name": "x" * 65}]}),
-        ("messages[0].contend", {"messages": [USER | {"contend": 1}]}),
-        ("stream_options.include_usagee", {"stream": True, "stream_options": {"include_usagee": True}}),
-        ("messages", {"messages": [USER | {"content": "a" * 10_000_000}]}),
-        ("top_logprobs", {"top_logprobs": 2}),
-        ("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
-        ("logprobs", {"logprobs": 1}),
-        ("max_tokens", {"max_tokens": 3, "max_completion_tokens": 4}),
-        ("max_tokens", {"max_tokens": 0}),
-        ("tools[0].function", {"tools": [{"type": "function"}]}),
-        ("response_format.json_schema.name", {"response_format": {"type": "json_schema", "json_schema": {}}}),
-        ("modalities", {"modalities": ["audio"]}),
-        ("prompt", {"prompt": "x"}),
-        ("continue_final_message", {"continue_final_message": True}),
-        ("messages[1].tool_calls", {"continue_final_message": True, "messages": [USER, CALLING]}),
-    ],
-    ids=lambda value: str(value)[:50],
-)
-def test_refused_by_chats(service, param, fields):
-    refuse(chat, service, param, **fields)
 
 
 def test_harmless_forms_are_taken(service):
@@ -502,11 +396,6 @@ def test_an_assistant_may_have_said_nothing(service, silent):
     request, _ = chat(service, messages=[USER, {"role": "assistant", "refusal": None} | silent, USER])
     said, _ = chat(service, messages=[USER, {"role": "assistant", "content": ""}, USER])
     assert request.prompt_ids == said.prompt_ids
-
-
-@pytest.mark.parametrize("role", ["system", "developer", "user"])
-def test_whoever_asks_says_something(service, role):
-    refuse(chat, service, "messages[0].content", messages=[{"role": role, "content": None}])
 
 
 def test_without_a_tokenizer_only_token_ids():

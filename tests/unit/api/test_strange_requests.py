@@ -17,7 +17,6 @@ from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.embedding_request import read_embeddings
 from tpiedge.api.errors import ApiError
-from tpiedge.api.fields import BodyFields
 from tpiedge.api.ollama_request import read_embed, read_generate, read_old_embeddings, read_ollama_chat
 from tpiedge.api.responses_request import read_response
 from tpiedge.api.service import Service
@@ -31,7 +30,7 @@ READERS: Final[dict[str, Callable[[dict[str, object], Service, str], object]]] =
     "/v1/embeddings": read_embeddings,
     "/v1/responses": read_response,
     "/v1/messages": read_messages_request,
-    "/v1/messages/count_tokens": lambda values, service, _name: count_tokens(BodyFields(values), service),
+    "/v1/messages/count_tokens": lambda values, service, _name: count_tokens(values, service),
     "/api/chat": read_ollama_chat,
     "/api/generate": read_generate,
     "/api/embed": read_embed,

@@ -10,6 +10,7 @@ from tests.unit.api.test_requests import VOCABULARY, InstantTemplate, chat, serv
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields
 from tpiedge.api.responses_request import read_response
+from tpiedge.api.tables import body
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
@@ -338,10 +339,9 @@ def test_functions_that_cannot_be_are_refused_by_their_old_names(knowing, param,
         ("tools", {"tools": [tool(), tool()]}, "two of the name"),
         ("tools[0].type", {"tools": [{"function": {"name": "f"}}]}, "it is 'function'"),
         ("tools[0].function.name", {"tools": [tool("a b")]}, "letters, digits"),
-        ("tools[0].function.parameters", {"tools": [tool("a", [1])]}, "must be a JSON schema"),
+        ("tools[0].function.parameters", {"tools": [tool("a", [1])]}, "must be an object"),
         ("tools[0].function.parameters", {"tools": [tool("a", DEEP)]}, "more than 64 deep"),
-        ("tools[0].function.parameters", {"tools": [tool("a", [])]}, "must be a JSON schema"),
-        ("tools[0].function.parameters", {"tools": [tool("a", "")]}, "must be a JSON schema"),
+        ("tools[0].function.parameters", {"tools": [tool("a", "")]}, "must be an object"),
         ("tools[0].function.parameters", {"tools": [tool("a", {"type": "string"})]}, "'type': 'object'"),
         ("tools[0].function.parameters", {"tools": [tool("a", {"type": ["null"]})]}, "'type': 'object'"),
         ("tool_choice", {"tool_choice": "required"}, "there are no 'tools'"),
@@ -436,7 +436,8 @@ def test_arguments_are_bounded_as_bodies_are(knowing, text, why):
 def test_all_texts_of_a_request_are_bounded_together():
     """Strings within them have any number of commas."""
     value = {"a": [0] * 1_000, "b": ",[{" * 100_000}
-    fields = BodyFields({"inner": {"text": json.dumps(value)}, "broken": "{oh", "object": {}})
+    form = body(inner=body(text={}), broken={}, object={})
+    fields = BodyFields({"inner": {"text": json.dumps(value)}, "broken": "{oh", "object": {}}, form)
     inner = fields.nested("inner")
     for _ in range(65):
         assert inner.parsed("text") == value

@@ -1,0 +1,106 @@
+"""The document of the API has every route, and every field that it shows is read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.http.conftest import KnowingTemplate
+from tests.unit.api.test_strange_requests import READERS, refusal_of
+from tpiedge.api.app import Api
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.guard import Guard
+from tpiedge.api.keys import ApiKeys
+from tpiedge.api.limits import Limits
+from tpiedge.api.model_cards import SHOW
+from tpiedge.api.openapi import document
+from tpiedge.api.texts import _text, _tokens
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
+
+DEMO: Final = Path(__file__).parents[3] / "tpiedge" / "model" / "demo"
+METHODS: Final = {"get", "post", "delete"}
+MESSAGES: Final = [{"role": "user", "content": "x"}]
+SHOWN: Final = {"tokens": [1], "prompt": "x", "input": "x", "messages": MESSAGES, "max_tokens": 5}
+#: With which other fields are read.
+MORE: Final[dict[str, list[dict[str, Any]]]] = {
+    "/tokenize": [{"prompt": "x"}, {"content": "x"}, {"messages": MESSAGES}],
+    "/api/chat": [{"messages": MESSAGES}],
+    "/api/generate": [{"prompt": "x"}],
+    "/v1/chat/completions": [{"messages": MESSAGES, "stream": True, "stream_options": {}}],
+}
+#: What is read before the table is.
+BEFORE: Final = {"functions", "function_call"}
+OTHERS: Final[dict[str, Callable[..., object]]] = {
+    "/tokenize": lambda values, service, _name: _tokens(values, service),
+    "/detokenize": lambda values, service, _name: _text(values, service),
+}
+
+
+@pytest.fixture(scope="module")
+def service() -> FakeService:
+    return FakeService(Tokenizer.open(DEMO), KnowingTemplate(), vocab_size=2048)
+
+
+def tables() -> dict[str, dict[str, Any]]:
+    """What the document says of the bodies, by path."""
+    return {
+        path: entry["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for path, entry in document()["paths"].items()
+        if "post" in entry and not path.startswith("/admin/")
+    }
+
+
+def test_every_route_is_in_it_and_no_other(service: FakeService) -> None:
+    api = Api(service, Guard("127.0.0.1", ApiKeys(), "secret", 1000), Limits())
+    try:
+        routed = {
+            (route.path.replace(":path}", "}"), method.lower())
+            for route in api.routes
+            for method in route.methods - {"HEAD"}
+            if route.path != "/" and not route.path.startswith("/page/")
+        }
+    finally:
+        api.close(1)
+    paths = document()["paths"]
+    assert routed == {(path, method) for path, entry in paths.items() for method in entry.keys() & METHODS}
+
+
+def test_its_references_lead_somewhere() -> None:
+    names = set(document()["components"]["responses"])
+    written = json.dumps(document()).split('"$ref": "#/components/responses/')[1:]
+    assert {one.partition('"')[0] for one in written} == names
+    assert json.dumps(document()).count('"$ref"') == len(written)
+
+
+@pytest.mark.parametrize("path", [*READERS, *OTHERS])
+def test_every_field_in_it_is_read(service: FakeService, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """A field that is read and not in it is a defect, which every test of that field finds."""
+    table, read, raw, nested = tables()[path]["properties"], set(), BodyFields.raw, BodyFields.nested
+
+    def noting(fields: BodyFields, key: str) -> Any:
+        read.update({key} if fields._table.keys() == table.keys() else ())
+        return raw(fields, key)
+
+    def noting_nested(fields: BodyFields, key: str) -> Any:
+        noting(fields, key)
+        return nested(fields, key)
+
+    monkeypatch.setattr(BodyFields, "raw", noting)
+    monkeypatch.setattr(BodyFields, "nested", noting_nested)
+    needed = {key: SHOWN[key] for key in tables()[path]["required"] if key in SHOWN}
+    for more in MORE.get(path, [{}]):
+        assert refusal_of((READERS | OTHERS)[path], {"model": "babbler", **needed, **more}, service) is None
+    without = {
+        key
+        for key, schema in table.items()
+        if schema.get("description", "").startswith(("Has no effect", "is not supported"))
+    }
+    assert table.keys() - read - without <= BEFORE
+
+
+def test_every_body_is_compared() -> None:
+    assert tables().keys() == {*READERS, *OTHERS, "/api/show"}
+    assert tables()["/api/show"] == SHOW
