@@ -29,5 +29,5 @@ def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
 
 
 _RUNNING = _names("tpiedge.lab.testbed.state:names")
-TESTBED = CompletedName(_names("tpiedge.lab.testbed.scenarios:shipped_scenarios"), _RUNNING)
+TESTBED = CompletedName(_names("tpiedge.lab.testbed.reading:shipped_scenarios"), _RUNNING)
 RUNNING_TESTBED = CompletedName(_RUNNING)

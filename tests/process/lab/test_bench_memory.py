@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.command import run_command, wait_for
 from tpiedge.host.cgroups import Cgroups
-from tpiedge.lab.bench.group import run_in_group
+from tpiedge.lab.bench.memory_runs import run_in_group
 
 FEW = ("--model", "demo", "--threads", 1, "--tokens", 4, "--repeats", 1)
 LIMIT_S = 90.0

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from tpiedge.lab.bench.budgets import Budget, budgets
+from tpiedge.lab.bench.memory_runs import Budget, budgets
 from tpiedge.lab.verbs.bench_memory import _Order, _order, _planned, _Work
 from tpiedge.local import launch
 from tpiedge.local.launch import Layout

@@ -7,7 +7,7 @@ from tpiedge.cli.run import run
 from tpiedge.errors import UserError
 from tpiedge.lab.verbs.bench_decode import decode
 from tpiedge.lab.verbs.bench_memory import memory
-from tpiedge.lab.verbs.eval_perplexity import perplexity
+from tpiedge.lab.verbs.eval import perplexity
 from tpiedge.local import launch
 from tpiedge.local.launch import crowding
 from tpiedge.planner.needs import bytes_beside_weights

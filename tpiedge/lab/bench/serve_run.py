@@ -14,12 +14,14 @@ from tpiedge.lab.bench.serve_figures import LongPromptFigures, RoundFigures, Tim
 from tpiedge.lab.bench.serve_load import (
     OTHERS,
     LongPrompt,
+    RandomPrompts,
+    ServePrompt,
+    arrivals,
     ask_alone,
     at_random,
     by_clients,
     measure_long_prompt,
 )
-from tpiedge.lab.bench.serve_prompts import RandomPrompts, ServePrompt, arrivals
 
 _WARM_UP_TOKENS = 4
 _FEWEST_REQUESTS = 4

@@ -14,8 +14,8 @@ from tpiedge.lab.testbed.containers.engine import ContainerEngine
 from tpiedge.lab.testbed.containers.plan import DEFAULT_IMAGE
 from tpiedge.lab.testbed.description import Link
 from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s, measure_pair
+from tpiedge.lab.testbed.reading import Scenario
 from tpiedge.lab.testbed.running import RunningTestbed, attach
-from tpiedge.lab.testbed.scenarios import Scenario
 from tpiedge.lab.testbed.state import Network, read_state
 from tpiedge.lab.testbed.status import status_of
 from tpiedge.lab.testbed.topology import Expected

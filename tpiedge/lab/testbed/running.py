@@ -13,7 +13,7 @@ from tpiedge.lab.testbed.containers.backend import in_containers
 from tpiedge.lab.testbed.description import Description, Device, Link
 from tpiedge.lab.testbed.groups import Controllers
 from tpiedge.lab.testbed.namespaces import NAMESPACES, inside
-from tpiedge.lab.testbed.scenarios import load_scenario
+from tpiedge.lab.testbed.reading import load_scenario
 from tpiedge.lab.testbed.state import Network, Owner, TestbedState, names, prefix_of, read_state, require_root
 from tpiedge.lab.testbed.testbed import change_link, down, up
 from tpiedge.lab.testbed.topology import Expected

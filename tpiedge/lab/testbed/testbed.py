@@ -9,9 +9,8 @@ from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed import forwarding, state
 from tpiedge.lab.testbed.description import Link, check_name
 from tpiedge.lab.testbed.groups import Controllers, processors
-from tpiedge.lab.testbed.namespaces import NAMESPACES, add_namespace, members_of, remove_namespace
-from tpiedge.lab.testbed.processes import end_all
-from tpiedge.lab.testbed.scenarios import Scenario
+from tpiedge.lab.testbed.namespaces import NAMESPACES, add_namespace, end_all, members_of, remove_namespace
+from tpiedge.lab.testbed.reading import Scenario
 from tpiedge.lab.testbed.state import Network, Owner, TestbedState, locked, prefix_of, read_state
 from tpiedge.progress import Say
 from tpiedge.units import counted

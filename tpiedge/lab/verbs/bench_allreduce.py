@@ -137,7 +137,7 @@ def _measure(
     repeats: int,
 ) -> list[dict[str, Any]]:
     # Only here: rank 0 of this benchmark is this process, so it needs torch, which no other verb's process loads.
-    from tpiedge.lab.bench.reduce_root import ReduceCluster
+    from tpiedge.lab.bench.reduce_cluster import ReduceCluster
 
     found: dict[tuple[LinkSetting, _Case], list[dict[str, Any]]] = {}
     with ReduceCluster(count, places) as cluster:

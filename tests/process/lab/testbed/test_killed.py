@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 #: Dies at the given call of a function of a module.
 DIES = """
 import importlib, os, signal, sys
-from tpiedge.lab.testbed.scenarios import load_scenario
+from tpiedge.lab.testbed.reading import load_scenario
 name, module, function, calls = sys.argv[1:5]
 owner = importlib.import_module(module)
 for part in function.split(".")[:-1]:

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from tpiedge.lab.plots.step_strip import draw_strip
+from tpiedge.lab.plots.timeline import draw_strip
 
 
 def strip_of(spent_s: Sequence[float], marked: Sequence[int]) -> tuple[Figure, Axes]:

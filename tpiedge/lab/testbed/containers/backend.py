@@ -13,7 +13,7 @@ from tpiedge.lab.testbed.containers.terminal import run_here
 from tpiedge.lab.testbed.containers.testbed import Containers
 from tpiedge.lab.testbed.description import Device, Link
 from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s
-from tpiedge.lab.testbed.scenarios import Scenario
+from tpiedge.lab.testbed.reading import Scenario
 from tpiedge.lab.testbed.state import Network
 from tpiedge.lab.testbed.status import links_of, pairs_of
 from tpiedge.lab.testbed.topology import Expected, Topology

@@ -29,8 +29,7 @@ from tpiedge.lab.testbed.containers.plan import (
 )
 from tpiedge.lab.testbed.description import Description, Link
 from tpiedge.lab.testbed.measuring import Measured
-from tpiedge.lab.testbed.reading import parse_description
-from tpiedge.lab.testbed.scenarios import Scenario
+from tpiedge.lab.testbed.reading import Scenario, parse_description
 from tpiedge.lab.testbed.state import Owner
 from tpiedge.lab.testbed.topology import Topology
 from tpiedge.progress import Say
