@@ -14,7 +14,7 @@ def emulated(given: str | None, nodes: int | None) -> Devices | None:
     Raises UserError."""
     found: Devices | None = None
     if given is not None:
-        found = pkgutil.resolve_name("tpiedge.lab.devices:emulated")(given, nodes)
+        found = pkgutil.resolve_name("tpiedge.lab.testbed.running:emulated")(given, nodes)
     return found
 
 

@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 
 from tests.process.command import run_command
-from tpiedge.tracing.chrome import read_trace
-from tpiedge.tracing.intervals import clip, total, union
+from tpiedge.lab.traces import read_trace, total
+from tpiedge.tracing.collection import clip, union
 from tpiedge.tracing.tracer import LANES
 
 TOKENS = 24

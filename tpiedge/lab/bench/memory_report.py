@@ -9,34 +9,14 @@ from typing import Any
 from tpiedge.lab.bench.figures import spread
 from tpiedge.lab.bench.memory_runs import Budget, NodeSample, Sample
 from tpiedge.lab.steady_state import (
-    PaperTimes,
     Sides,
     Streaming,
-    peak_window_bytes,
-    retention_period,
     steady_placement,
     streaming,
 )
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.memory.pinning import Placement
 from tpiedge.memory.sweep import Block, Sweep
-from tpiedge.pack.reader import Pack
-
-_WINDOW = 2
-
-
-def paper_window_bytes(pack: Pack, sweep: Sweep) -> int:
-    """What the paper's window of two whole blocks takes of a node's weights; a master's embedding and head are blocks
-    as well (equations 7 and 8)."""
-    layers = [
-        sum(piece.nbytes for piece in pieces)
-        for block, pieces in sweep.blocks.items()
-        if isinstance(block, Block)
-    ]
-    if not sweep.head_tiles:
-        return peak_window_bytes(layers, _WINDOW)
-    embedding = pack.layout("embedding").matrix("embedding").nbytes
-    return peak_window_bytes([embedding, *layers, sweep.nbytes - sum(layers)], _WINDOW)
 
 
 def steady_record(
@@ -65,7 +45,6 @@ def _steady_node(
     node = streaming(sweep.sizes, work_s, placement, disk_bytes_per_s)
     measured_s = median(sample.nodes[rank].stall_s for sample in samples)
     load_s = median(sample.nodes[rank].load_s for sample in samples)
-    times = _paper_times(sweep, samples, rank, disk_bytes_per_s)
     return {
         "rank": rank,
         "blocks": len(sweep.blocks),
@@ -83,8 +62,6 @@ def _steady_node(
         "measured_stall_s_per_block": measured_s / len(sweep.blocks),
         "predicted_hidden": node.hidden,
         "measured_hidden": max(0.0, 1 - measured_s / load_s) if load_s else 1.0,
-        "paper": _paper(times),
-        "retention_period": retention_period(times),
         "steady": _steady(sweep, work_s, node),
     }
 
@@ -115,43 +92,6 @@ def _work(sweep: Sweep, samples: Sequence[Sample], rank: int) -> list[float]:
 
 def _rest(s_per_token: float, node: NodeSample) -> float:
     return max(0.0, s_per_token - node.attention_s - node.ffn_s - node.reduce_s - node.stall_s)
-
-
-def _paper_times(sweep: Sweep, samples: Sequence[Sample], rank: int, disk_bytes_per_s: float) -> PaperTimes:
-    """The means of the layers; loads of whole blocks, as if nothing were pinned."""
-    nodes = [sample.nodes[rank] for sample in samples]
-    layers = (len(sweep.blocks) - len(sweep.head_tiles)) / 2
-    loads = {
-        kind: fmean(
-            sum(piece.nbytes for piece in pieces)
-            for block, pieces in sweep.blocks.items()
-            if isinstance(block, Block) and block.kind == kind
-        )
-        / disk_bytes_per_s
-        for kind in ("attention", "ffn")
-    }
-    return PaperTimes(
-        attention_s=median(node.attention_s for node in nodes) / layers,
-        ffn_s=median(node.ffn_s for node in nodes) / layers,
-        reduce_s=median(node.reduce_s for node in nodes) / layers / 2,
-        attention_load_s=loads["attention"],
-        ffn_load_s=loads["ffn"],
-    )
-
-
-def _paper(times: PaperTimes) -> dict[str, Any]:
-    return {
-        "attention_s": times.attention_s,
-        "ffn_s": times.ffn_s,
-        "reduce_s": times.reduce_s,
-        "attention_load_s": times.attention_load_s,
-        "ffn_load_s": times.ffn_load_s,
-        "layer": _sides(times.layer),
-        "ffn_covered": _sides(times.ffn_covered),
-        "attention_covered": _sides(times.attention_covered),
-        "loose": times.loose,
-        "tight": times.tight,
-    }
 
 
 def _steady(sweep: Sweep, work_s: Sequence[float], node: Streaming) -> dict[str, Any]:
@@ -212,7 +152,6 @@ def report(
         "compute_from": source,
         "disk_is_direct": all(run.disk_is_direct for of_setting in runs.values() for run in of_setting),
         "target": _TARGET,
-        "paper_window_bytes": [paper_window_bytes(model.pack, sweep) for sweep, _ in found[0].held(model)],
         "settings": settings,
         "rises": _rises(settings),
     }

@@ -16,8 +16,10 @@ from urllib.parse import urlsplit
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.lab.bench.serve_figures import TimedAnswer
-from tpiedge.lab.bench.serve_load import ServePrompt
 from tpiedge.sanitise import sanitised, sanitised_line
+
+ServePrompt = str | tuple[int, ...]
+"""A text, or token ids."""
 
 Arrival = tuple[float, bytes]
 """Seconds, and what arrived then."""

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tpiedge.errors import PeerError, UserError
-from tpiedge.lab.bench.serve_client import StreamedRequest, Streams
+from tpiedge.lab.bench.serve_client import ServePrompt, StreamedRequest, Streams
 from tpiedge.lab.bench.serve_figures import LongPromptFigures, TimedAnswer, distribution, gaps_within
-
-ServePrompt = str | tuple[int, ...]
-"""A text, or token ids."""
 
 _FIRST_ID = 3
 """In most vocabularies the ids before it are signs for the end and the like."""

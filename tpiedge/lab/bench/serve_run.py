@@ -9,13 +9,12 @@ from typing import Any
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.lab.bench.figures import spread
-from tpiedge.lab.bench.serve_client import MeasuredServer, Streams
+from tpiedge.lab.bench.serve_client import MeasuredServer, ServePrompt, Streams
 from tpiedge.lab.bench.serve_figures import LongPromptFigures, RoundFigures, TimedAnswer, spread_of, spreads
 from tpiedge.lab.bench.serve_load import (
     OTHERS,
     LongPrompt,
     RandomPrompts,
-    ServePrompt,
     arrivals,
     ask_alone,
     at_random,

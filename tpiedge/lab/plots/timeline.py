@@ -14,11 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tpiedge.tracing.chrome import Trace
-from tpiedge.tracing.collection import cannot_write
-from tpiedge.tracing.excerpt import Excerpt, decode_steps
-from tpiedge.tracing.intervals import Interval, clip, rows, total, union
-from tpiedge.tracing.tracer import LANES, TraceEvent
+from tpiedge.lab.traces import Excerpt, Trace, decode_steps, total
+from tpiedge.tracing.collection import cannot_write, clip, rows, union
+from tpiedge.tracing.tracer import LANES, Interval, TraceEvent
 from tpiedge.units import format_seconds
 
 _STRIP_BAR = "#b0b7c3"

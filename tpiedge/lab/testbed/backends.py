@@ -1,5 +1,6 @@
 """The two ways to make a testbed, behind one interface: network namespaces of this computer, and containers."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -7,18 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
-from tpiedge.errors import UserError
-from tpiedge.lab.testbed import testbed
+from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.lab.testbed import forwarding, testbed
 from tpiedge.lab.testbed.containers.backend import DockerTestbeds, in_containers
 from tpiedge.lab.testbed.containers.engine import ContainerEngine
 from tpiedge.lab.testbed.containers.plan import DEFAULT_IMAGE
-from tpiedge.lab.testbed.description import Link
+from tpiedge.lab.testbed.description import Device, Link
+from tpiedge.lab.testbed.groups import Controllers, processors
 from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s, measure_pair
 from tpiedge.lab.testbed.reading import Scenario
 from tpiedge.lab.testbed.running import RunningTestbed, attach
-from tpiedge.lab.testbed.state import Network, read_state
-from tpiedge.lab.testbed.status import status_of
-from tpiedge.lab.testbed.topology import Expected
+from tpiedge.lab.testbed.state import Network, TestbedState, prefix_of, read_state, socket_of
+from tpiedge.lab.testbed.switch.control import SwitchClient
+from tpiedge.lab.testbed.testbed import members, namespaces_of
+from tpiedge.lab.testbed.topology import Expected, Topology, links_of, pairs_of
 
 
 class Attached(Protocol):
@@ -159,3 +162,65 @@ def require_free(name: str, chosen: Backend) -> None:
     of_containers = isinstance(chosen, DockerTestbeds)
     if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
         raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")
+
+
+def status_of(made: TestbedState) -> dict[str, Any]:
+    """`backend`: namespaces, or docker, whose record has the same keys but `container` for `namespace` and no
+    `totals`. `state` is one of: up; starting; abandoned (a command that was to end it was killed, or the computer
+    restarted); broken (its switch has ended)."""
+    topology = made.topology
+    switch_pids = sorted(forwarding.switches(made.name))
+    return {
+        "backend": "namespaces",
+        "name": made.name,
+        "state": _state(made, switch_pids),
+        "network": made.network,
+        "switch_pids": switch_pids,
+        "owner_pid": made.owner.pid if made.owner else None,
+        "devices": [_device(made, topology, device) for device in topology.description.devices],
+        "links": links_of(topology, _counters(made)),
+        "pairs": pairs_of(topology),
+        "totals": _totals(made),
+    }
+
+
+def _state(made: TestbedState, switch_pids: list[int]) -> str:
+    if made.abandoned:
+        return "abandoned"
+    if not made.ready:
+        return "starting"
+    return "up" if switch_pids or made.network == "netem" else "broken"
+
+
+def _device(made: TestbedState, topology: Topology, device: Device) -> dict[str, Any]:
+    namespace = namespaces_of(made)[device.name]
+    use = Controllers.here().use(f"{prefix_of(made.name)}{device.name}")
+    return {
+        "name": device.name,
+        "address": topology.addresses[device.name],
+        "namespace": namespace.name,
+        "there": namespace.exists(),
+        "cpus": device.cpus,
+        "cpus_limited": device.cpus is not None and device.cpus < processors(),
+        "memory_limit_bytes": use.limit_bytes,
+        "swap_bytes": device.swap_bytes,
+        "memory_used_bytes": use.used_bytes,
+        "memory_peak_bytes": use.peak_bytes,
+        "oom_kills": use.oom_kills,
+        "processes": sorted(members(made.name, device.name)),
+    }
+
+
+def _counters(made: TestbedState) -> dict[str, dict[str, Any]]:
+    """None of a switch that has ended."""
+    with contextlib.suppress(TpiedgeError, OSError):
+        return forwarding.counters(made, namespaces_of(made))
+    return {}
+
+
+def _totals(made: TestbedState) -> dict[str, int] | None:
+    """TOTALS of switch/library.py; None where no switch answers."""
+    if made.network == "switch":
+        with contextlib.suppress(TpiedgeError, OSError):
+            return dict(SwitchClient(socket_of(made.name)).counters()["totals"])
+    return None

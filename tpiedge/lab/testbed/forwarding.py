@@ -21,7 +21,7 @@ from tpiedge.errors import ResourceError, TpiedgeError
 from tpiedge.lab.testbed.description import Device, Link, Router
 from tpiedge.lab.testbed.namespaces import module_processes, run_inside, scratch_namespace
 from tpiedge.lab.testbed.state import Network, TestbedState, folder_of, socket_of
-from tpiedge.lab.testbed.switch.client import SwitchClient
+from tpiedge.lab.testbed.switch.control import SwitchClient
 from tpiedge.lab.testbed.topology import INTERFACE, Topology, queue_bytes
 
 MemberCommand = tuple[str, tuple[str, ...]]
@@ -169,20 +169,7 @@ def set_link(made: TestbedState, member: str, namespaces: Mapping[str, Path]) ->
     if made.network == "netem":
         _run_all(link_commands(topology, member), namespaces)
         return
-    plan = topology.switch_plan(namespaces)
-    wanted = {f"{member} up", f"{member} down"}
-    changes = {
-        link.name: {
-            "latency_s": link.latency_s,
-            "jitter_s": link.jitter_s,
-            "loss": link.loss,
-            "bytes_per_s": link.bytes_per_s,
-            "queue_bytes": link.queue_bytes,
-        }
-        for link in plan.links
-        if link.name in wanted
-    }
-    SwitchClient(socket_of(made.name)).set_links(changes)
+    SwitchClient(socket_of(made.name)).set_links(topology.switch_changes(member))
 
 
 def counters(made: TestbedState, namespaces: Mapping[str, Path]) -> dict[str, dict[str, Any]]:

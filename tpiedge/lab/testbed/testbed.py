@@ -69,12 +69,8 @@ def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Lin
         found = read_state(name)
         if found is None or found.abandoned or not found.ready:
             raise UserError(f"the testbed {name} is not up: tpiedge testbed up {name}")
-        known = found.topology.members.get(member)
-        if known is None or known.uplink is None:
-            wired = [other.name for other in found.topology.description.members if other.uplink is not None]
-            raise UserError(f"{member[:40]!r} has no link in the testbed {name}: choose {', '.join(wired)}")
-        up_link, down_link = change(known.up, known.down)
-        changed = replace(found, links={**found.links, member: (up_link, down_link)})
+        known = found.topology.wired(member, name)
+        changed = replace(found, links={**found.links, member: change(known.up, known.down)})
         forwarding.set_link(changed, member, namespaces_of(changed))
         changed.write()
         return changed

@@ -27,8 +27,7 @@ from tpiedge.lab.bench.links import (
     latencies,
     rates,
 )
-from tpiedge.lab.devices import Emulated, emulated
-from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
+from tpiedge.lab.testbed.running import Emulated, RunningTestbed, emulated, open_testbed
 from tpiedge.launch.child import Place
 from tpiedge.local.launch import Layout, launch, plan_cluster, say_crowding
 from tpiedge.local.prepare import PreparedModel, prepare

@@ -51,7 +51,7 @@ def print_report(record: Mapping[str, Any]) -> None:
     header.append("peak RSS")
     print_table(header, [_row(name, found) for name, found in settings.items()])
     click.echo()
-    header = ["budget", "loose", "tight", "stall ms/block", "predicted", "I/O hidden", "predicted", "retain"]
+    header = ["budget", "loose", "tight", "stall ms/block", "predicted", "I/O hidden", "predicted", "to pin"]
     print_table(header, [_steady_row(name, found) for name, found in settings.items() if "steady" in found])
     for name, found in settings.items():
         _print_group(name, found)
@@ -89,15 +89,8 @@ def _steady_row(name: str, found: Mapping[str, Any]) -> list[str]:
         f"{1e3 * node['predicted_stall_s_per_block']:.2f}",
         f"{node['measured_hidden']:.0%}",
         f"{node['predicted_hidden']:.0%}",
-        _retention(node),
+        f"{node['steady']['pinned_share']:.0%} of bytes",
     ]
-
-
-def _retention(node: Mapping[str, Any]) -> str:
-    """What would reach the steady state: the paper's period of FFN blocks, and our part of the bytes."""
-    period, share = node["retention_period"], node["steady"]["pinned_share"]
-    words = {0: "no block", 1: "every FFN block", None: "more than every FFN block"}
-    return f"{words.get(period, f'1 of {period} FFN blocks')}; {share:.0%} of bytes"
 
 
 def _print_group(name: str, found: Mapping[str, Any]) -> None:

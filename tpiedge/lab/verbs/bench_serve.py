@@ -20,12 +20,11 @@ from tpiedge.errors import UserError
 from tpiedge.host.device import default_threads
 from tpiedge.lab.bench.figures import integers, milliseconds
 from tpiedge.lab.bench.links import Dial, LinkSetting, check_devices
-from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress
+from tpiedge.lab.bench.serve_client import MeasuredServer, ServePrompt, ServerAddress
 from tpiedge.lab.bench.serve_cluster import ClusterWish, own_cluster
-from tpiedge.lab.bench.serve_load import ServePrompt, parse_prompts
+from tpiedge.lab.bench.serve_load import parse_prompts
 from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, check_wish, measure_server
-from tpiedge.lab.devices import emulated
-from tpiedge.lab.testbed.running import open_testbed
+from tpiedge.lab.testbed.running import emulated, open_testbed
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 

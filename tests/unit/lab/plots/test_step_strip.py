@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from tpiedge.tracing.chrome import Trace
+from tpiedge.lab.traces import Trace
 from tpiedge.tracing.tracer import TraceEvent
 
 pytest.importorskip("matplotlib", reason="software: no matplotlib")

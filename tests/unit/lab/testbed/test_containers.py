@@ -23,8 +23,7 @@ from tpiedge.lab.testbed.containers.plan import LABEL, MEMBER, PLAN_FILE, SWITCH
 from tpiedge.lab.testbed.containers.testbed import Containers, bring_up, find, known_names, remove
 from tpiedge.lab.testbed.description import Link
 from tpiedge.lab.testbed.reading import load_scenario
-from tpiedge.lab.testbed.switch.plan import SwitchPlan
-from tpiedge.lab.testbed.switch.settings import check_plan
+from tpiedge.lab.testbed.switch.plan import SwitchPlan, check_plan
 
 SCENARIO = load_scenario("pair", "home")
 GONE = replace(containers._self(), pid=2**22 + 1)

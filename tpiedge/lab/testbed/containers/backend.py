@@ -15,8 +15,7 @@ from tpiedge.lab.testbed.description import Device, Link
 from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s
 from tpiedge.lab.testbed.reading import Scenario
 from tpiedge.lab.testbed.state import Network
-from tpiedge.lab.testbed.status import links_of, pairs_of
-from tpiedge.lab.testbed.topology import Expected, Topology
+from tpiedge.lab.testbed.topology import Expected, Topology, links_of, pairs_of
 
 _LISTING_S = 2.0
 _UNKNOWN: Mapping[str, Any] = {
