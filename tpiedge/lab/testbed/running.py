@@ -2,18 +2,21 @@
 
 import contextlib
 import math
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed import enter, forwarding
 from tpiedge.lab.testbed.containers.backend import in_containers
 from tpiedge.lab.testbed.description import Description, Device, Link
 from tpiedge.lab.testbed.groups import Controllers, processors
+from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s, measure_pair
 from tpiedge.lab.testbed.namespaces import NAMESPACES, inside
 from tpiedge.lab.testbed.reading import load_scenario
 from tpiedge.lab.testbed.state import Network, Owner, TestbedState, names, prefix_of, read_state, require_root
@@ -107,6 +110,25 @@ class RunningTestbed:
         """What the way between two devices should give, as the links are now."""
         names = [item if isinstance(item, str) else item.name for item in (source, target)]
         return self._made.topology.expected(names[0], names[1])
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    def measure(self, source: str, target: str) -> Measured:
+        """Takes some seconds. Raises ResourceError where nothing arrives."""
+        longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
+        return measure_pair(self, self.device(source), self.device(target), longest_s)
+
+    def execute(self, device: str, command: Sequence[str]) -> NoReturn:
+        """This process becomes the command on the device. Raises UserError for a device that is not there."""
+        where = self.device(device)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number in (signal.SIGTSTP, signal.SIGPIPE):  # the command's own business
+            signal.signal(number, signal.SIG_DFL)
+        words = [*where.enter_command, *command]
+        os.execv(words[0], words)
 
 
 @contextlib.contextmanager

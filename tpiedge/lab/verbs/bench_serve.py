@@ -26,6 +26,7 @@ from tpiedge.lab.bench.serve_load import parse_prompts
 from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, check_wish, measure_server
 from tpiedge.lab.testbed.running import emulated, open_testbed
 from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.progress import say
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 
 _PERCENTILES = ("p50", "p90", "p99", "max")
@@ -283,7 +284,7 @@ def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish)
         flag = _NAMES.get(given[0], "--" + given[0].replace("_", "-")) if given else "MODEL"
         raise UserError(f"{flag} is of a server that is started here: leave it out, or --url")
     server = MeasuredServer.at(address)
-    found = measure_server(server, server.vocabulary or _SMALL_VOCABULARY, wish, _say)
+    found = measure_server(server, server.vocabulary or _SMALL_VOCABULARY, wish, say)
     return {"model": server.model, "url": f"http://{address.host}:{address.port}", **found}
 
 
@@ -291,7 +292,7 @@ def _measure_own(cluster: _Cluster, model: PreparedModel, name: str, wish: Serve
     with ExitStack() as stack:
         started = stack.enter_context(_on_machines(cluster, model, name))
         server = stack.enter_context(own_cluster(started))
-        found = measure_server(server, model.config.vocab_size, wish, _say)
+        found = measure_server(server, model.config.vocab_size, wish, say)
     machines = {"workers": started.workers, "testbed": cluster.testbed, "memory_bytes": cluster.memory}
     asked = {flag.lstrip("-").replace("-", "_"): value for flag, value in _given(cluster.options).items()}
     asked.pop("cache", None)
@@ -312,7 +313,7 @@ def _on_machines(cluster: _Cluster, model: PreparedModel, name: str) -> Iterator
     check_devices(cluster.testbed, workers + 1)
     lines = _command_lines(cluster, model, name, workers, described.most_threads)
     with ExitStack() as stack:
-        testbed = stack.enter_context(open_testbed(cluster.testbed, say=_say))
+        testbed = stack.enter_context(open_testbed(cluster.testbed, say=say))
         stack.enter_context(testbed.inside(testbed.devices[0]))
         stack.enter_context(Dial(testbed).turned(cluster.links))
         yield replace(lines, places=tuple(device.place for device in testbed.devices[: workers + 1]))
@@ -338,7 +339,3 @@ def _given(options: dict[str, object]) -> dict[str, object]:
 
 def _words(options: dict[str, object]) -> tuple[str, ...]:
     return tuple(str(word) for pair in _given(options).items() for word in pair)
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

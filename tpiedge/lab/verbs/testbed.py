@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
@@ -39,6 +39,7 @@ from tpiedge.lab.testbed.reading import (
     shipped_scenarios,
 )
 from tpiedge.lab.testbed.state import Network
+from tpiedge.progress import say
 from tpiedge.units import format_bytes
 
 _DEVICES = ("device", "address", "cpus", "memory", "peak", "limit", "processes")
@@ -206,14 +207,16 @@ def testbed() -> None:
 @_backend_option
 @click.option("--image", help=f"Of containers.  [default: {DEFAULT_IMAGE}]")
 @_network_option
-def bring_up(given: str, name: str | None, backend: str, image: str | None, network: str) -> None:
+def bring_up(
+    given: str, name: str | None, backend: str, image: str | None, network: Literal["auto"] | Network
+) -> None:
     """Bring up the testbed of a file (./home.toml), or one that comes along (see 'tpiedge testbed ls')."""
     scenario = load_scenario(given, name)
     with _chosen_backend(backend, image, network) as chosen:
         require_free(scenario.name, chosen)
-        chosen.up(scenario, _say)
+        chosen.up(scenario, say)
     first = scenario.description.devices[0].name
-    _say(f"{scenario.name} is up: tpiedge testbed exec {scenario.name} {first} -- COMMAND")
+    say(f"{scenario.name} is up: tpiedge testbed exec {scenario.name} {first} -- COMMAND")
 
 
 @testbed.command("down")
@@ -226,7 +229,7 @@ def take_down(name: str | None, everything: bool) -> None:
     with _backends(name) as backends:
         for backend in backends:
             for each in backend.names() if name is None else [_plain(name)]:
-                _say(f"{each} is down" if backend.down(each) else f"there is no testbed {each}")
+                say(f"{each} is down" if backend.down(each) else f"there is no testbed {each}")
 
 
 @testbed.command()
@@ -247,11 +250,11 @@ def status(name: str | None, as_json: bool) -> None:
         click.echo(json.dumps(found[0] if name is not None else {"testbeds": found}))
         return
     if not found:
-        _say("no testbed is up")
+        say("no testbed is up")
     for record in found:
         print_status(record)
     for left in set(names) - {record["name"] for record in found}:
-        _say(f"something is left of {left}: tpiedge testbed down {left}")
+        say(f"something is left of {left}: tpiedge testbed down {left}")
 
 
 @testbed.command("exec")
@@ -282,7 +285,7 @@ def ls(as_json: bool) -> None:
     for name, found in shipped.items():
         click.echo(f"{name:<16}{found.about}")
     for record in running:
-        _say(f"{record['name']}: {record['state']}")
+        say(f"{record['name']}: {record['state']}")
 
 
 @testbed.command()
@@ -321,7 +324,10 @@ def check(name: str, everything: bool, as_json: bool) -> None:
     """Measure round trips and throughput between devices and compare them with what the file says."""
     with backend_of(_plain(name)) as backend:
         found = backend.attach(_plain(name))
-        measured = [_measured_pair(found, *pair) for pair in _pairs(found.device_names, everything)]
+        measured = []
+        for source, target in _pairs(found.device_names, everything):
+            say(f"measuring {source} -> {target} ...")
+            measured.append(found.measure(source, target))
         print_check(found, measured, as_json)
 
 
@@ -342,13 +348,8 @@ def _changer(
     return changed
 
 
-def _measured_pair(found: Attached, source: str, target: str) -> Measured:
-    _say(f"measuring {source} -> {target} ...")
-    return found.measure(source, target)
-
-
 @contextmanager
-def _chosen_backend(kind: str, image: str | None, network: str) -> Iterator[Backend]:
+def _chosen_backend(kind: str, image: str | None, network: Literal["auto"] | Network) -> Iterator[Backend]:
     if kind == "docker":
         if network == "netem":
             raise UserError("containers are linked by the switch: leave --network out")
@@ -357,7 +358,7 @@ def _chosen_backend(kind: str, image: str | None, network: str) -> Iterator[Back
         return
     if image is not None:
         raise UserError("--image is for containers: add --backend docker")
-    yield NamespaceTestbeds(_chosen_network(network))
+    yield NamespaceTestbeds(None if network == "auto" else network)
 
 
 @contextmanager
@@ -369,16 +370,6 @@ def _backends(name: str | None) -> Iterator[tuple[Backend, ...]]:
         return
     with backend_of(_plain(name)) as backend:
         yield (backend,)
-
-
-def _chosen_network(network: str) -> Network | None:
-    """None: whatever is best."""
-    return None if network == "auto" else "netem" if network == "netem" else "switch"
-
-
-def _say(line: str) -> None:
-    """Progress, on standard error."""
-    click.echo(line, err=True)
 
 
 def _pairs(devices: Sequence[str], everything: bool) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Testbeds of containers as the commands want them: see the protocols in backends.py."""
+"""Testbeds of containers as the commands want them: see backends.py."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ _UNKNOWN: Mapping[str, Any] = {
 
 
 class DockerTestbeds:
-    """A Backend. The engine stays its owner's."""
+    """The same methods as NamespaceTestbeds. The engine stays its owner's."""
 
     def __init__(self, engine: ContainerEngine, image: str) -> None:
         self._engine = engine
@@ -54,8 +54,8 @@ class DockerTestbeds:
     def change_link(self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> None:
         containers.change_link(self._engine, self._running(name), member, change)
 
-    def attach(self, name: str) -> "_Attached":
-        return _Attached(self._engine, self._running(name))
+    def attach(self, name: str) -> "AttachedContainers":
+        return AttachedContainers(self._engine, self._running(name))
 
     def _running(self, name: str) -> Containers:
         found = containers.find(self._engine, name)
@@ -75,8 +75,8 @@ def in_containers(name: str) -> bool:
         return False
 
 
-class _Attached:
-    """An Attached."""
+class AttachedContainers:
+    """A testbed of containers that is up, as RunningTestbed is."""
 
     def __init__(self, engine: ContainerEngine, found: Containers) -> None:
         self._engine = engine
