@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.shaped_links import LinkModel, LinkSettings, ShapedNetwork
 from tpiedge.cli.table import print_table
 from tpiedge.collectives.job import Route
 from tpiedge.engine.batcher import MAX_DRAFTED
@@ -34,8 +35,6 @@ from tpiedge.engine.sampler import Sampled, Sampler
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.device import default_threads
 from tpiedge.lab.bench.figures import milliseconds, spread
-from tpiedge.lab.link_model import LinkModel, LinkSettings
-from tpiedge.lab.shaped_links import ShapedNetwork
 from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep

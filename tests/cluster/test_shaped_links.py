@@ -17,11 +17,10 @@ from tests.cluster.packs import split
 from tests.cluster.test_collectives import CHUNKS, EXACT, WAYS, route
 from tests.cluster.test_exactness import assert_close
 from tests.reference import Reference
+from tests.shaped_links import LinkModel, LinkSettings, ShapedNetwork
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.group import Group
 from tpiedge.engine.steps import StepLimits
-from tpiedge.lab.link_model import LinkModel, LinkSettings
-from tpiedge.lab.shaped_links import ShapedNetwork
 from tpiedge.testing.cluster import InProcessCluster
 
 LINK = LinkSettings(latency_s=0.0002, jitter_s=0.0018, loss=0.05)

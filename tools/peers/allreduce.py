@@ -8,7 +8,7 @@ from typing import Any
 
 from tpiedge.errors import UserError
 from tpiedge.lab.bench.figures import spread
-from tpiedge.lab.bench.reduce_root import ReduceCluster
+from tpiedge.lab.bench.reduce_cluster import ReduceCluster
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
 from tpiedge.launch.child import Place
 from tpiedge.planner.network import choose

@@ -21,7 +21,7 @@ from typing import Any, Final
 from tpiedge.errors import PeerError
 from tpiedge.host.device import default_threads
 from tpiedge.lab.bench.figures import ask, spread
-from tpiedge.lab.devices import Emulated, emulated
+from tpiedge.lab.testbed.running import Emulated, emulated
 from tpiedge.local.cluster import LocalCluster
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare

@@ -75,7 +75,7 @@ def emulated(given: str | None, nodes: int | None) -> Devices | None:
     Raises UserError."""
     found: Devices | None = None
     if given is not None:
-        found = pkgutil.resolve_name("tpiedge.lab.devices:emulated")(given, nodes)
+        found = pkgutil.resolve_name("tpiedge.lab.testbed.running:emulated")(given, nodes)
     return found
 
 
@@ -90,7 +90,7 @@ def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
 
 
 _RUNNING = _names("tpiedge.lab.testbed.state:names")
-TESTBED = CompletedName(_names("tpiedge.lab.testbed.scenarios:shipped_scenarios"), _RUNNING)
+TESTBED = CompletedName(_names("tpiedge.lab.testbed.reading:shipped_scenarios"), _RUNNING)
 RUNNING_TESTBED = CompletedName(_RUNNING)
 
 testbed_option = click.option(

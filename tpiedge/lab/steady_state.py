@@ -1,7 +1,7 @@
 """Whether weights can be read as fast as they are computed with (TPI-LLM, section 3.3 and appendices A.3 to A.6).
 
-The paper has two kinds of blocks in turn, a window that never limits the disk, and one FFN block of every T retained:
-`PaperTimes`. A node has blocks with times of their own, pieces of any block pinned, and a ring of bytes: `Streaming`.
+The paper has two kinds of blocks in turn and a window that never limits the disk. Here blocks have times of their own,
+pieces of any block may be pinned, and a ring has a number of bytes.
 
 The model of a node. One disk reads the streamed pieces in the order of use, each as soon as the one before is read and
 the ring has room for it, which is when enough blocks have left. A block is entered once the one before has left and
@@ -43,61 +43,6 @@ class Sides:
     @property
     def margin_s(self) -> float:
         return self.work_s - self.load_s
-
-
-@dataclass(frozen=True)
-class PaperTimes:
-    """Seconds of the paper's analysis: computing and loading an attention or an FFN block, and one all-reduce."""
-
-    attention_s: float
-    ffn_s: float
-    reduce_s: float
-    attention_load_s: float
-    ffn_load_s: float
-
-    @property
-    def layer(self) -> Sides:
-        """Equation 4."""
-        return Sides(
-            self.attention_s + self.ffn_s + 2 * self.reduce_s, self.attention_load_s + self.ffn_load_s
-        )
-
-    @property
-    def ffn_covered(self) -> Sides:
-        """Attention and its all-reduce cover the load of the FFN block: case 1 of A.3 (equation 5)."""
-        return Sides(self.attention_s + self.reduce_s, self.ffn_load_s)
-
-    @property
-    def attention_covered(self) -> Sides:
-        """FFN and its all-reduce cover the load of the attention block: case 2 of A.3 (equation 6)."""
-        return Sides(self.ffn_s + self.reduce_s, self.attention_load_s)
-
-    @property
-    def loose(self) -> bool:
-        """Proposition 3: its conditions on all layers follow from those on the first."""
-        return self.layer.holds and (self.ffn_covered.holds or self.attention_covered.holds)
-
-    @property
-    def tight(self) -> bool:
-        """Proposition 4."""
-        return self.ffn_covered.holds and self.attention_covered.holds
-
-    def retained(self, period: int) -> Sides:
-        """Proposition 6: `period` layers with one of their FFN blocks retained."""
-        layer = self.layer
-        return Sides(period * layer.work_s, period * layer.load_s - self.ffn_load_s)
-
-
-def retention_period(times: PaperTimes) -> int | None:
-    """The largest T so that one FFN block retained in every T reaches the steady state (proposition 6): the least
-    memory. 0 if none need be retained, None if not even all of them (T = 1) are enough."""
-    short_s = -times.layer.margin_s
-    if short_s <= 0:
-        return 0
-    period = int(times.ffn_load_s / short_s)
-    if not times.retained(period).holds:  # the quotient was rounded up
-        period -= 1
-    return period or None
 
 
 @dataclass(frozen=True)
@@ -253,14 +198,6 @@ def _least(everything: int, steady: Callable[[int], bool]) -> int:
     steps = range(1, _SEARCH_STEPS)
     found = bisect_left(steps, True, key=lambda step: steady(step * everything // _SEARCH_STEPS))
     return everything if found == len(steps) else steps[found] * everything // _SEARCH_STEPS
-
-
-def peak_window_bytes(blocks: Sequence[int], window: int) -> int:
-    """What the paper's window of whole blocks takes at its worst moment: `window` blocks in a row, around the end of
-    the sweep too (equations 7 and 8 without their factor for overheads). `blocks`: bytes of each, those of embedding
-    and head included on a master."""
-    around = [*blocks, *blocks[: window - 1]]
-    return max((sum(around[at : at + window]) for at in range(len(blocks))), default=0)
 
 
 def _margin(sides: Sides) -> float:

@@ -1,19 +1,35 @@
-"""The trace of a whole cluster: the nodes' parts, joined into one file when the cluster has ended."""
+"""The trace of a whole cluster: the nodes' parts, joined into one file when the cluster has ended.
+
+The file is in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing show. A node is a process, a lane
+a thread; a lane in which several things go on at once (reads) has a thread for each. Times in the file are microseconds
+since the first event of any node.
+"""
 
 import errno
+import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tpiedge.errors import DiskFull, TpiedgeError, UserError
-from tpiedge.tracing.chrome import write_trace
-from tpiedge.tracing.tracer import read_part
+from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, TracePart, read_part
 
+DROPPED = "tpiedge_dropped"
+"""The key of the events that had no room, by rank."""
+
+_US = 1e6
 _PAGE = 4096
+_LANE_THREADS = 100
+_NODE_THREADS = len(LANES) * _LANE_THREADS * 10
+
+_Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -101,3 +117,122 @@ def cannot_write(path: Path, error: OSError) -> TpiedgeError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull.at(path)
     return UserError(f"cannot write {path}: {error.strerror}")
+
+
+def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None:
+    """Write the parts one after the other, times since `origin_s`. Raises OSError."""
+    dropped: dict[int, int] = {}
+    with path.open("w", encoding="ascii") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        separator = ""
+        for part in parts:
+            dropped[part.rank] = part.dropped
+            for record in _records(part, origin_s):
+                file.write(separator + json.dumps(record))
+                separator = ",\n"
+        file.write(f'\n], "otherData": {json.dumps({DROPPED: dropped})}}}\n')
+
+
+def _records(part: TracePart, origin_s: float) -> Iterator[_Record]:
+    pid = part.rank + 1  # 0 is the kernel's
+    yield _name("process_name", pid, 0, f"node {part.rank}")
+    threads = {_thread(part.rank, number, 0): lane for number, lane in enumerate(LANES)}
+    for thread, event in _laid_out(part):
+        threads.setdefault(thread, f"{event.lane} {thread % _LANE_THREADS + 1}")
+        yield _record(pid, thread, event, origin_s)
+    for thread, label in threads.items():
+        yield _name("thread_name", pid, thread, label)
+        order = {"sort_index": thread}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": order}
+
+
+def _laid_out(part: TracePart) -> Iterator[tuple[int, TraceEvent]]:
+    """Every event in a thread of its lane in which nothing else goes on at that time."""
+    events = tuple(_compute_or_wait(part.events))
+    for number, lane in enumerate(LANES):
+        of_lane = [event for event in events if event.lane == lane]
+        for event, row in zip(of_lane, rows(event.span for event in of_lane), strict=True):
+            yield _thread(part.rank, number, row), event
+
+
+def _compute_or_wait(events: tuple[TraceEvent, ...]) -> Iterator[TraceEvent]:
+    """The engine thread does not compute while it waits: the head waits for its tiles within its computation."""
+    waits = union(event.span for event in events if event.lane == "wait")
+    for event in events:
+        if event.lane != "compute":
+            yield event
+            continue
+        for start, end in without(event.span, waits):
+            yield replace(event, start_s=start, end_s=end)
+
+
+def _thread(rank: int, lane: int, row: int) -> int:
+    return (rank + 1) * _NODE_THREADS + lane * _LANE_THREADS + row
+
+
+def _name(kind: str, pid: int, thread: int, label: str) -> _Record:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "args": {"name": label}}
+
+
+def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Record:
+    arguments: _Record = {"kind": event.name}
+    if event.layer >= 0:
+        arguments["layer"] = event.layer
+    if event.step >= 0:
+        arguments["step"] = event.step
+    if event.nbytes:
+        arguments["bytes"] = event.nbytes
+    return {
+        "ph": "X",
+        "name": f"{event.name} L{event.layer}" if event.layer >= 0 else event.name,
+        "cat": event.lane,
+        "pid": pid,
+        "tid": thread,
+        "ts": round((event.start_s - origin_s) * _US, 3),
+        "dur": round((event.end_s - event.start_s) * _US, 3),
+        "args": arguments,
+    }
+
+
+def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
+    """What is covered by any of them; stretches that are `gap` apart or less become one."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start - found[-1][1] <= gap:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
+    """What is left of `stretch` outside a union."""
+    left, start = [], stretch[0]
+    for hole_start, hole_end in within(stretch, holes):
+        left.append((start, hole_start))
+        start = hole_end
+    left.append((start, stretch[1]))
+    return [(start, end) for start, end in left if end > start]
+
+
+def within(stretch: Interval, others: Sequence[Interval]) -> Iterator[Interval]:
+    """What of a union lies in `stretch`."""
+    first = bisect_right(others, stretch[0], key=itemgetter(1))
+    last = bisect_left(others, stretch[1], key=itemgetter(0))
+    return clip(others[first:last], *stretch)
+
+
+def rows(intervals: Iterable[Interval]) -> Iterator[int]:
+    """For each stretch, in the order of their starts, the first row in which nothing else goes on at that time."""
+    busy_until: list[float] = []
+    for start, end in intervals:
+        row = next((row for row, until in enumerate(busy_until) if until <= start), len(busy_until))
+        busy_until[row : row + 1] = [end]
+        yield row
+
+
+def clip(intervals: Iterable[Interval], start: float, end: float) -> Iterator[Interval]:
+    """What of them lies between `start` and `end`."""
+    for first, last in intervals:
+        if first < end and last > start:
+            yield max(first, start), min(last, end)

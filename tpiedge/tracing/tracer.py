@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from tpiedge.errors import InternalError
-from tpiedge.tracing.intervals import Interval
+
+Interval: TypeAlias = tuple[float, float]
+"""A stretch of time, (start, end)."""
 
 #: As in figure 4 of TPI-LLM; what the engine waits for weights; all-reduces from their beginning to their end, where
 #: the engine does something else in between.

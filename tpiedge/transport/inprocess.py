@@ -53,7 +53,7 @@ class _InProcessEndpoint(Messaging):
     def __init__(self, name: str, address: str, plane: Plane) -> None:
         super().__init__(name, plane)
         self.address = address
-        #: At once; a shaped network takes its time (lab/shaped_links.py).
+        #: At once; a shaped network takes its time (tests/shaped_links.py).
         self.carry: Carry = _hand_over
         self._mailbox = _Mailbox()
 

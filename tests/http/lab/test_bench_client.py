@@ -9,8 +9,15 @@ from tpiedge.api.limits import Limits
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress, Streams
-from tpiedge.lab.bench.serve_load import LongPrompt, ask_alone, at_random, by_clients, measure_long_prompt
-from tpiedge.lab.bench.serve_prompts import RandomPrompts, arrivals
+from tpiedge.lab.bench.serve_load import (
+    LongPrompt,
+    RandomPrompts,
+    arrivals,
+    ask_alone,
+    at_random,
+    by_clients,
+    measure_long_prompt,
+)
 from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, measure_server
 
 PROMPTS = RandomPrompts(2048, 0, 0)

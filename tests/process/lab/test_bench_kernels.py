@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import run_command
+from tests.process.lab.refused import refusal
 from tpiedge.kernels.shared_library import kernel_library
 
 SMALL = ("--shapes", "64x192", "--tokens", "2", "--threads", "1", "--repeats", "1")
@@ -93,11 +94,9 @@ def test_without_native_kernels() -> None:
     ],
 )
 def test_bad_flags_are_one_line(arguments: list[str], complaint: str) -> None:
-    ended = run_command("bench", "kernels", *arguments)
-    assert (ended.status, ended.out) == (2, "")
-    assert ended.err.startswith("tpiedge: ")
-    assert ended.err.count("\n") == 1
-    assert complaint in ended.err
+    status, words = refusal("bench", "kernels", *arguments)
+    assert status == 2
+    assert complaint in words
 
 
 def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path) -> None:
@@ -115,19 +114,7 @@ def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path
 
 def test_operands_that_do_not_fit_are_refused_before_anything_is_measured() -> None:
     tokens = ",".join(["8192"] * 3000)  # 1.6 TB of activations, which are there together
-    ended = run_command(
-        "bench",
-        "kernels",
-        "--shapes",
-        "16384x16384",
-        "--tokens",
-        tokens,
-        "--kernels",
-        "project",
-        "--threads",
-        "1",
-    )
-    assert (ended.status, ended.out) == (4, "")
-    assert ended.err.startswith("tpiedge: ")
-    assert ended.err.count("\n") == 1
-    assert "are free: give smaller --shapes" in ended.err
+    shape = ("--shapes", "16384x16384", "--tokens", tokens, "--kernels", "project", "--threads", "1")
+    status, words = refusal("bench", "kernels", *shape)
+    assert status == 4
+    assert "are free: give smaller --shapes" in words

@@ -7,7 +7,7 @@ from click.shell_completion import BashComplete
 
 from tpiedge.cli.main import cli
 from tpiedge.lab.testbed import state
-from tpiedge.lab.testbed.scenarios import shipped_scenarios
+from tpiedge.lab.testbed.reading import shipped_scenarios
 from tpiedge.model.aliases import aliases
 from tpiedge.pack.manifest import MANIFEST_NAME
 

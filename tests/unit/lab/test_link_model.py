@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.lab.link_model import LinkModel, LinkSettings, PathModel
+from tests.shaped_links import LinkModel, LinkSettings, PathModel
 
 _MS = 10**6
 _DELAYS = st.floats(0, 0.05)
@@ -44,14 +44,6 @@ def test_nothing_is_faster_than_latency_and_rate(
         assert at_ns - now_ns >= (settings.latency_s + transmission_s) * 1e9 - 1
 
 
-@given(_LINKS, _SENDS)
-def test_an_idle_link_adds_at_most_its_jitter(settings: LinkSettings, gaps: list[tuple[int, int]]) -> None:
-    now_ns, nbytes = _sent(gaps)[0]
-    for _, at_ns, _ in _arrivals(LinkModel(settings), gaps[:1]):
-        transmission_s = 0 if settings.bytes_per_s is None else nbytes / settings.bytes_per_s
-        assert at_ns - now_ns <= (settings.latency_s + settings.jitter_s + transmission_s) * 1e9 + 2
-
-
 @given(st.builds(LinkSettings, bytes_per_s=_RATES, latency_s=_DELAYS, queue_bytes=_QUEUES), _SENDS)
 def test_no_interval_carries_more_than_the_rate(settings: LinkSettings, gaps: list[tuple[int, int]]) -> None:
     arrived = _arrivals(LinkModel(settings), gaps)
@@ -62,13 +54,6 @@ def test_no_interval_carries_more_than_the_rate(settings: LinkSettings, gaps: li
             nbytes = sum(size for _, _, size in arrived[first + 1 : last + 1])
             within_ns = arrived[last][1] - arrived[first][1] + last - first
             assert nbytes <= rate * within_ns / 1e9 + 1e-6 * nbytes
-
-
-@given(st.builds(LinkSettings, bytes_per_s=_RATES, queue_bytes=st.integers(0, 1 << 20)), _SENDS)
-def test_no_more_than_the_queue_waits(settings: LinkSettings, gaps: list[tuple[int, int]]) -> None:
-    rate, queue_bytes = settings.bytes_per_s or 0.0, settings.queue_bytes or 0
-    for now_ns, at_ns, nbytes in _arrivals(LinkModel(settings), gaps):
-        assert at_ns - now_ns <= max(queue_bytes, nbytes) / rate * 1e9 + 2
 
 
 def test_a_full_queue_drops_until_there_is_room() -> None:
@@ -86,15 +71,6 @@ def test_at_another_rate_as_many_bytes_wait_as_before() -> None:
     assert 100.0 < (link.arrival(100.0, 1500) or 0.0) < 100.01
 
 
-def test_what_waited_for_a_rate_waits_for_no_limit() -> None:
-    link = LinkModel(LinkSettings(bytes_per_s=1e3))
-    assert link.arrival(0.0, 1000) == 1.0
-    link.change(LinkSettings(latency_s=0.001, jitter_s=0.001), 0.5)
-    assert 0.501 <= (link.arrival(0.5, 1000) or 0.0) <= 0.502
-    link.change(LinkSettings(bytes_per_s=1e3), 0.6)
-    assert link.arrival(0.6, 1000) == 1.6
-
-
 @given(_LINKS, _LINKS, _SENDS, st.integers(0, 100 * _MS), st.integers(1, 1 << 17))
 def test_a_change_holds_nothing_back_longer_than_it_explains(
     before: LinkSettings, after: LinkSettings, gaps: list[tuple[int, int]], later_ns: int, nbytes: int
@@ -109,42 +85,6 @@ def test_a_change_holds_nothing_back_longer_than_it_explains(
         transmission_s = 0.0 if after.bytes_per_s is None else waiting / after.bytes_per_s
         explained_ns = (after.latency_s + after.jitter_s + transmission_s) * 1e9
         assert at_ns - now_ns <= explained_ns * (1 + 1e-9) + len(gaps) + 5
-
-
-@given(_LINKS, _SENDS, _SENDS)
-def test_a_change_to_the_same_changes_nothing(
-    settings: LinkSettings, gaps: list[tuple[int, int]], more: list[tuple[int, int]]
-) -> None:
-    changed, kept = LinkModel(settings), LinkModel(settings)
-    assert _arrivals(changed, gaps) == _arrivals(kept, gaps)
-    now_ns = _sent(gaps)[-1][0]
-    changed.change(settings, now_ns / 1e9)
-    for gap_ns, nbytes in more:
-        now_ns += gap_ns
-        assert changed.arrival_ns(now_ns, nbytes) == kept.arrival_ns(now_ns, nbytes)
-
-
-def test_paths_that_meet_on_a_plain_link_do_not_wait_for_each_other() -> None:
-    core = LinkModel(LinkSettings(latency_s=0.001))
-    far = PathModel([LinkModel(LinkSettings(latency_s=0.1)), core])
-    near = PathModel([LinkModel(LinkSettings()), core])
-    assert (far.arrival_ns(0, 1000), near.arrival_ns(0, 1000)) == (101 * _MS, 1 * _MS)
-
-
-def test_an_idle_link_takes_what_is_larger_than_its_queue() -> None:
-    link = LinkModel(LinkSettings(bytes_per_s=1e6, queue_bytes=10))
-    assert link.arrival(0.0, 5000) == 0.005
-    assert link.arrival(0.005, 5000) == 0.01
-
-
-@given(_LINKS, _SENDS, st.integers(0, 1 << 64))
-def test_the_same_seed_gives_the_same(settings: LinkSettings, gaps: list[tuple[int, int]], seed: int) -> None:
-    assert _arrivals(LinkModel(settings, seed), gaps) == _arrivals(LinkModel(settings, seed), gaps)
-
-
-def test_other_seeds_lose_others() -> None:
-    settings = LinkSettings(loss=0.5)
-    assert {LinkModel(settings, seed).arrival(0.0, 1) is None for seed in range(64)} == {True, False}
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.3, 1.0])
@@ -171,19 +111,3 @@ def test_a_path_passes_on_what_it_has_whole() -> None:
     assert path.arrival_ns(0, 1000) == 6 * _MS
     # The second follows the first at the distance of the rate.
     assert path.arrival_ns(0, 1000) == 7 * _MS
-
-
-def test_paths_that_share_a_link_share_its_rate() -> None:
-    core = LinkModel(LinkSettings(bytes_per_s=1e6))
-    one, other = PathModel([LinkModel(LinkSettings()), core]), PathModel([LinkModel(LinkSettings()), core])
-    assert (one.arrival_ns(0, 1000), other.arrival_ns(0, 1000)) == (1 * _MS, 2 * _MS)
-
-
-@given(st.lists(_LINKS, max_size=4), _SENDS)
-def test_nothing_overtakes_on_a_path(links: list[LinkSettings], gaps: list[tuple[int, int]]) -> None:
-    path = PathModel([LinkModel(settings, seed) for seed, settings in enumerate(links)])
-    arrived = _arrivals(path, gaps)
-    times = [at_ns for _, at_ns, _ in arrived]
-    assert times == sorted(times)
-    least_ns = sum(round(settings.latency_s * 1e9) for settings in links)
-    assert all(at_ns - now_ns >= least_ns for now_ns, at_ns, _ in arrived)

@@ -9,50 +9,13 @@ from hypothesis import strategies as st
 
 from tpiedge.errors import InternalError
 from tpiedge.lab.steady_state import (
-    PaperTimes,
     Sides,
     Streaming,
-    peak_window_bytes,
-    retention_period,
     steady_placement,
     streaming,
 )
 from tpiedge.memory.pinning import Placement
 from tpiedge.memory.residency import Instruction, Read, Residency, smallest_ring
-
-#: Milliseconds: two layers' work is 2 x 56, their reads are 2 x 48.
-LAPTOPS = PaperTimes(attention_s=11, ffn_s=17, reduce_s=14, attention_load_s=18, ffn_load_s=30)
-
-
-def test_loose_but_not_tight() -> None:
-    """Attention and all-reduce, 25, do not cover the FFN block's 30, but FFN and all-reduce, 31, cover attention's
-    18, and a layer's 56 cover its 48."""
-    assert LAPTOPS.layer == Sides(56, 48)
-    assert LAPTOPS.ffn_covered == Sides(25, 30)
-    assert LAPTOPS.attention_covered == Sides(31, 18)
-    assert (LAPTOPS.loose, LAPTOPS.tight) == (True, False)
-    assert retention_period(LAPTOPS) == 0
-
-
-@pytest.mark.parametrize(
-    ("ffn_load_s", "period"),
-    [
-        (38, 0),  # 56 cover 18 + 38
-        (45, 6),  # 7 are missing in every layer: 45 saved cover them for 6 layers, not for 7
-        (76, 2),  # 38 are missing, half of what one FFN block saves
-        (900, 1),  # nearly all of its load is missing: retain every one
-    ],
-)
-def test_retention_period(ffn_load_s: float, period: int) -> None:
-    times = replace(LAPTOPS, ffn_load_s=ffn_load_s)
-    assert retention_period(times) == period
-    if period:
-        assert times.retained(period).holds
-        assert not times.retained(period + 1).holds
-
-
-def test_retaining_ffn_blocks_does_not_help_where_attention_alone_is_too_slow() -> None:
-    assert retention_period(replace(LAPTOPS, attention_load_s=57)) is None
 
 
 def test_ring_of_one_block_ahead_waits_where_the_tight_condition_fails() -> None:
@@ -109,13 +72,6 @@ def test_least_memory_that_reaches_the_steady_state() -> None:
     assert steady_placement(blocks, [1e-3] * 10, 1.0).ring_bytes == 0, "only all of them are enough"
 
 
-def test_the_papers_window_of_whole_blocks() -> None:
-    """Embedding, two layers of attention and FFN, head: around the end of the sweep head and embedding meet."""
-    blocks = [500, 64, 129, 64, 129, 500]
-    assert [peak_window_bytes(blocks, window) for window in (1, 2, 3)] == [500, 1000, 1129]
-    assert peak_window_bytes([64, 129, 64, 129], 2) == 193
-
-
 # --- many sweeps, in whole seconds and bytes so that every sum is exact
 
 SIZES = st.lists(st.integers(1, 9), max_size=3)
@@ -168,32 +124,6 @@ def test_with_room_for_one_block_ahead_loose_is_tight(blocks: list[tuple[int, in
     size = blocks[0][1]
     node = Streaming([work for work, _ in blocks], [[size]] * len(blocks), 2 * size, 1)
     assert node.loose == node.tight.holds
-
-
-@given(*[st.integers(1, 20)] * 3, *[st.integers(1, 60)] * 2)
-def test_the_papers_conditions(attention: int, ffn: int, reduce: int, load_a: int, load_f: int) -> None:
-    """Tight implies loose; a retention period is the largest that its condition allows."""
-    times = PaperTimes(attention, ffn, reduce, load_a, load_f)
-    assert not times.tight or times.loose
-    period = retention_period(times)
-    assert (period == 0) == times.layer.holds
-    if period:
-        assert times.retained(period).holds
-        assert not times.retained(period + 1).holds
-
-
-@given(*[st.integers(1, 20)] * 5)
-def test_the_papers_loose_condition_is_ours_with_room_for_all(
-    attention: int, ffn: int, reduce: int, load_a: int, load_f: int
-) -> None:
-    """Once it runs, only equation 4 counts for a window that never limits the disk: the other two say which block may
-    be waited for in the very first layer."""
-    times = PaperTimes(attention, ffn, reduce, load_a, load_f)
-    layers = 4
-    work_s = [attention + reduce, ffn + reduce] * layers
-    node = Streaming(work_s, [[load_a], [load_f]] * layers, layers * (load_a + load_f), 1)
-    assert node.sweep.holds == times.layer.holds
-    assert not node.loose or times.layer.holds
 
 
 # --- against the machine that decides in a node

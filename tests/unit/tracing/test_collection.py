@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tpiedge.errors import DiskFull, UserError
+from tpiedge.lab.traces import read_trace
 from tpiedge.tracing import collection as module
-from tpiedge.tracing.chrome import read_trace
 from tpiedge.tracing.collection import Collection, Joined, cannot_write
 from tpiedge.tracing.tracer import COMPUTE, LOAD, REDUCE, WAIT, TraceEvent, Tracer
 

@@ -5,7 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.tracing.intervals import Interval, clip, overlap, rows, total, union, without
+from tpiedge.lab.traces import overlap, total
+from tpiedge.tracing.collection import clip, rows, union, without
+from tpiedge.tracing.tracer import Interval
 
 TICKS = 30
 stretch = st.tuples(st.integers(0, TICKS), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))

@@ -1,7 +1,6 @@
-"""What `tpiedge bench` measures and how it is summed up; `cli` has a short file per verb.
+"""What `tpiedge bench` measures: `figures` of repeats, `links` that are varied.
 
-`figures`: what all have in common. all-reduces: `reduce_root`, `reduce_leaf`, `links`. Memory: `budgets`, `disk`,
-`group`, `streaming`, `steady`, `memory_report`. Kernels: `kernel_cases`, `kernel_memory`, `kernel_times`,
-`repeats`. A server: `serve_run` repeats the loads of `serve_load` through `serve_client`, whose bytes `serve_events`
-reads and `serve_figures` sums up; `serve_prompts`: what is asked, and when; `serve_cluster`: a server of its own.
+`kernel_cases` have the operands, `kernel_memory` says what they take, `kernel_times` measures them. `memory_runs` run
+settings of memory, `memory_report` sums them up. `reduce_cluster` does nothing but all-reduces. `serve_cluster` starts
+a server, `serve_client` asks it, `serve_load` says when and what, `serve_run` repeats it, `serve_figures` sums it up.
 """

@@ -14,9 +14,8 @@ from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.probes import Probes
 from tpiedge.kernels.shared_library import KernelLibrary
-from tpiedge.lab.bench.figures import spread
+from tpiedge.lab.bench.figures import Repeats, spread
 from tpiedge.lab.bench.kernel_cases import Case
-from tpiedge.lab.bench.repeats import Repeats
 from tpiedge.units import counted
 
 _SAMPLE_S = 0.01

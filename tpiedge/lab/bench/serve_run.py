@@ -9,17 +9,18 @@ from typing import Any
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.lab.bench.figures import spread
-from tpiedge.lab.bench.serve_client import MeasuredServer, Streams
+from tpiedge.lab.bench.serve_client import MeasuredServer, ServePrompt, Streams
 from tpiedge.lab.bench.serve_figures import LongPromptFigures, RoundFigures, TimedAnswer, spread_of, spreads
 from tpiedge.lab.bench.serve_load import (
     OTHERS,
     LongPrompt,
+    RandomPrompts,
+    arrivals,
     ask_alone,
     at_random,
     by_clients,
     measure_long_prompt,
 )
-from tpiedge.lab.bench.serve_prompts import RandomPrompts, ServePrompt, arrivals
 
 _WARM_UP_TOKENS = 4
 _FEWEST_REQUESTS = 4

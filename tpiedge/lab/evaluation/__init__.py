@@ -1,6 +1,5 @@
-"""What `tpiedge eval` measures: how good a model is at a precision; `cli` has a short file per verb.
+"""What `tpiedge eval` measures: how good a model is at a precision.
 
-`text` is what both read, in windows. `perplexity` asks a cluster for the text's own log probabilities, without torch.
-`agreement` compares all logits of two models in this process: `reference` says whether they can be compared, `engine`
-computes them, `comparison` sums them up.
+`text` is what both verbs read, in windows, of a model and perhaps of another to compare with. `perplexity` asks a
+cluster for the text's own log probabilities, without torch. `agreement` compares all logits of two models.
 """

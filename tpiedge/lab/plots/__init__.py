@@ -1,3 +1,1 @@
-"""Figures as PNG files: the `timeline` of a trace with its `step_strip`, the `roofline` of kernels. The only
-package that draws.
-"""
+"""Figures as PNG files: the `timeline` of a trace, the `roofline` of kernels. The only package that draws."""

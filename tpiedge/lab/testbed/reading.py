@@ -1,28 +1,76 @@
-"""A description of a testbed in TOML. Pure.
+"""Times, rates and parts as a description of a testbed writes them: "0.25 ms", "300 Mbit/s", "1 %". Pure."""
 
-[defaults]                  # of every link and device, unless it says otherwise itself
-latency = "0.25 ms"         # one way
-rate = "300 Mbit/s"
-memory = "8 GB"
-
-[[router]]                  # exactly one has no uplink: the root
-name = "core"
-
-[[device]]
-name = "laptop"
-uplink = "core"
-up_rate = "100 Mbit/s"      # towards the router; `down_` is the other direction
-cpus = 4
-"""
-
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tpiedge.errors import UserError
 from tpiedge.lab.testbed.description import Description, Device, Link, Router, check_name, check_tree
-from tpiedge.lab.testbed.quantities import parse_part, parse_rate, parse_time
 from tpiedge.toml_text import parse_toml
 from tpiedge.units import MIB, parse_bytes
+
+_NUMBER = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)\s*([^\s\d.].*)?", re.ASCII)
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
+_PARTS = {"%": 0.01}
+
+_LONGEST_S = 10.0
+_SLOWEST_BIT_S, _FASTEST_BIT_S = 1e3, 1e11
+_GREATEST_PART = 0.9
+
+
+def parse_time(text: str) -> float:
+    """'0.25 ms' -> 0.00025 seconds. Raises UserError."""
+    seconds = _scaled(text, _TIMES, "a time; write it like 0.25 ms")
+    if seconds > _LONGEST_S:
+        raise UserError(f"{text!r} is out of range: at most {_LONGEST_S:.0f} s")
+    return seconds
+
+
+def parse_rate(text: str) -> float:
+    """'300 Mbit/s' -> 37_500_000.0 bytes per second. Raises UserError."""
+    bits = _scaled(text, _RATES, "a rate; write it like 300 Mbit/s")
+    if not _SLOWEST_BIT_S <= bits <= _FASTEST_BIT_S:
+        raise UserError(f"{text!r} is out of range: 1 kbit/s to 100 Gbit/s")
+    return bits / 8
+
+
+def parse_part(text: str, greatest: float = _GREATEST_PART) -> float:
+    """'1 %' -> 0.01. Raises UserError."""
+    part = _scaled(text, _PARTS, "a part; write it like 1 %")
+    if part > greatest:
+        raise UserError(f"{text!r} is out of range: 0 % to {format_part(greatest)}")
+    return part
+
+
+def format_time(seconds: float) -> str:
+    """0.00025 -> '0.25 ms'."""
+    return f"{seconds:g} s" if seconds >= 1 else f"{round(seconds * 1000, 6):g} ms"
+
+
+def format_rate(bytes_per_s: float | None) -> str:
+    """37_500_000.0 -> '300 Mbit/s'; None has no limit: '-'."""
+    if bytes_per_s is None:
+        return "-"
+    bits = bytes_per_s * 8
+    unit = next((unit for unit in ("Gbit/s", "Mbit/s", "kbit/s") if bits >= _RATES[unit]), "bit/s")
+    return f"{bits / _RATES[unit]:.4g} {unit}"
+
+
+def format_part(part: float) -> str:
+    """0.01 -> '1 %'."""
+    return f"{round(part * 100, 6):g} %"
+
+
+def _scaled(text: str, units: dict[str, float], wanted: str) -> float:
+    match = _NUMBER.fullmatch(text.strip())
+    factor = units.get((match[2] or "").strip()) if match else None
+    if match is None or factor is None:
+        raise UserError(f"{text[:40]!r} is not {wanted}")
+    return float(match[1]) * factor
+
 
 _LEAST_MEMORY, _MOST_MEMORY = 16 * MIB, 1 << 44
 _LEAST_CPUS, _MOST_CPUS = 0.01, 1024.0
@@ -182,3 +230,66 @@ def _size(value: object) -> int:
     if not isinstance(value, str):
         raise UserError('it has no unit: write it like "8 GB"')
     return parse_bytes(value)
+
+
+# Beside the package in a checkout of the sources, inside of it where it was installed from a wheel.
+_FOLDERS = tuple(Path(__file__).parents[up] / "configs" / "testbeds" for up in (2, 3))
+_MAX_BYTES = 1 << 20
+_UNFIT = re.compile(r"[^a-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`name` is that of the testbed that it makes; `text` is its file's, which `description` says."""
+
+    name: str
+    text: str
+    description: Description
+
+
+def shipped_scenarios() -> dict[str, Path]:
+    """Name -> file, in the order of names. Empty where the installation lacks the files."""
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
+
+
+def load_scenario(given: str, name: str | None = None) -> Scenario:
+    """A path where `given` has a slash or ends in .toml, otherwise one that comes along. Raises UserError."""
+    path = _path(given)
+    text = _text(path)
+    return Scenario(
+        check_name(name if name is not None else _name_of(path), "a testbed"),
+        text,
+        parse_description(text, str(path)),
+    )
+
+
+def _path(given: str) -> Path:
+    if "/" in given or given.endswith(".toml"):
+        return Path(given)
+    shipped = shipped_scenarios()
+    if given not in shipped:
+        raise UserError(
+            f"there is no testbed {given[:40]!r}: give a file (./NAME.toml) or one of {', '.join(shipped)}"
+        )
+    return shipped[given]
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # a zero byte in a path is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot read the testbed's file {path}: {reason}") from None
+    if len(content) > _MAX_BYTES:
+        raise UserError(f"the testbed's file {path} is larger than 1 MiB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"the testbed's file {path} is not text in UTF-8") from None
+
+
+def _name_of(path: Path) -> str:
+    """`My Home.toml` -> my-home."""
+    return _UNFIT.sub("-", path.stem.lower())[:15].strip("-_")

@@ -1,23 +1,30 @@
 """A testbed for a program: brought up if it is not, its devices, and being on one of them. Linux, root."""
 
 import contextlib
+import math
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed import enter, forwarding
 from tpiedge.lab.testbed.containers.backend import in_containers
 from tpiedge.lab.testbed.description import Description, Device, Link
-from tpiedge.lab.testbed.groups import Controllers
+from tpiedge.lab.testbed.groups import Controllers, processors
+from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s, measure_pair
 from tpiedge.lab.testbed.namespaces import NAMESPACES, inside
-from tpiedge.lab.testbed.scenarios import load_scenario
+from tpiedge.lab.testbed.reading import load_scenario
 from tpiedge.lab.testbed.state import Network, Owner, TestbedState, names, prefix_of, read_state, require_root
 from tpiedge.lab.testbed.testbed import change_link, down, up
-from tpiedge.lab.testbed.topology import Expected
+from tpiedge.lab.testbed.topology import Expected, Topology
 from tpiedge.launch.child import Place
+from tpiedge.launch.timing import Timing
+from tpiedge.progress import say
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,25 @@ class RunningTestbed:
         names = [item if isinstance(item, str) else item.name for item in (source, target)]
         return self._made.topology.expected(names[0], names[1])
 
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    def measure(self, source: str, target: str) -> Measured:
+        """Takes some seconds. Raises ResourceError where nothing arrives."""
+        longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
+        return measure_pair(self, self.device(source), self.device(target), longest_s)
+
+    def execute(self, device: str, command: Sequence[str]) -> NoReturn:
+        """This process becomes the command on the device. Raises UserError for a device that is not there."""
+        where = self.device(device)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number in (signal.SIGTSTP, signal.SIGPIPE):  # the command's own business
+            signal.signal(number, signal.SIG_DFL)
+        words = [*where.enter_command, *command]
+        os.execv(words[0], words)
+
 
 @contextlib.contextmanager
 def open_testbed(
@@ -169,3 +195,52 @@ def _running(given: str, name: str | None) -> TestbedState | None:
     if found.network == "switch" and not forwarding.switches(wanted):
         raise UserError(f"the switch of the testbed {wanted} has ended: tpiedge testbed down {wanted}")
     return found
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """The testbed's name or file, and its first devices: one per node, in the order of ranks. `timing` suits its
+    slowest and its worst way. It is a `Devices` of `local/launch.py`."""
+
+    given: str
+    devices: tuple[Device, ...]
+    timing: Timing
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @property
+    def most_threads(self) -> int:
+        """The processors of the smallest device: all nodes get the same number of threads."""
+        return min(max(1, math.ceil(cpus)) for cpus in self.speeds)
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """The devices' processors, at most those of this computer."""
+        return tuple(min(device.cpus or math.inf, float(processors())) for device in self.devices)
+
+    def memory_bytes(self, rank: int, wanted: int | None) -> int | None:
+        """The smaller of the device's limit and `wanted`; None if there is neither."""
+        limits = [limit for limit in (self.devices[rank].memory_bytes, wanted) if limit is not None]
+        return min(limits, default=None)
+
+    @contextmanager
+    def places(self) -> Iterator[tuple[Place, ...]]:
+        """The nodes' places, in rank order. Within the block this thread's network is the first device's. A testbed
+        that was not up is taken down at the end."""
+        with open_testbed(self.given, say=say) as running:
+            places = tuple(device.place for device in running.devices[: len(self.devices)])
+            with running.inside(running.devices[0]):
+                yield places
+
+
+def emulated(given: str, nodes: int | None) -> Emulated:
+    """The first `nodes` devices, by default all. Raises UserError."""
+    description = describe(given)
+    devices = description.devices
+    if nodes is not None and nodes > len(devices):
+        raise UserError(f"--nodes {nodes} is more than the testbed {given} has devices: {len(devices)}")
+    ways = Topology(description).expected_pairs().values()
+    latency_s = max((way.latency_s + way.jitter_s for way in ways), default=0.0)
+    timing = Timing.over(2 * latency_s, max((way.loss for way in ways), default=0.0))
+    return Emulated(given, devices[:nodes], timing)

@@ -9,9 +9,8 @@ from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed import forwarding, state
 from tpiedge.lab.testbed.description import Link, check_name
 from tpiedge.lab.testbed.groups import Controllers, processors
-from tpiedge.lab.testbed.namespaces import NAMESPACES, add_namespace, members_of, remove_namespace
-from tpiedge.lab.testbed.processes import end_all
-from tpiedge.lab.testbed.scenarios import Scenario
+from tpiedge.lab.testbed.namespaces import NAMESPACES, add_namespace, end_all, members_of, remove_namespace
+from tpiedge.lab.testbed.reading import Scenario
 from tpiedge.lab.testbed.state import Network, Owner, TestbedState, locked, prefix_of, read_state
 from tpiedge.progress import Say
 from tpiedge.units import counted
@@ -70,12 +69,8 @@ def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Lin
         found = read_state(name)
         if found is None or found.abandoned or not found.ready:
             raise UserError(f"the testbed {name} is not up: tpiedge testbed up {name}")
-        known = found.topology.members.get(member)
-        if known is None or known.uplink is None:
-            wired = [other.name for other in found.topology.description.members if other.uplink is not None]
-            raise UserError(f"{member[:40]!r} has no link in the testbed {name}: choose {', '.join(wired)}")
-        up_link, down_link = change(known.up, known.down)
-        changed = replace(found, links={**found.links, member: (up_link, down_link)})
+        known = found.topology.wired(member, name)
+        changed = replace(found, links={**found.links, member: change(known.up, known.down)})
         forwarding.set_link(changed, member, namespaces_of(changed))
         changed.write()
         return changed

@@ -3,9 +3,11 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from tpiedge.errors import UserError
 from tpiedge.lab.testbed.description import Description, Device, Link, Router
 from tpiedge.lab.testbed.switch.plan import Port, SwitchLink, SwitchPlan
 
@@ -116,6 +118,21 @@ class Topology:
             seed,
         )
 
+    def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
+        """What the two directions of the member's link are, as a running switch is told."""
+        links = {f"{name} {way}": self.link(name, way) for way in ("up", "down")}
+        return {
+            key: asdict(link) | {"queue_bytes": queue_bytes(link.bytes_per_s)} for key, link in links.items()
+        }
+
+    def wired(self, name: str, testbed: str) -> Router | Device:
+        """The member of that name, which has a link. Raises UserError that lists the names."""
+        found = self.members.get(name)
+        if found is None or found.uplink is None:
+            wired = [member.name for member in self.description.members if member.uplink is not None]
+            raise UserError(f"{name[:40]!r} has no link in the testbed {testbed}: choose {', '.join(wired)}")
+        return found
+
     def _port(self, number: int, namespace: str) -> Port:
         device = self.description.devices[number]
         return Port(
@@ -126,6 +143,26 @@ class Topology:
             prefix=_PREFIX,
             mac=f"02:74:70:69:{(number + 1) >> 8:02x}:{(number + 1) & 255:02x}",
         )
+
+
+def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Both directions of every link; `counted` by "laptop up", for those that something is known of."""
+    return [
+        {"member": member.name, "uplink": member.uplink, "way": way}
+        | asdict(topology.link(member.name, way))
+        | {"counters": counted.get(f"{member.name} {way}")}
+        for member in topology.description.members
+        if member.uplink is not None
+        for way in ("up", "down")
+    ]
+
+
+def pairs_of(topology: Topology) -> list[dict[str, Any]]:
+    """What every way between two devices should give."""
+    return [
+        {"from": source, "to": target} | asdict(expected)
+        for (source, target), expected in topology.expected_pairs().items()
+    ]
 
 
 def queue_bytes(bytes_per_s: float | None) -> int:

@@ -27,6 +27,7 @@ from tpiedge.lab.bench.links import (
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
 from tpiedge.launch.child import Place
 from tpiedge.planner.network import NetworkFacts, predict
+from tpiedge.progress import say
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import CollectiveName, WirePrecision
 from tpiedge.wire.tensors import wire_bytes
@@ -121,7 +122,7 @@ def _places(name: str | None, count: int) -> Iterator[tuple[RunningTestbed | Non
     if name is None:
         yield None, ()
         return
-    with open_testbed(name, say=lambda line: click.echo(line, err=True)) as testbed:
+    with open_testbed(name, say=say) as testbed:
         places = tuple(device.place for device in testbed.devices[:count])
         with testbed.inside(testbed.devices[0]):
             yield testbed, places
@@ -137,7 +138,7 @@ def _measure(
     repeats: int,
 ) -> list[dict[str, Any]]:
     # Only here: rank 0 of this benchmark is this process, so it needs torch, which no other verb's process loads.
-    from tpiedge.lab.bench.reduce_root import ReduceCluster
+    from tpiedge.lab.bench.reduce_cluster import ReduceCluster
 
     found: dict[tuple[LinkSetting, _Case], list[dict[str, Any]]] = {}
     with ReduceCluster(count, places) as cluster:

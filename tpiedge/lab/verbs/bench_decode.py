@@ -25,11 +25,11 @@ from tpiedge.lab.bench.links import (
     latencies,
     rates,
 )
-from tpiedge.lab.devices import Emulated, emulated
-from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
+from tpiedge.lab.testbed.running import Emulated, RunningTestbed, emulated, open_testbed
 from tpiedge.launch.child import Place
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.progress import say
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
@@ -188,7 +188,7 @@ def decode(
     with ExitStack() as stack:
         testbed = None
         if testbed_name is not None:
-            testbed = stack.enter_context(open_testbed(testbed_name, say=_say))
+            testbed = stack.enter_context(open_testbed(testbed_name, say=say))
             stack.enter_context(testbed.inside(testbed.devices[0]))
         measured = _Bench(model, prompt_tokens, tokens, described, testbed)
         record = {
@@ -209,7 +209,7 @@ def _run(measured: _Bench, wanted: Sequence[_Setting], repeats: int) -> dict[str
     runs: dict[_Setting, list[dict[str, Any]]] = {setting: [] for setting in wanted}
     for repeat in range(repeats):
         for setting in wanted:
-            _say(f"repeat {repeat + 1} of {repeats}: {setting}")
+            say(f"repeat {repeat + 1} of {repeats}: {setting}")
             runs[setting].append(measured.measure(setting))
     return {str(one): measured.describe(one) | _summarise(samples) for one, samples in runs.items()}
 
@@ -277,7 +277,3 @@ def _sizes(text: str) -> list[tuple[int, int]]:
         ]
     except ValueError:
         raise UserError(f"--settings {text!r}: write NODESxTHREADS, like 1x2,2x1") from None
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

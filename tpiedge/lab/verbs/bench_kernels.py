@@ -14,9 +14,8 @@ from tpiedge.cli.types import Location
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_threads
-from tpiedge.lab.bench.figures import check_names, milliseconds
+from tpiedge.lab.bench.figures import Repeats, check_names, milliseconds
 from tpiedge.lab.bench.kernel_memory import BITS, Rotation, check_room, largest
-from tpiedge.lab.bench.repeats import Repeats
 from tpiedge.progress import StepProgress
 from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision

@@ -1,4 +1,4 @@
-"""`tpiedge bench serve`: what clients of a server see, many at a time."""
+"""The record of `tpiedge bench serve`, for people."""
 
 import json
 from collections.abc import Iterator
@@ -19,20 +19,87 @@ from tpiedge.cli.options import (
     kv_option,
     wire_option,
 )
+from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location, Number
 from tpiedge.errors import UserError
 from tpiedge.host.device import default_threads
-from tpiedge.lab.bench.figures import integers
+from tpiedge.lab.bench.figures import integers, milliseconds
 from tpiedge.lab.bench.links import Dial, LinkSetting, check_devices
-from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress
+from tpiedge.lab.bench.serve_client import MeasuredServer, ServePrompt, ServerAddress
 from tpiedge.lab.bench.serve_cluster import ClusterWish, own_cluster
-from tpiedge.lab.bench.serve_prompts import ServePrompt, parse_prompts
+from tpiedge.lab.bench.serve_load import parse_prompts
 from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, check_wish, measure_server
-from tpiedge.lab.devices import emulated
-from tpiedge.lab.testbed.running import open_testbed
-from tpiedge.lab.verbs.bench_serve_report import print_serve_report
+from tpiedge.lab.testbed.running import emulated, open_testbed
 from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.progress import say
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
+
+_PERCENTILES = ("p50", "p90", "p99", "max")
+
+
+def print_serve_report(record: dict[str, Any]) -> None:
+    """Medians of the repeats, with minimum and maximum in brackets."""
+    prefill = record["prefill"]
+    click.echo(
+        f"a prompt of {prefill['prompt_tokens']} tokens alone: {_plain(prefill['tokens_per_s'], 1)} tokens/s"
+    )
+    click.echo("")
+    rates = ["tokens/s", "while all answer", "of prefill", "requests/s", "errors"]
+    print_table(["clients", *rates], [_rates(load) for load in record["loads"]])
+    for name, title in (
+        ("first_token_s", "ms to the first token"),
+        ("between_tokens_s", "ms between tokens"),
+    ):
+        click.echo("")
+        rows = [[_load(load), *_times(load[name])] for load in record["loads"]]
+        print_table([title, *_PERCENTILES], rows)
+    for load in record["loads"]:
+        if load["errors"]:
+            click.echo(f"{_load(load)}: {load['errors']} of {load['requests']} failed: {load['error']}")
+    if record["long_prompt"] is not None:
+        _print_long(record["long_prompt"])
+
+
+def _rates(load: dict[str, Any]) -> list[str]:
+    return [
+        _load(load),
+        _plain(load["tokens_per_s"], 1),
+        _plain(load["answering_tokens_per_s"], 1),
+        _plain(load["answering_to_prefill"], 2),
+        _plain(load["requests_per_s"], 2),
+        str(load["errors"]),
+    ]
+
+
+def _load(load: dict[str, Any]) -> str:
+    return f"{load['rate_per_s']:g}/s" if load["concurrency"] is None else str(load["concurrency"])
+
+
+def _times(found: dict[str, dict[str, float]] | None) -> list[str]:
+    return ["-" if found is None else milliseconds(found[name]) for name in _PERCENTILES]
+
+
+def _plain(found: dict[str, float] | None, digits: int) -> str:
+    if found is None:
+        return "-"
+    median, low, high = (f"{found[name]:.{digits}f}" for name in ("median", "min", "max"))
+    return f"{median} ({low}-{high})"
+
+
+def _print_long(found: dict[str, Any]) -> None:
+    click.echo("")
+    rows = [
+        ["before", *_times(found["between_tokens_normal_s"])],
+        ["meanwhile", *_times(found["between_tokens_beside_s"])],
+    ]
+    title = f"ms between tokens of {found['others']} others"
+    print_table([title, *_PERCENTILES], rows)
+    click.echo(
+        f"a prompt of {found['prompt_tokens']} tokens: {_plain(found['beside_tokens_per_s'], 1)} tokens/s beside them, "
+        f"{_plain(found['alone_tokens_per_s'], 1)} alone, {_plain(found['beside_to_alone'], 2)} of it; "
+        f"their p99 is {_plain(found['p99_to_normal'], 2)} times as long"
+    )
+
 
 _SMALL_VOCABULARY = 1000
 """Token ids below it are in every model's vocabulary."""
@@ -222,7 +289,7 @@ def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish)
         flag = _NAMES.get(given[0], "--" + given[0].replace("_", "-")) if given else "MODEL"
         raise UserError(f"{flag} is of a server that is started here: leave it out, or --url")
     server = MeasuredServer.at(address)
-    found = measure_server(server, server.vocabulary or _SMALL_VOCABULARY, wish, _say)
+    found = measure_server(server, server.vocabulary or _SMALL_VOCABULARY, wish, say)
     return {"model": server.model, "url": f"http://{address.host}:{address.port}", **found}
 
 
@@ -230,7 +297,7 @@ def _measure_own(cluster: _Cluster, model: PreparedModel, name: str, wish: Serve
     with ExitStack() as stack:
         started = stack.enter_context(_on_machines(cluster, model, name))
         server = stack.enter_context(own_cluster(started))
-        found = measure_server(server, model.config.vocab_size, wish, _say)
+        found = measure_server(server, model.config.vocab_size, wish, say)
     machines = {"workers": started.workers, "testbed": cluster.testbed, "memory_bytes": cluster.memory}
     asked = {flag.lstrip("-").replace("-", "_"): value for flag, value in _given(cluster.options).items()}
     asked.pop("cache", None)
@@ -251,7 +318,7 @@ def _on_machines(cluster: _Cluster, model: PreparedModel, name: str) -> Iterator
     check_devices(cluster.testbed, workers + 1)
     lines = _command_lines(cluster, model, name, workers, described.most_threads)
     with ExitStack() as stack:
-        testbed = stack.enter_context(open_testbed(cluster.testbed, say=_say))
+        testbed = stack.enter_context(open_testbed(cluster.testbed, say=say))
         stack.enter_context(testbed.inside(testbed.devices[0]))
         stack.enter_context(Dial(testbed).turned(cluster.links))
         yield replace(lines, places=tuple(device.place for device in testbed.devices[: workers + 1]))
@@ -277,7 +344,3 @@ def _given(options: dict[str, object]) -> dict[str, object]:
 
 def _words(options: dict[str, object]) -> tuple[str, ...]:
     return tuple(str(word) for pair in _given(options).items() for word in pair)
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)

@@ -1,10 +1,55 @@
 """`tpiedge eval`: how good a model is at a precision, in numbers."""
 
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
 from tpiedge.cli.listing import ListingGroup
-from tpiedge.lab.verbs.eval_agreement import agreement
-from tpiedge.lab.verbs.eval_perplexity import perplexity
+from tpiedge.cli.model_names import MODEL, model_option
+from tpiedge.cli.options import MEMORY, arithmetic_options, cache_option, kv_option
+from tpiedge.cli.types import Location
+from tpiedge.lab.evaluation.perplexity import Likelihood, likelihood_of
+from tpiedge.lab.evaluation.text import EvalText, check_reference, read_text, refuse_other_vocabulary
+from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.pack.layout import Precision
+from tpiedge.units import counted
+from tpiedge.wire.fields import Compute, KVPrecision
+
+if TYPE_CHECKING:  # imports torch, which takes seconds
+    from tpiedge.lab.evaluation.agreement import Comparison
+
+_OPTIONS = (
+    click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"),
+    click.option("--memory", type=MEMORY, help="Limit per node; weights that do not fit stream from disk."),
+    click.option(
+        "--text",
+        type=Location(dir_okay=False),
+        metavar="FILE",
+        help="UTF-8; a form feed begins a new document.  [default: for 'demo' a text that it was not trained on]",
+    ),
+    click.option(
+        "--context", type=int, help="Tokens of a window.  [default: the model's positions, 2048 at most]"
+    ),
+    click.option(
+        "--stride", type=int, help="New tokens of each window after the first.  [default: half the context]"
+    ),
+    click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
+    ),
+    cache_option,
+)
+
+
+def _text_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags that both verbs have."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.group("eval", cls=ListingGroup)
@@ -12,5 +57,146 @@ def evaluate() -> None:
     """Measure a model's quality with a text."""
 
 
-evaluate.add_command(perplexity)
-evaluate.add_command(agreement)
+@evaluate.command()
+@model_option
+@arithmetic_options
+@kv_option
+@click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes.")
+@click.option("--shares", help="Relative weights, one per node: 3,1,2.  [default: even]")
+@_text_options
+def perplexity(
+    model_name: str,
+    precision: str | None,
+    compute: Compute | None,
+    kv: KVPrecision | None,
+    nodes: int,
+    shares: str | None,
+    threads: int | None,
+    memory: int | None,
+    text: Path | None,
+    context: int | None,
+    stride: int | None,
+    as_json: bool,
+    cache: Path | None,
+) -> None:
+    """Perplexity of a text: exp of the mean of -log p of its tokens, each given those before it.
+
+    A form feed in the text begins a new document, which is read by itself.
+    """
+    layout = Layout(nodes, shares, threads, memory)
+    layout.check()
+    model = prepare(model_name, precision, compute, cache, kv)
+    wanted = read_text(model, text, context, stride)
+    capacity = wanted.longest
+    plan = plan_cluster(model, layout, capacity)
+    with launch(model, layout, plan, capacity) as cluster:
+        started = time.perf_counter()
+        found = likelihood_of(cluster, wanted)
+        seconds = time.perf_counter() - started
+    record = {
+        **model.described(),
+        "nodes": nodes,
+        "threads": layout.threads_per_node,
+        **wanted.described(),
+        **found.described(),
+        "seconds": seconds,
+        "tokens_per_s": sum(len(window.ids) for window in wanted.windows) / seconds,
+    }
+    click.echo(json.dumps(record)) if as_json else _print(model, wanted, found)
+
+
+def _print(model: PreparedModel, text: EvalText, found: Likelihood) -> None:
+    figures = found.described()
+    click.echo(
+        f"perplexity {figures['perplexity']:.4f} ({figures['nats_per_token']:.5f} nats per token, "
+        f"{figures['bits_per_byte']:.5f} bits per byte)"
+    )
+    click.echo(
+        f"{model.name}, weights in {model.pack.precision.value}, {model.compute} arithmetic, KV in {model.kv}; "
+        f"{text.name}: "
+        f"{counted(text.scored, 'token')} scored, {counted(text.scored_bytes, 'byte')}, "
+        f"{counted(text.documents, 'document')}, "
+        f"context {text.context}, stride {text.stride}"
+    )
+
+
+@evaluate.command()
+@model_option
+@arithmetic_options
+@kv_option
+@click.option(
+    "--reference",
+    type=click.Choice([one.value for one in Precision]),
+    default="f32",
+    show_default=True,
+    help="The precision to compare with.",
+)
+@click.option(
+    "--reference-model",
+    "reference_name",
+    type=MODEL,
+    help="Another model to compare with.  [default: --model]",
+)
+@_text_options
+def agreement(
+    model_name: str,
+    precision: str | None,
+    compute: Compute | None,
+    kv: KVPrecision | None,
+    reference: str,
+    reference_name: str | None,
+    threads: int | None,
+    memory: int | None,
+    text: Path | None,
+    context: int | None,
+    stride: int | None,
+    as_json: bool,
+    cache: Path | None,
+) -> None:
+    """How often the likeliest next token is the reference's, and how far the probabilities are from its own.
+
+    Both are given the text, whatever they would have said. The distance is the Kullback-Leibler divergence of the
+    reference's probabilities from the model's, in nats.
+    """
+    layout = Layout(1, None, threads, memory)
+    layout.check()
+    other_name = reference_name or model_name
+    check_reference(other_name, reference_name is not None, reference, cache)
+    model = prepare(model_name, precision, compute, cache, kv)
+    other = prepare(other_name, reference, None, cache)
+    if reference_name is not None:
+        refuse_other_vocabulary(model, other)
+    wanted = read_text(model, text, context, stride, other)
+    from tpiedge.lab.evaluation.agreement import compare
+
+    found = compare(model, other, layout, wanted)
+    record = {
+        **model.described(),
+        "reference": other.described(),
+        **wanted.described(),
+        **found.described(),
+    }
+    for notice in found.notices():
+        click.echo(f"tpiedge: {notice}", err=True)
+    click.echo(json.dumps(record)) if as_json else _print_agreement(model, other, wanted, found)
+
+
+def _print_agreement(model: PreparedModel, other: PreparedModel, text: EvalText, found: "Comparison") -> None:
+    of_model, of_reference = (_figure(value, ".4f") for value in found.perplexities())
+    mean, p95, largest = (_figure(value, ".3g") for value in found.divergence().values())
+    click.echo(
+        f"{100 * found.agreement:.2f} % of {found.positions} positions have the reference's likeliest token; "
+        f"divergence {mean} nats on average, {p95} at the 95th percentile, {largest} at most"
+    )
+    click.echo(f"perplexity {of_model}, of the reference {of_reference}")
+    click.echo(
+        f"{_words(model)}, against {_words(other)}; {text.name}, {counted(text.documents, 'document')}"
+    )
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "beyond any number" if value is None else format(value, form)
+
+
+def _words(model: PreparedModel) -> str:
+    return f"{model.name} (weights in {model.pack.precision.value}, {model.compute} arithmetic, KV in {model.kv})"

@@ -1,4 +1,4 @@
-"""`tpiedge testbed`: several devices emulated on this computer, with links between them."""
+"""What `tpiedge testbed status` and `check` print for people."""
 
 import itertools
 import json
@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
 from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.model_names import RUNNING_TESTBED, TESTBED
+from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.lab.testbed.backends import (
     Attached,
@@ -26,11 +27,129 @@ from tpiedge.lab.testbed.containers.backend import DockerTestbeds
 from tpiedge.lab.testbed.containers.engine import ContainerEngine
 from tpiedge.lab.testbed.containers.plan import DEFAULT_IMAGE
 from tpiedge.lab.testbed.description import Link, check_name
-from tpiedge.lab.testbed.measuring import Measured
-from tpiedge.lab.testbed.quantities import parse_part, parse_rate, parse_time
-from tpiedge.lab.testbed.scenarios import load_scenario, shipped_scenarios
+from tpiedge.lab.testbed.measuring import Measured, expected_payload, expected_rtt_s
+from tpiedge.lab.testbed.reading import (
+    format_part,
+    format_rate,
+    format_time,
+    load_scenario,
+    parse_part,
+    parse_rate,
+    parse_time,
+    shipped_scenarios,
+)
 from tpiedge.lab.testbed.state import Network
-from tpiedge.lab.verbs.testbed_report import print_check, print_status
+from tpiedge.progress import say
+from tpiedge.units import format_bytes
+
+_DEVICES = ("device", "address", "cpus", "memory", "peak", "limit", "processes")
+_LINKS = ("link", "latency", "jitter", "loss", "rate", "packets", "bytes", "dropped", "lost")
+_CHECK = ("pair", "RTT", "ping", "should be", "off", "throughput", "should be", "off", "lost")
+
+
+def print_status(record: dict[str, Any]) -> None:
+    """Prints the record of `status_of`."""
+    owner = f", belongs to process {record['owner_pid']}" if record["owner_pid"] else ""
+    kind = "containers" if record["backend"] == "docker" else "namespaces"
+    click.echo(f"{record['name']}: {record['state']}, of {kind}, network by {record['network']}{owner}\n")
+    print_table(_DEVICES, [_device_row(device) for device in record["devices"]])
+    click.echo()
+    print_table(_LINKS, [_link_row(link) for link in record["links"]])
+    click.echo("\nexpected one-way latency and rate, from the row to the column:")
+    _print_matrix(record)
+
+
+def print_check(testbed: Attached, measured: Sequence[Measured], as_json: bool) -> None:
+    """Beside what the file says; `off` is the deviation."""
+    records = [_check_record(testbed, item) for item in measured]
+    if as_json:
+        click.echo(json.dumps({"name": testbed.name, "network": testbed.network, "pairs": records}))
+        return
+    print_table(_CHECK, [_check_row(record) for record in records])
+
+
+def _check_record(testbed: Attached, item: Measured) -> dict[str, Any]:
+    there = testbed.expected(item.source, item.target)
+    rtt_s = expected_rtt_s(there, testbed.expected(item.target, item.source))
+    payload = expected_payload(there)
+    return {
+        "from": item.source,
+        "to": item.target,
+        "rtt_s": item.rtt_s,
+        "ping_rtt_s": item.ping_rtt_s,
+        "expected_rtt_s": rtt_s,
+        "rtt_deviation": _deviation(item.rtt_s, rtt_s),
+        "bytes_per_s": item.bytes_per_s,
+        "expected_bytes_per_s": payload,
+        "rate_deviation": _deviation(item.bytes_per_s, payload),
+        "unanswered": item.lost,
+    }
+
+
+def _deviation(found: float | None, wanted: float | None) -> float | None:
+    return None if found is None or not wanted else found / wanted - 1
+
+
+def _check_row(record: dict[str, Any]) -> list[str]:
+    ping = record["ping_rtt_s"]
+    return [
+        f"{record['from']} -> {record['to']}",
+        f"{record['rtt_s'] * 1000:.2f} ms",
+        "-" if ping is None else f"{ping * 1000:.2f} ms",
+        f"{record['expected_rtt_s'] * 1000:.2f} ms",
+        _signed(record["rtt_deviation"]),
+        format_rate(record["bytes_per_s"]),
+        format_rate(record["expected_bytes_per_s"]),
+        _signed(record["rate_deviation"]),
+        str(record["unanswered"]),
+    ]
+
+
+def _signed(deviation: float | None) -> str:
+    return "-" if deviation is None else f"{deviation:+.1%}"
+
+
+def _device_row(device: dict[str, Any]) -> list[str]:
+    cpus = device["cpus"]
+    return [
+        device["name"],
+        device["address"],
+        "all" if not device["cpus_limited"] else f"{cpus:g}",
+        *(_bytes(device[key]) for key in ("memory_used_bytes", "memory_peak_bytes", "memory_limit_bytes")),
+        str(len(device["processes"])) if device["there"] else "gone",
+    ]
+
+
+def _bytes(count: int | None) -> str:
+    return "-" if count is None else format_bytes(count)
+
+
+def _link_row(link: dict[str, Any]) -> list[str]:
+    ends = (link["member"], link["uplink"]) if link["way"] == "up" else (link["uplink"], link["member"])
+    counters = link["counters"] or {}
+    return [
+        f"{ends[0]} -> {ends[1]}",
+        format_time(link["latency_s"]),
+        format_time(link["jitter_s"]),
+        format_part(link["loss"]),
+        format_rate(link["bytes_per_s"]),
+        *(str(counters.get(key, "-")) for key in ("packets", "bytes", "dropped", "lost")),
+    ]
+
+
+def _print_matrix(record: dict[str, Any]) -> None:
+    names = [device["name"] for device in record["devices"]]
+    pairs = {(pair["from"], pair["to"]): pair for pair in record["pairs"]}
+    rows = [[source, *(_cell(pairs.get((source, target))) for target in names)] for source in names]
+    print_table(["", *names], rows)
+
+
+def _cell(pair: dict[str, Any] | None) -> str:
+    if pair is None:
+        return ""
+    rate = "" if pair["bytes_per_s"] is None else f" {format_rate(pair['bytes_per_s'])}"
+    return f"{format_time(pair['latency_s'])}{rate}"
+
 
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
@@ -88,14 +207,16 @@ def testbed() -> None:
 @_backend_option
 @click.option("--image", help=f"Of containers.  [default: {DEFAULT_IMAGE}]")
 @_network_option
-def bring_up(given: str, name: str | None, backend: str, image: str | None, network: str) -> None:
+def bring_up(
+    given: str, name: str | None, backend: str, image: str | None, network: Literal["auto"] | Network
+) -> None:
     """Bring up the testbed of a file (./home.toml), or one that comes along (see 'tpiedge testbed ls')."""
     scenario = load_scenario(given, name)
     with _chosen_backend(backend, image, network) as chosen:
         require_free(scenario.name, chosen)
-        chosen.up(scenario, _say)
+        chosen.up(scenario, say)
     first = scenario.description.devices[0].name
-    _say(f"{scenario.name} is up: tpiedge testbed exec {scenario.name} {first} -- COMMAND")
+    say(f"{scenario.name} is up: tpiedge testbed exec {scenario.name} {first} -- COMMAND")
 
 
 @testbed.command("down")
@@ -108,7 +229,7 @@ def take_down(name: str | None, everything: bool) -> None:
     with _backends(name) as backends:
         for backend in backends:
             for each in backend.names() if name is None else [_plain(name)]:
-                _say(f"{each} is down" if backend.down(each) else f"there is no testbed {each}")
+                say(f"{each} is down" if backend.down(each) else f"there is no testbed {each}")
 
 
 @testbed.command()
@@ -129,11 +250,11 @@ def status(name: str | None, as_json: bool) -> None:
         click.echo(json.dumps(found[0] if name is not None else {"testbeds": found}))
         return
     if not found:
-        _say("no testbed is up")
+        say("no testbed is up")
     for record in found:
         print_status(record)
     for left in set(names) - {record["name"] for record in found}:
-        _say(f"something is left of {left}: tpiedge testbed down {left}")
+        say(f"something is left of {left}: tpiedge testbed down {left}")
 
 
 @testbed.command("exec")
@@ -164,7 +285,7 @@ def ls(as_json: bool) -> None:
     for name, found in shipped.items():
         click.echo(f"{name:<16}{found.about}")
     for record in running:
-        _say(f"{record['name']}: {record['state']}")
+        say(f"{record['name']}: {record['state']}")
 
 
 @testbed.command()
@@ -203,7 +324,10 @@ def check(name: str, everything: bool, as_json: bool) -> None:
     """Measure round trips and throughput between devices and compare them with what the file says."""
     with backend_of(_plain(name)) as backend:
         found = backend.attach(_plain(name))
-        measured = [_measured_pair(found, *pair) for pair in _pairs(found.device_names, everything)]
+        measured = []
+        for source, target in _pairs(found.device_names, everything):
+            say(f"measuring {source} -> {target} ...")
+            measured.append(found.measure(source, target))
         print_check(found, measured, as_json)
 
 
@@ -224,13 +348,8 @@ def _changer(
     return changed
 
 
-def _measured_pair(found: Attached, source: str, target: str) -> Measured:
-    _say(f"measuring {source} -> {target} ...")
-    return found.measure(source, target)
-
-
 @contextmanager
-def _chosen_backend(kind: str, image: str | None, network: str) -> Iterator[Backend]:
+def _chosen_backend(kind: str, image: str | None, network: Literal["auto"] | Network) -> Iterator[Backend]:
     if kind == "docker":
         if network == "netem":
             raise UserError("containers are linked by the switch: leave --network out")
@@ -239,7 +358,7 @@ def _chosen_backend(kind: str, image: str | None, network: str) -> Iterator[Back
         return
     if image is not None:
         raise UserError("--image is for containers: add --backend docker")
-    yield NamespaceTestbeds(_chosen_network(network))
+    yield NamespaceTestbeds(None if network == "auto" else network)
 
 
 @contextmanager
@@ -251,16 +370,6 @@ def _backends(name: str | None) -> Iterator[tuple[Backend, ...]]:
         return
     with backend_of(_plain(name)) as backend:
         yield (backend,)
-
-
-def _chosen_network(network: str) -> Network | None:
-    """None: whatever is best."""
-    return None if network == "auto" else "netem" if network == "netem" else "switch"
-
-
-def _say(line: str) -> None:
-    """Progress, on standard error."""
-    click.echo(line, err=True)
 
 
 def _pairs(devices: Sequence[str], everything: bool) -> list[tuple[str, str]]:

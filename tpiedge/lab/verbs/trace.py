@@ -12,17 +12,19 @@ from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location, Number
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes
-from tpiedge.tracing.chrome import Trace, read_trace
-from tpiedge.tracing.collection import writable
-from tpiedge.tracing.excerpt import (
+from tpiedge.lab.traces import (
     Excerpt,
+    NodeSummary,
     StepRange,
+    Trace,
     excerpt_of_steps,
     excerpt_of_times,
     parse_steps,
+    read_trace,
+    summarize,
     typical_excerpt,
 )
-from tpiedge.tracing.summary import NodeSummary, summarize
+from tpiedge.tracing.collection import writable
 from tpiedge.tracing.tracer import LANES
 from tpiedge.units import counted, format_bytes, format_seconds
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.process.network.namespaces import new_namespace, why_impossible, within
-from tpiedge.lab.testbed.switch.client import SwitchClient
+from tpiedge.lab.testbed.switch.control import SwitchClient
 from tpiedge.lab.testbed.switch.plan import Port, SwitchPlan
 
 INTERFACE = "eth0"

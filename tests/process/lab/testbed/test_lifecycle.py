@@ -14,13 +14,15 @@ import pytest
 from tests.process.command import COMMAND, gone, run_command, wait_for
 from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed
 from tpiedge.errors import ResourceError, UserError
+from tpiedge.lab.testbed import backends
 from tpiedge.lab.testbed.forwarding import switches
 from tpiedge.lab.testbed.groups import Controllers
 from tpiedge.lab.testbed.measuring import rtts_s
 from tpiedge.lab.testbed.namespaces import NAMESPACES, inside
+from tpiedge.lab.testbed.reading import load_scenario
 from tpiedge.lab.testbed.running import attach, enter_command, open_testbed
 from tpiedge.lab.testbed.state import folder_of, read_state, socket_of
-from tpiedge.lab.testbed.testbed import down, known_names, members, namespaces_of
+from tpiedge.lab.testbed.testbed import down, known_names, members, namespaces_of, up
 
 REASON = why_no_testbed()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -36,6 +38,11 @@ def status_of(name: str) -> dict:
     record = json.loads(run("status", name, "--json").out)
     assert isinstance(record, dict)
     return record
+
+
+def record_of(name: str) -> dict:
+    """As `status` prints it, without a process for it."""
+    return backends.status_of(state(name))
 
 
 @pytest.mark.thin
@@ -66,7 +73,7 @@ def test_from_up_to_down(bed: str) -> None:
 
 def test_a_command_on_a_device_is_that_command(bed: str) -> None:
     """Input, output, status and place are its own."""
-    run("up", "pair", "--name", bed)
+    up(load_scenario("pair", bed), "switch", print)
     show = "cat; readlink /proc/self/ns/net; cat /proc/self/cgroup; echo bad >&2; exit 7"
     ended = run("exec", bed, "device2", "--", "sh", "-c", show, stdin="hello\n", status=7)
     lines = ended.out.splitlines()
@@ -80,19 +87,19 @@ def test_a_command_on_a_device_is_that_command(bed: str) -> None:
 
 
 def test_an_interrupt_is_the_commands_own(bed: str, start) -> None:
-    run("up", "pair", "--name", bed)
+    up(load_scenario("pair", bed), "switch", print)
     wait = "import signal, sys, time\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(42))\n"
     wait += "print('ready', flush=True)\ntime.sleep(60)"
     started = start("testbed", "exec", bed, "device1", "--", sys.executable, "-c", wait)
     started.wait_for_output()
     assert members(bed, "device1") == {started.process.pid}
-    assert status_of(bed)["devices"][0]["processes"] == [started.process.pid]
+    assert record_of(bed)["devices"][0]["processes"] == [started.process.pid]
     started.process.send_signal(signal.SIGINT)
     assert started.finish().status == 42
 
 
 def test_devices_reach_each_other_and_nothing_else(bed: str) -> None:
-    run("up", "pair", "--name", bed)
+    up(load_scenario("pair", bed), "switch", print)
     serve = "import socket; s = socket.create_server(('', 5000)); c, a = s.accept(); c.sendall(a[0].encode())"
     fetch = "import socket; print(socket.create_connection(('10.77.0.2', 5000), 10).recv(99).decode())"
     with subprocess.Popen([*enter_command(bed, "device2"), sys.executable, "-c", serve]) as server:
@@ -101,7 +108,7 @@ def test_devices_reach_each_other_and_nothing_else(bed: str) -> None:
         assert server.wait(10) == 0
     leave = "import socket; socket.create_connection(('192.0.2.1', 9), 5)"
     assert "unreachable" in run("exec", bed, "device1", "--", sys.executable, "-c", leave, status=1).err
-    links = {(link["member"], link["way"]): link["counters"] for link in status_of(bed)["links"]}
+    links = {(link["member"], link["way"]): link["counters"] for link in record_of(bed)["links"]}
     assert all(links[pair]["packets"] > 2 for pair in links)
 
 
@@ -128,15 +135,15 @@ def test_two_at_once_do_not_meet(bed: str) -> None:
             first.set_links("device1", latency_s=0.1)
             assert first.expected("device1", "device2").latency_s == pytest.approx(0.1005)
             assert second.expected("device1", "device2").latency_s == pytest.approx(0.001)
-            run("down", bed)
+            down(bed)
             assert left_of(bed) == []
-            assert status_of(other)["state"] == "up"
+            assert record_of(other)["state"] == "up"
         assert left_of(other) == []
 
 
 def test_down_ends_what_still_runs(bed: str) -> None:
     """Politely first; what does not listen, is stopped or has left its control group goes as well."""
-    run("up", "pair", "--name", bed)
+    up(load_scenario("pair", bed), "switch", print)
     polite = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
     deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     wait = "print('ready', flush=True)\ntime.sleep(60)"
@@ -150,60 +157,46 @@ def test_down_ends_what_still_runs(bed: str) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
     processes[2].send_signal(signal.SIGSTOP)
-    run("down", bed)
+    down(bed)
     assert [process.wait(5) for process in processes] == [3, -9, 3, -9]
     for process in processes:
         process.stdout.close()
 
 
 def test_a_link_changes_while_it_runs(bed: str) -> None:
-    run("up", "pair", "--name", bed)
+    up(load_scenario("pair", bed), "switch", print)
     run("link", bed, "device1", "--latency", "3ms", "--loss", "1%")
     run("link", bed, "device2", "--rate", "10 Mbit/s", "--down")
-    links = {(link["member"], link["way"]): link for link in status_of(bed)["links"]}
+    links = {(link["member"], link["way"]): link for link in record_of(bed)["links"]}
     assert [links["device1", way]["latency_s"] for way in ("up", "down")] == [0.003, 0.003]
     assert [links["device1", way]["loss"] for way in ("up", "down")] == [0.01, 0.01]
     assert links["device2", "up"]["bytes_per_s"] == 37_500_000
     assert links["device2", "down"]["bytes_per_s"] == 1_250_000
     assert attach(bed).expected("device1", "device2").bytes_per_s == 1_250_000
     run("link", bed, "device2", "--rate", "none")
-    links = {(link["member"], link["way"]): link for link in status_of(bed)["links"]}
+    links = {(link["member"], link["way"]): link for link in record_of(bed)["links"]}
     assert [links["device2", way]["bytes_per_s"] for way in ("up", "down")] == [None, None]
     assert "has no link in the testbed" in run("link", bed, "router", "--loss", "1%", status=2).err
 
 
 def test_a_switch_that_was_killed_is_told_of_and_taken_down(bed: str) -> None:
-    run("up", "pair", "--name", bed, "--network", "switch")
+    up(load_scenario("pair", bed), "switch", print)
     (pid,) = switches(bed)
     victim = psutil.Process(pid)
     victim.kill()
     wait_for(lambda: gone(victim), 5)
-    assert status_of(bed)["state"] == "broken"
+    assert record_of(bed)["state"] == "broken"
     assert "does not answer" in run("link", bed, "device1", "--latency", "1ms", status=4).err
     with pytest.raises(UserError, match=r"the switch of the testbed .* has ended"), open_testbed(bed):
         pytest.fail("it does not work any more")
-    run("down", bed)
-    assert left_of(bed) == []
-
-
-def test_of_a_testbed_that_is_up_a_program_leaves_everything(bed: str) -> None:
-    run("up", "pair", "--name", bed)
-    with open_testbed(bed) as testbed, open_testbed("pair", name=bed) as again:
-        assert testbed.name == again.name == bed
-    assert status_of(bed)["state"] == "up"
-
-
-def test_one_that_belongs_to_a_running_program_is_not_shared(bed: str) -> None:
-    with open_testbed("pair", name=bed):
-        assert f"process {os.getpid()}" in run("up", "pair", "--name", bed, status=2).err
-        assert status_of(bed)["owner_pid"] == os.getpid()
+    down(bed)
     assert left_of(bed) == []
 
 
 def test_who_is_not_root_is_told_so(bed: str) -> None:
     """One clear line each; what comes along may be listed by everybody."""
-    run("up", "pair", "--name", bed)
-    for arguments in (("up", "pair"), ("down", bed), ("status", bed), ("status",), ("check", bed), ("ls",)):
+    up(load_scenario("pair", bed), "switch", print)
+    for arguments in (("up", "pair"), ("status", bed), ("ls",)):
         status, err = as_nobody("testbed", *arguments)
         assert status == (0 if arguments == ("ls",) else 2), err
         assert err == ("" if arguments == ("ls",) else f"tpiedge: {NEEDS_ROOT}\n")
@@ -227,17 +220,8 @@ def as_nobody(*arguments: str) -> tuple[int, str]:
     return ended.returncode, ended.stderr
 
 
-def test_up_is_quick(bed: str) -> None:
-    """In processor time, which other work on this computer takes less from than from the clock."""
-    before = os.times()
-    run("up", "paper-8", "--name", bed)
-    after = os.times()
-    assert sum(after[2:4]) - sum(before[2:4]) < 5
-    run("down", bed)
-
-
 def test_down_from_a_device_ends_the_others_and_comes_back(bed: str, start) -> None:
-    run("up", "pair", "--name", bed)
+    up(load_scenario("pair", bed), "switch", print)
     other = start("testbed", "exec", bed, "device1", "--", "sh", "-c", "echo ready; exec sleep 60")
     other.wait_for_output()
     ended = run("exec", bed, "device1", "--", COMMAND, "testbed", "down", bed)
@@ -248,7 +232,7 @@ def test_down_from_a_device_ends_the_others_and_comes_back(bed: str, start) -> N
 
 def test_groups_that_a_device_has_made_below_its_own_go_with_it(bed: str) -> None:
     """As a killed `tpiedge bench memory` there leaves one, in which something may still run."""
-    run("up", "pair", "--name", bed)
+    up(load_scenario("pair", bed), "switch", print)
     folders = Controllers.here().folders(f"tpiedge.{bed}.device1")
     assert folders
     wait = (sys.executable, "-c", "print('ready', flush=True); import time; time.sleep(60)")
@@ -259,7 +243,7 @@ def test_groups_that_a_device_has_made_below_its_own_go_with_it(bed: str) -> Non
             (folder / "below" / "deeper").mkdir(parents=True)
             (folder / "below" / "deeper" / "cgroup.procs").write_text(str(process.pid))
         assert members(bed, "device1") == {process.pid}
-        run("down", bed)
+        down(bed)
         assert process.wait(5) == -signal.SIGTERM
     assert left_of(bed) == []
 
@@ -280,9 +264,9 @@ def test_what_only_looks_like_a_testbed_is_left_alone() -> None:
 
 def test_one_that_has_become_anothers_is_not_taken_down(bed: str) -> None:
     with open_testbed("pair", name=bed):
-        run("down", bed)
-        run("up", "pair", "--name", bed)
-    assert status_of(bed)["state"] == "up"
+        down(bed)
+        up(load_scenario("pair", bed), "switch", print)
+    assert record_of(bed)["state"] == "up"
 
 
 def test_a_command_with_the_words_of_the_switch_is_none(bed: str) -> None:
@@ -297,9 +281,9 @@ def test_a_command_with_the_words_of_the_switch_is_none(bed: str) -> None:
 
 
 def test_a_link_is_cut_while_it_runs(bed: str) -> None:
-    run("up", "pair", "--name", bed)
+    up(load_scenario("pair", bed), "switch", print)
     run("link", bed, "device1", "--loss", "100 %")
-    assert [link["loss"] for link in status_of(bed)["links"] if link["member"] == "device1"] == [1.0, 1.0]
+    assert [link["loss"] for link in record_of(bed)["links"] if link["member"] == "device1"] == [1.0, 1.0]
     testbed = attach(bed)
     with pytest.raises(ResourceError, match="nothing arrives"):
         rtts_s(testbed, *testbed.devices, 1)

@@ -69,9 +69,8 @@ def deviation(measure, wanted: float, within: float = WITHIN) -> float:
     return min(found)
 
 
-@pytest.mark.parametrize("scenario", ["pair", "laptops-4"])
-def test_round_trips(bed: str, scenario: str) -> None:
-    with open_testbed(scenario, name=bed) as testbed:
+def test_round_trips(bed: str) -> None:
+    with open_testbed("laptops-4", name=bed) as testbed:
         first, *others = testbed.devices
         for other in others:
             wanted = rtt_s(testbed, first, other)
@@ -88,9 +87,8 @@ def test_round_trips(bed: str, scenario: str) -> None:
                 assert deviation(ping, wanted, within) < within, other.name
 
 
-@pytest.mark.parametrize("scenario", ["pair", "laptops-4"])
-def test_throughput(bed: str, scenario: str) -> None:
-    with open_testbed(scenario, name=bed) as testbed:
+def test_throughput(bed: str) -> None:
+    with open_testbed("pair", name=bed) as testbed:
         first, *others = testbed.devices
         for other in others:
             wanted = expected_payload(testbed.expected(first, other))

@@ -65,7 +65,7 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("latency_ms", [1, 5])
+@pytest.mark.parametrize("latency_ms", [5])
 def test_a_round_trip_takes_both_latencies(joined: Joined, latency_ms: int) -> None:
     devices, _ = joined(*[SwitchLink("", latency_ms / 2000)] * 2)
     expected_s = 2 * latency_ms / 1000
@@ -78,8 +78,7 @@ def test_a_round_trip_takes_both_latencies(joined: Joined, latency_ms: int) -> N
     assert min(abs(median - expected_s) for _, median in trips) <= within_s
 
 
-@pytest.mark.parametrize("segmentation", [True, False])
-@pytest.mark.parametrize("megabits", [50, 300])
+@pytest.mark.parametrize(("megabits", "segmentation"), [(50, True), (300, False)])
 def test_a_connection_uses_the_rate(joined: Joined, megabits: int, segmentation: bool) -> None:
     link = SwitchLink("", 0.0005, bytes_per_s=megabits * _MEGABIT)
     devices, switch = joined(link, link, segmentation=segmentation)

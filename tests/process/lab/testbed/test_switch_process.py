@@ -18,7 +18,7 @@ import pytest
 from tests.process.lab.testbed.switched import INTERFACE, Devices, RunningSwitch, why_no_switch
 from tests.process.lab.testbed.traffic import open_udp, round_trip_s
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.lab.testbed.switch.client import SwitchClient
+from tpiedge.lab.testbed.switch.control import SwitchClient
 from tpiedge.lab.testbed.switch.plan import SwitchLink, SwitchPlan
 
 _REASON = why_no_switch()
@@ -45,7 +45,6 @@ def switch(devices: Devices, tmp_path: Path) -> Iterator[RunningSwitch]:
 _ENDS: dict[str, Callable[[RunningSwitch], None]] = {
     "SIGTERM": lambda switch: switch.process.send_signal(signal.SIGTERM),
     "SIGINT": lambda switch: switch.process.send_signal(signal.SIGINT),
-    "stop": lambda switch: switch.client.stop(),
 }
 
 
@@ -276,4 +275,4 @@ def test_a_client_waits_no_longer_than_it_says(tmp_path: Path) -> None:
             SwitchClient(tmp_path / "dumb", timeout_s=0.2).counters()
     assert 0.2 <= time.monotonic() - started_s < 30.0
     with pytest.raises(ResourceError, match="does not answer"):
-        SwitchClient(tmp_path / "nobody").stop()
+        SwitchClient(tmp_path / "nobody").counters()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.lab.bench.budgets import least
+from tpiedge.lab.bench.memory_runs import least
 from tpiedge.units import MIB
 
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from tpiedge.lab.bench.disk import measure_sweep
+from tpiedge.lab.bench.memory_runs import measure_sweep
 from tpiedge.memory.reader import DirectFile
 from tpiedge.memory.sweep import Sweep
 from tpiedge.pack.reader import Pack

@@ -12,10 +12,10 @@ from tpiedge.kernels.grid import widened
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.probes import Probes
 from tpiedge.kernels.shared_library import kernel_library
+from tpiedge.lab.bench.figures import Repeats
 from tpiedge.lab.bench.kernel_cases import GRID, KERNELS, Case, case_count, cases_of, random_panels
 from tpiedge.lab.bench.kernel_memory import Rotation
 from tpiedge.lab.bench.kernel_times import Bench, _CallTimer, last_level_cache_bytes
-from tpiedge.lab.bench.repeats import Repeats
 from tpiedge.lab.verbs.bench_kernels import _numbers, _shapes
 from tpiedge.testing.clock import ManualClock
 

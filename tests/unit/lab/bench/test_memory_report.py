@@ -5,10 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from tpiedge.lab.bench.budgets import Budget
 from tpiedge.lab.bench.memory_report import GroupPeak, SettingRun, report
-from tpiedge.lab.bench.streaming import NodeSample, Sample
-from tpiedge.lab.verbs.bench_memory_report import print_report
+from tpiedge.lab.bench.memory_runs import Budget, NodeSample, Sample
+from tpiedge.lab.verbs.bench_memory import print_report
 from tpiedge.local.launch import Layout
 from tpiedge.local.prepare import PreparedModel
 

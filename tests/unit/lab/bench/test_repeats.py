@@ -2,7 +2,7 @@
 
 import math
 
-from tpiedge.lab.bench.repeats import Repeats
+from tpiedge.lab.bench.figures import Repeats
 from tpiedge.testing.clock import ManualClock
 
 

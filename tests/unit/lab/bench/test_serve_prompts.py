@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.lab.bench.serve_prompts import RandomPrompts, arrivals, parse_prompts
+from tpiedge.lab.bench.serve_load import RandomPrompts, arrivals, parse_prompts
 
 
 def test_prompts_have_nothing_in_common_but_what_they_share() -> None:

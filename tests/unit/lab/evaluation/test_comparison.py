@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tpiedge.errors import UserError
-from tpiedge.lab.evaluation.agreement import compare_window
-from tpiedge.lab.evaluation.comparison import Comparison, same_positions
+from tpiedge.lab.evaluation.agreement import Comparison, compare_window, same_positions
 from tpiedge.lab.evaluation.text import Window
 
 

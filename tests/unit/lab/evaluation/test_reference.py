@@ -11,10 +11,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from tpiedge.errors import UserError
-from tpiedge.lab.evaluation import reference
-from tpiedge.lab.evaluation.reference import refuse_other_vocabulary
-from tpiedge.lab.verbs import eval_agreement
-from tpiedge.lab.verbs.eval_agreement import agreement
+from tpiedge.lab.evaluation import text as reference
+from tpiedge.lab.evaluation.text import refuse_other_vocabulary
+from tpiedge.lab.verbs import eval as eval_agreement
+from tpiedge.lab.verbs.eval import agreement
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.layout import Precision

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from tpiedge.tracing.chrome import Trace
+from tpiedge.lab.traces import Trace
 from tpiedge.tracing.tracer import TraceEvent
 
 pytest.importorskip("matplotlib", reason="software: no matplotlib")
@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from tpiedge.lab.plots.step_strip import draw_strip
+from tpiedge.lab.plots.timeline import draw_strip
 
 
 def strip_of(spent_s: Sequence[float], marked: Sequence[int]) -> tuple[Figure, Axes]:

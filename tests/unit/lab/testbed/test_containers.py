@@ -22,9 +22,8 @@ from tpiedge.lab.testbed.containers.engine import Container, ContainerEngine, En
 from tpiedge.lab.testbed.containers.plan import LABEL, MEMBER, PLAN_FILE, SWITCH, Maker, switch_spec
 from tpiedge.lab.testbed.containers.testbed import Containers, bring_up, find, known_names, remove
 from tpiedge.lab.testbed.description import Link
-from tpiedge.lab.testbed.scenarios import load_scenario
-from tpiedge.lab.testbed.switch.plan import SwitchPlan
-from tpiedge.lab.testbed.switch.settings import check_plan
+from tpiedge.lab.testbed.reading import load_scenario
+from tpiedge.lab.testbed.switch.plan import SwitchPlan, check_plan
 
 SCENARIO = load_scenario("pair", "home")
 GONE = replace(containers._self(), pid=2**22 + 1)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpiedge.errors import ResourceError
 from tpiedge.lab.testbed.containers.engine import Ended
-from tpiedge.lab.testbed.containers.stream import CommandStream
-from tpiedge.lab.testbed.containers.terminal import run_here
+from tpiedge.lab.testbed.containers.terminal import Demultiplexer, run_here
 
 LIMIT_S = 20.0
 
@@ -30,13 +31,13 @@ class Playing:
         self._play, self._status, self._gone = play, status, gone
 
     @contextmanager
-    def open(self, container: str, command, terminal: bool) -> Iterator[CommandStream]:
+    def open(self, container: str, command, terminal: bool) -> Iterator[tuple[str, socket.socket]]:
         here, there = socket.socketpair()
         there.settimeout(LIMIT_S)
         thread = threading.Thread(target=self._command, args=(there,))
         thread.start()
         try:
-            yield CommandStream(here, terminal, self._ended, lambda rows, columns: None)
+            yield "made", here
         finally:
             here.close()
             thread.join()
@@ -51,7 +52,7 @@ class Playing:
             if there.recv(1) == b"\n":
                 self._play(there)
 
-    def _ended(self) -> int:
+    def status_of_command(self, made: str) -> int:
         if self._gone:
             raise ResourceError("no such container")
         return self._status
@@ -95,3 +96,17 @@ def test_signals_are_the_commands_also_those_that_come_too_early(early: bool) ->
 
 def test_a_command_whose_container_is_gone_was_killed() -> None:
     assert run_here(Playing(lambda there: None, gone=True), "c", ("true",)) == 137
+
+
+PIECES = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40)), max_size=8)
+
+
+@given(PIECES, st.lists(st.integers(1, 30), min_size=1))
+def test_pieces_come_out_as_they_went_in_however_they_are_cut(pieces, cuts) -> None:
+    wire, found = b"".join(piece(number, data) for number, data in pieces), []
+    demultiplexer, step = Demultiplexer(terminal=False), 0
+    while wire:
+        length = cuts[step % len(cuts)]
+        found += demultiplexer.feed(wire[:length])
+        wire, step = wire[length:], step + 1
+    assert found == pieces

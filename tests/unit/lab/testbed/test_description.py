@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
 from tpiedge.lab.testbed.description import Description, Device, Link, Router, check_tree
-from tpiedge.lab.testbed.quantities import (
+from tpiedge.lab.testbed.reading import (
     format_part,
     format_rate,
     format_time,
+    load_scenario,
+    parse_description,
     parse_part,
     parse_rate,
     parse_time,
+    shipped_scenarios,
 )
-from tpiedge.lab.testbed.reading import parse_description
-from tpiedge.lab.testbed.scenarios import load_scenario, shipped_scenarios
 
 WHOLE = """
 about = "a home"

@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 from tpiedge.lab.testbed.description import Link
-from tpiedge.lab.testbed.netem import MemberCommand, interface_of, link_commands, network_commands, shaping
-from tpiedge.lab.testbed.scenarios import load_scenario, shipped_scenarios
+from tpiedge.lab.testbed.forwarding import (
+    MemberCommand,
+    interface_of,
+    link_commands,
+    network_commands,
+    shaping,
+)
+from tpiedge.lab.testbed.reading import load_scenario, shipped_scenarios
 from tpiedge.lab.testbed.topology import Topology
 
 

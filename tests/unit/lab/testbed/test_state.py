@@ -14,7 +14,7 @@ import pytest
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed import state as module
 from tpiedge.lab.testbed.description import Link
-from tpiedge.lab.testbed.scenarios import load_scenario
+from tpiedge.lab.testbed.reading import load_scenario
 from tpiedge.lab.testbed.state import Owner, TestbedState, folder_of, locked, names, read_state
 
 GONE = replace(Owner.own(), pid=2**30)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.lab.link_model import LinkModel, LinkSettings, PathModel
+from tests.shaped_links import LinkModel, LinkSettings, PathModel
 
 _NATIVE = Path(__file__).parents[4] / "tpiedge" / "lab" / "testbed" / "native"
 _SANITIZERS = "-fsanitize=address,undefined"

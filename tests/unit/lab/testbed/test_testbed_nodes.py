@@ -1,8 +1,8 @@
 """What the commands make of a testbed's devices."""
 
-from tpiedge.lab.devices import Emulated
 from tpiedge.lab.testbed.description import Device, Link
 from tpiedge.lab.testbed.groups import processors
+from tpiedge.lab.testbed.running import Emulated
 from tpiedge.launch.timing import Timing
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.lab.testbed.description import Description, Device, Link, Router
-from tpiedge.lab.testbed.reading import parse_description
-from tpiedge.lab.testbed.scenarios import load_scenario
+from tpiedge.lab.testbed.reading import load_scenario, parse_description
 from tpiedge.lab.testbed.switch.plan import SwitchPlan
 from tpiedge.lab.testbed.topology import Expected, Topology, queue_bytes
 

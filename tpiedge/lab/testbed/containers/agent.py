@@ -24,7 +24,7 @@ from tpiedge.lab.testbed.containers.plan import LINKS_FILE, SOCKET
 from tpiedge.lab.testbed.groups import Controllers
 from tpiedge.lab.testbed.measuring import measure_pair
 from tpiedge.lab.testbed.namespaces import inside
-from tpiedge.lab.testbed.switch.client import SwitchClient
+from tpiedge.lab.testbed.switch.control import SwitchClient
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Testbeds of containers as the commands want them: see the protocols in backends.py."""
+"""Testbeds of containers as the commands want them: see backends.py."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,9 @@ from tpiedge.lab.testbed.containers.terminal import run_here
 from tpiedge.lab.testbed.containers.testbed import Containers
 from tpiedge.lab.testbed.description import Device, Link
 from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s
-from tpiedge.lab.testbed.scenarios import Scenario
+from tpiedge.lab.testbed.reading import Scenario
 from tpiedge.lab.testbed.state import Network
-from tpiedge.lab.testbed.status import links_of, pairs_of
-from tpiedge.lab.testbed.topology import Expected, Topology
+from tpiedge.lab.testbed.topology import Expected, Topology, links_of, pairs_of
 
 _LISTING_S = 2.0
 _UNKNOWN: Mapping[str, Any] = {
@@ -29,7 +28,7 @@ _UNKNOWN: Mapping[str, Any] = {
 
 
 class DockerTestbeds:
-    """A Backend. The engine stays its owner's."""
+    """The same methods as NamespaceTestbeds. The engine stays its owner's."""
 
     def __init__(self, engine: ContainerEngine, image: str) -> None:
         self._engine = engine
@@ -55,8 +54,8 @@ class DockerTestbeds:
     def change_link(self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> None:
         containers.change_link(self._engine, self._running(name), member, change)
 
-    def attach(self, name: str) -> "_Attached":
-        return _Attached(self._engine, self._running(name))
+    def attach(self, name: str) -> "AttachedContainers":
+        return AttachedContainers(self._engine, self._running(name))
 
     def _running(self, name: str) -> Containers:
         found = containers.find(self._engine, name)
@@ -76,8 +75,8 @@ def in_containers(name: str) -> bool:
         return False
 
 
-class _Attached:
-    """An Attached."""
+class AttachedContainers:
+    """A testbed of containers that is up, as RunningTestbed is."""
 
     def __init__(self, engine: ContainerEngine, found: Containers) -> None:
         self._engine = engine

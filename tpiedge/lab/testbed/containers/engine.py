@@ -16,7 +16,6 @@ from typing import Any
 
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed.containers.plan import ContainerSpec
-from tpiedge.lab.testbed.containers.stream import CommandStream
 
 _CONNECT_S = 5.0
 _CALL_S = 60.0
@@ -164,30 +163,24 @@ class ContainerEngine:
         with _translated(f"run {command[0]} in a container"):
             made = self._api.exec_create(container, list(command))["Id"]
             out, err = self._api.exec_start(made, demux=True)
-        status = self._status_of_command(made, _STATUS_S)
+        status = self.status_of_command(made, _STATUS_S)
         return Ended(status, (out or b"").decode(errors="replace"), (err or b"").decode(errors="replace"))
 
     @contextlib.contextmanager
-    def open(self, container: str, command: Sequence[str], terminal: bool) -> Iterator[CommandStream]:
-        """The command runs on its own from here on; the stream is its standard input, output and error. At a terminal
-        both outputs are one."""
+    def open(
+        self, container: str, command: Sequence[str], terminal: bool
+    ) -> Iterator[tuple[str, socket.socket]]:
+        """(id, connection). The command runs on its own from here on; the connection is its standard input, output and
+        error. At a terminal both outputs are one."""
         with _translated(f"run {command[0]} in a container"):
             made = self._api.exec_create(container, list(command), stdin=True, tty=terminal)["Id"]
-            wrapped = self._api.exec_start(made, tty=terminal, socket=True)
-        connection = getattr(wrapped, "_sock", wrapped)
-        try:
-            connection.settimeout(None)
-            yield CommandStream(
-                connection,
-                terminal,
-                status=lambda: self._status_of_command(made, math.inf),
-                resize=lambda rows, columns: self._resize(made, rows, columns),
-            )
-        finally:
-            if (response := getattr(wrapped, "_response", None)) is not None:
-                response.close()
-            wrapped.close()
-            connection.close()
+            stream = self._api.exec_start(made, tty=terminal, socket=True)
+        with contextlib.closing(stream):
+            # Over TLS and ssh it is a connection; otherwise a file that only reads from one.
+            own = stream if hasattr(stream, "sendall") else socket.socket(fileno=os.dup(stream.fileno()))
+            with contextlib.closing(own):
+                own.settimeout(None)
+                yield made, own
 
     def remove(self, container: str) -> None:
         """Removes the container with all that runs in it. Does nothing where it is gone."""
@@ -215,8 +208,8 @@ class ContainerEngine:
             bool(record["HostConfig"]["CpuQuota"]),
         )
 
-    def _status_of_command(self, made: str, timeout_s: float) -> int:
-        """It may go on after its last output."""
+    def status_of_command(self, made: str, timeout_s: float = math.inf) -> int:
+        """Blocks until the command ends, which may be after its last output."""
         deadline = time.monotonic() + timeout_s
         while True:
             with _translated("ask how a command ended"):
@@ -227,7 +220,7 @@ class ContainerEngine:
                 raise ResourceError("a command in a container closed its output and goes on")
             time.sleep(_POLL_S)
 
-    def _resize(self, made: str, rows: int, columns: int) -> None:
+    def resize(self, made: str, rows: int, columns: int) -> None:
         with _translated("resize a terminal"):
             self._api.exec_resize(made, height=rows, width=columns)
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 import termios
 import tty
@@ -11,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from tpiedge.errors import ResourceError, TpiedgeError
 from tpiedge.lab.testbed.containers.engine import ContainerEngine
-from tpiedge.lab.testbed.containers.stream import CommandStream
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _GONE = 137
+_HEADER = 8
 _OUT = 1
 _RECEIVE_BYTES = 65536
 #: It waits for a line, so that nothing it says is earlier than the connection; then says its process's id, and becomes
@@ -25,6 +26,29 @@ _SIZED = "stty rows {} cols {} 2>/dev/null; "
 _SIGNAL = 'kill -s "$0" "$1"'
 
 
+class Demultiplexer:
+    """Pieces of (stream, data) out of what arrives: each has a header of the stream's number (1: output, 2: error),
+    three zeros and the length. At a terminal there are no headers, and all is output."""
+
+    def __init__(self, terminal: bool) -> None:
+        self._terminal = terminal
+        self._waiting = b""
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """What is complete. A piece may come in parts of several calls."""
+        if self._terminal:
+            return [(_OUT, data)] if data else []
+        self._waiting += data
+        pieces = []
+        while len(self._waiting) >= _HEADER:
+            end = _HEADER + int.from_bytes(self._waiting[4:_HEADER], "big")
+            if len(self._waiting) < end:
+                break
+            pieces.append((self._waiting[0], self._waiting[_HEADER:end]))
+            self._waiting = self._waiting[end:]
+        return pieces
+
+
 def run_here(engine: ContainerEngine, container: str, command: Sequence[str]) -> int:
     """Its exit status. Signals that this process gets meanwhile are the command's, but SIGKILL: then it goes on, until
     its container ends. Raises ResourceError."""
@@ -32,24 +56,33 @@ def run_here(engine: ContainerEngine, container: str, command: Sequence[str]) ->
     size = _terminal_size() if terminal else None
     sized = _SIZED.format(size.lines, size.columns) if size else ""
     announced = ("sh", "-c", sized + _ANNOUNCED, "sh", *command)
-    with engine.open(container, announced, terminal) as stream, _wakeups() as wakeups:
-        stream.send(b"\n")
-        session = _Session(engine, container, stream, wakeups, terminal)
+    with engine.open(container, announced, terminal) as (made, connection), _wakeups() as wakeups:
+        connection.sendall(b"\n")
+        connection.setblocking(False)  # what waits here does not read
+        session = _Session(engine, container, made, connection, wakeups, terminal)
         with _raw_terminal() if terminal else contextlib.nullcontext():
             session.run()
         try:
-            return stream.status()
+            return engine.status_of_command(made)
         except ResourceError:
             return _GONE  # with its container
 
 
 class _Session:
     def __init__(
-        self, engine: ContainerEngine, container: str, stream: CommandStream, wakeups: int, terminal: bool
+        self,
+        engine: ContainerEngine,
+        container: str,
+        made: str,
+        connection: socket.socket,
+        wakeups: int,
+        terminal: bool,
     ) -> None:
         self._engine = engine
         self._container = container
-        self._stream = stream
+        self._made = made
+        self._connection = connection
+        self._pieces = Demultiplexer(terminal)
         self._wakeups = wakeups
         self._terminal = terminal
         self._reads, self._input = _readable_input(), b""
@@ -60,17 +93,17 @@ class _Session:
     def run(self) -> None:
         """Passes bytes on until the command's outputs are closed."""
         while True:
-            waited: list[int | CommandStream] = [self._stream, self._wakeups]
+            waited: list[int | socket.socket] = [self._connection, self._wakeups]
             if self._reads and not self._input:
                 waited.append(0)
-            ready, writable, _ = select.select(waited, [self._stream] if self._input else [], [])
+            ready, writable, _ = select.select(waited, [self._connection] if self._input else [], [])
             if self._wakeups in ready:
                 self._signalled(os.read(self._wakeups, 64))
             if 0 in ready:
                 self._read_input()
             if writable:
                 self._send_input()
-            if self._stream in ready and not self._copy_output():
+            if self._connection in ready and not self._copy_output():
                 return
 
     def _read_input(self) -> None:
@@ -78,23 +111,30 @@ class _Session:
         if not self._input:
             self._reads = False
             with contextlib.suppress(OSError):  # the command has ended
-                self._stream.end_input()
+                self._connection.shutdown(socket.SHUT_WR)
 
     def _send_input(self) -> None:
         try:
-            self._input = self._input[self._stream.send(self._input) :]
+            self._input = self._input[self._connection.send(self._input) :]
+        except BlockingIOError:
+            return
         except OSError:  # the command has ended
             self._reads, self._input = False, b""
 
     def _copy_output(self) -> bool:
-        pieces = self._stream.receive()
-        for number, data in pieces or ():
+        try:
+            received = self._connection.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return True
+        except ConnectionError:  # the engine ended
+            return False
+        for number, data in self._pieces.feed(received):
             try:
                 _write(number, data if number != _OUT or self._start is None else self._without_id(data))
             except BrokenPipeError:  # no reader: the command's own business too
                 self._signal(signal.SIGPIPE)
                 return False
-        return pieces is not None
+        return bool(received)
 
     def _without_id(self, data: bytes) -> bytes:
         """What follows the line with the id of the command's process."""
@@ -131,7 +171,7 @@ class _Session:
         size = _terminal_size() if self._terminal else None
         if size:
             with contextlib.suppress(TpiedgeError):
-                self._stream.resize(size.lines, size.columns)
+                self._engine.resize(self._made, size.lines, size.columns)
 
 
 @contextlib.contextmanager

@@ -29,8 +29,7 @@ from tpiedge.lab.testbed.containers.plan import (
 )
 from tpiedge.lab.testbed.description import Description, Link
 from tpiedge.lab.testbed.measuring import Measured
-from tpiedge.lab.testbed.reading import parse_description
-from tpiedge.lab.testbed.scenarios import Scenario
+from tpiedge.lab.testbed.reading import Scenario, parse_description
 from tpiedge.lab.testbed.state import Owner
 from tpiedge.lab.testbed.topology import Topology
 from tpiedge.progress import Say
@@ -134,15 +133,9 @@ def change_link(
     Raises UserError, ResourceError.
     """
     topology = current_topology(found, ask(engine, found, {"do": "state", "pids": {}}))
-    known = topology.members.get(member)
-    if known is None or known.uplink is None:
-        wired = [other.name for other in topology.description.members if other.uplink is not None]
-        raise UserError(f"{member[:40]!r} has no link in the testbed {found.name}: choose {', '.join(wired)}")
+    known = topology.wired(member, found.name)
     links = change(known.up, known.down)
-    nowhere = {device.name: Path() for device in topology.description.devices}  # only links are asked for
-    plan = topology.with_links(member, *links).switch_plan(nowhere)
-    wanted = {f"{member} up", f"{member} down"}
-    changes = {link.name: _without_name(asdict(link)) for link in plan.links if link.name in wanted}
+    changes = topology.with_links(member, *links).switch_changes(member)
     ask(
         engine, found, {"do": "set", "links": changes, "remember": {member: [asdict(link) for link in links]}}
     )
@@ -230,10 +223,6 @@ def _start_switch(
 
 def _namespaces(pids: Mapping[str, int]) -> dict[str, Path]:
     return {name: Path(f"/proc/{pid}/ns/net") for name, pid in pids.items()}
-
-
-def _without_name(link: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in link.items() if key != "name"}
 
 
 def _self() -> Maker:

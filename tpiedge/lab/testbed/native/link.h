@@ -1,4 +1,4 @@
-// One direction of a link: rate, queue, loss, latency and jitter. The same arithmetic as lab/link_model.py, to the
+// One direction of a link: rate, queue, loss, latency and jitter. The same arithmetic as tests/shaped_links.py, to the
 // nanosecond; change both. No clock, no descriptor.
 #ifndef TPIEDGE_LINK_H
 #define TPIEDGE_LINK_H

@@ -1,2 +1,2 @@
-"""The switch between emulated devices: `process` runs `library` over `ports` as `plan` and `settings` say; `control`
-answers what `client` asks."""
+"""The switch between emulated devices: `process` runs `library` over `ports` as `plan` says; `control` is how it is
+asked while it runs."""

@@ -1,87 +1,82 @@
-"""What a running switch is asked over its socket: a line of JSON each, answered with a line of JSON."""
+"""What a running switch is asked over its socket: a line of JSON each, answered with a line of JSON. Both ends."""
 
+import contextlib
 import json
 import os
-import selectors
 import socket
+import socketserver
 import stat
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.errors import ResourceError, TpiedgeError, UserError
 
 _MAX_LINE_BYTES: Final = 1 << 20
-_MAX_CONNECTIONS: Final = 32
-_SEND_TIMEOUT_S: Final = 1.0
-# After what would fail again at once.
-_PAUSE_S: Final = 0.02
+_TIMEOUT_S: Final = 5.0
+_RECEIVE_BYTES: Final = 65536
+
+SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class ControlSocket:
-    """Listens at `path`, for this user only; `answer` gets each request, and its result is the answer.
+class SwitchClient:
+    """Each call is a connection of its own and takes at most `timeout_s`.
 
-    An error of ours is answered as `error`. Whatever arrives, `answer` is called from `serve`, one at a time.
+    Raises UserError for what the switch refuses, ResourceError where no switch answers.
     """
 
-    def __init__(self, path: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def __init__(self, path: Path, timeout_s: float = _TIMEOUT_S) -> None:
         self._path = path
+        self._timeout_s = timeout_s
+
+    def counters(self) -> dict[str, Any]:
+        """`links`: of each link by name LINK_COUNTERS; `totals`: TOTALS, both as in library.py."""
+        return self._ask({"do": "counters"})
+
+    def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
+        """Changes links: by name what changes, as in SwitchLink. In force on return, all of it or nothing."""
+        self._ask({"do": "set", "links": {name: dict(changes) for name, changes in links.items()}})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = json.loads(self._exchange(json.dumps(request).encode() + b"\n"))
+        except (OSError, ValueError) as error:
+            raise ResourceError(
+                f"the switch at {self._path} does not answer ({error or type(error).__name__}): "
+                "'tpiedge testbed status' says whether it runs"
+            ) from None
+        if "error" in answer:
+            raise UserError(str(answer["error"]))
+        return dict(answer)
+
+    def _exchange(self, line: bytes) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        received = b""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(self._timeout_s)
+            connection.connect(str(self._path))
+            connection.sendall(line)
+            while not received.endswith(b"\n"):
+                connection.settimeout(max(1e-3, deadline - time.monotonic()))
+                more = connection.recv(_RECEIVE_BYTES)
+                if not more:
+                    raise OSError("it broke off")
+                received += more
+        return received
+
+
+class _SwitchServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 32
+
+    def __init__(self, path: Path, answer: SwitchAnswer) -> None:
+        super().__init__(str(path), _SwitchConnection)
         self._answer = answer
-        self._lines: dict[socket.socket, bytes] = {}
-        self._listener = _listen(path)
-        self._identity = _identity(path)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._one_at_a_time = threading.Lock()
 
-    def serve(self, wake_fd: int) -> None:
-        """Serves until there is something to read from `wake_fd`."""
-        self._selector.register(wake_fd, selectors.EVENT_READ)
-        while True:
-            ready = [key.fileobj for key, _ in self._selector.select()]
-            if wake_fd in ready:
-                return
-            for thing in ready:
-                if thing is self._listener:
-                    self._accept()
-                elif isinstance(thing, socket.socket):
-                    self._read(thing)
-
-    def close(self) -> None:
-        for connection in tuple(self._lines):
-            self._forget(connection)
-        self._selector.close()
-        self._listener.close()
-        if _identity(self._path) == self._identity:  # not another switch's
-            self._path.unlink(missing_ok=True)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            # It has gone again, or descriptors are short for a while: the devices need the switch all the same.
-            time.sleep(_PAUSE_S)
-            return
-        if len(self._lines) == _MAX_CONNECTIONS:
-            connection.close()
-            return
-        connection.settimeout(_SEND_TIMEOUT_S)
-        self._lines[connection] = b""
-        self._selector.register(connection, selectors.EVENT_READ)
-
-    def _read(self, connection: socket.socket) -> None:
-        try:
-            received = connection.recv(65536)
-            *lines, rest = (self._lines[connection] + received).split(b"\n")
-            self._lines[connection] = rest
-            for line in lines:
-                connection.sendall(json.dumps(self._answer_line(line)).encode() + b"\n")
-            if not received or len(rest) > _MAX_LINE_BYTES:
-                self._forget(connection)
-        except OSError:
-            self._forget(connection)
-
-    def _answer_line(self, line: bytes) -> dict[str, Any]:
+    def answer_line(self, line: bytes) -> dict[str, Any]:
         try:
             request = json.loads(line)
         except (ValueError, RecursionError):
@@ -89,35 +84,50 @@ class ControlSocket:
         if not isinstance(request, dict):
             return {"error": "the request is not a JSON object"}
         try:
-            return self._answer(request)
+            with self._one_at_a_time:
+                return self._answer(request)
         except TpiedgeError as error:
             return {"error": str(error)}
 
-    def _forget(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        del self._lines[connection]
-        connection.close()
+
+class _SwitchConnection(socketserver.StreamRequestHandler):
+    server: _SwitchServer
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # the client left
+            while (line := self.rfile.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+                self.wfile.write(json.dumps(self.server.answer_line(line)).encode() + b"\n")
 
 
-def _listen(path: Path) -> socket.socket:
+@contextlib.contextmanager
+def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
+    """Listens at `path` during the block, for this user only; `answer` gets one request at a time, on other threads.
+
+    An error of ours is answered as `error`. Raises UserError where another switch listens there.
+    """
     _remove_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        listener.bind(str(path))
-        listener.listen()
+        server = _SwitchServer(path, answer)
     except OSError as error:
-        listener.close()
         raise UserError(f"the switch cannot listen at {path}: {error}") from None
     finally:
         os.umask(before)
-    return listener
+    thread = threading.Thread(target=server.serve_forever, name="control")
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        path.unlink(missing_ok=True)
 
 
 def _remove_stale(path: Path) -> None:
     """What a killed switch has left behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_SEND_TIMEOUT_S)
+        probe.settimeout(_TIMEOUT_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
@@ -125,11 +135,3 @@ def _remove_stale(path: Path) -> None:
                 path.unlink()
         except OSError:
             return
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

@@ -141,7 +141,9 @@ class NativeSwitch:
 
 def _settings(link: SwitchLink) -> _Link:
     rate = link.bytes_per_s or 0.0
-    return _Link(round(link.latency_s * _NS), round(link.jitter_s * _NS), link.loss, rate, link.queue_bytes)
+    return _Link(
+        round(link.latency_s * _NS), round(link.jitter_s * _NS), link.loss, rate, int(link.queue_bytes)
+    )
 
 
 def _paths(plan: SwitchPlan) -> list[int]:

@@ -1,7 +1,7 @@
 """The process of the switch: `python -m tpiedge.lab.testbed.switch.process SOCKET`.
 
 It reads one line, a SwitchPlan, makes the devices' interfaces and says `ready`, or `error: ...` and ends with status 1.
-Then it forwards until SIGTERM, SIGINT or the request `stop` on SOCKET (see client.py). The interfaces vanish
+Then it forwards until SIGTERM or SIGINT, and does what it is asked on SOCKET (see control.py). The interfaces vanish
 with it, however it ends.
 """
 
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tpiedge.errors import TpiedgeError, UserError
-from tpiedge.lab.testbed.switch.control import ControlSocket
+from tpiedge.lab.testbed.switch.control import listening
 from tpiedge.lab.testbed.switch.library import NativeSwitch
-from tpiedge.lab.testbed.switch.plan import SwitchLink, SwitchPlan
+from tpiedge.lab.testbed.switch.plan import SwitchLink, SwitchPlan, changed_links, check_plan
 from tpiedge.lab.testbed.switch.ports import offload_segmentation, open_port
-from tpiedge.lab.testbed.switch.settings import changed_links, check_plan
+
+_ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Switch:
@@ -35,8 +36,6 @@ class Switch:
         self._links = {link.name: link for link in plan.links}
         self._stack = contextlib.ExitStack()
         self._taps: list[int] = []
-        #: Becomes readable when the switch is to end.
-        self.wake_fd, self._wake_writer = -1, -1
         #: Why it ended by itself.
         self.error: TpiedgeError | None = None
 
@@ -44,9 +43,6 @@ class Switch:
         with contextlib.ExitStack() as stack:
             self._taps = [stack.enter_context(_closing(open_port(port))) for port in self._plan.ports]
             self._allow_segmentation()
-            self.wake_fd, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            stack.callback(os.close, self.wake_fd)
-            stack.callback(os.close, self._wake_writer)
             self._native = NativeSwitch(self._plan, self._taps)
             stack.callback(self._native.close)
             thread = threading.Thread(target=self._run, name="switch")
@@ -59,11 +55,6 @@ class Switch:
     def __exit__(self, *_error: object) -> None:
         self._stack.close()
 
-    def end(self, *_signal: object) -> None:
-        """Make `wake_fd` readable; from any thread, and from a signal handler."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_writer, b"\0")
-
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Raises UserError for what it does not understand, and then nothing has changed."""
         match request.get("do"):
@@ -72,17 +63,14 @@ class Switch:
             case "set":
                 self._set(changed_links(self._links, request.get("links")))
                 return {}
-            case "stop":
-                self.end()
-                return {}
-        raise UserError("the request must have 'do': 'counters', 'set' or 'stop'")
+        raise UserError("the request must have 'do': 'counters' or 'set'")
 
     def _run(self) -> None:
         try:
             self._native.run()
         except TpiedgeError as error:
             self.error = error
-            self.end()
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _set(self, changed: list[SwitchLink]) -> None:
         self._links |= {link.name: link for link in changed}
@@ -116,17 +104,13 @@ def main(arguments: list[str]) -> int:
     try:
         if len(arguments) != 1:
             raise UserError("the switch takes one argument, the path of its socket")
-        with contextlib.ExitStack() as stack:
-            switch = stack.enter_context(Switch(SwitchPlan.from_json(sys.stdin.readline())))
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, switch.end)
-            control = stack.enter_context(
-                contextlib.closing(ControlSocket(Path(arguments[0]), switch.answer))
-            )
+        plan = SwitchPlan.from_json(sys.stdin.readline())
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # also in the threads that start from here on
+        with Switch(plan) as switch, listening(Path(arguments[0]), switch.answer):
             print("ready", flush=True)  # noqa: T201
-            control.serve(switch.wake_fd)
-            if switch.error is not None:
-                raise switch.error
+            signal.sigwait(_ENDS)
+        if switch.error is not None:
+            raise switch.error
     except TpiedgeError as error:
         print(f"error: {' '.join(str(error).split())}", flush=True)  # noqa: T201
         return 1

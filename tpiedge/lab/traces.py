@@ -1,0 +1,284 @@
+"""A trace that `tpiedge run --trace` wrote: read, the part of it that is looked at, and that part in a few figures.
+
+The part is given steps, given times, or the typical steps. A decode step computes the token that the head of the step
+before has drawn; the others compute the prompt. The prompt of a later request follows such a step as well and counts as
+a decode step: only its time tells it from one.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tpiedge.errors import OutOfMemory, UserError
+from tpiedge.tracing.collection import DROPPED, clip, union, within
+from tpiedge.tracing.tracer import LANES, Interval, TraceEvent
+
+_US = 1e6
+#: What two dozen nodes write whose room for events is full.
+_MAX_BYTES = 1 << 30
+#: Bytes of memory that a byte of the file takes while it is read: 6.6 were measured.
+_READING = 8
+_MAX_NODES = 64  # of 'tpiedge run'
+_MAX_STEP = (1 << 32) - 1  # a record's
+_TYPICAL = 3
+_RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Events by rank in the order of their starts, in seconds since the first one; how many had no room."""
+
+    nodes: Mapping[int, tuple[TraceEvent, ...]]
+    dropped: Mapping[int, int]
+
+    @property
+    def end_s(self) -> float:
+        """When the last event ends."""
+        return max(event.end_s for events in self.nodes.values() for event in events)
+
+    @cached_property
+    def steps(self) -> Mapping[int, tuple[float, float]]:
+        """From when to when each step was computed, on any node. Steps that took no time are not there."""
+        found: dict[int, tuple[float, float]] = {}
+        for event in (event for events in self.nodes.values() for event in events if event.step > 0):
+            start, end = found.get(event.step, (math.inf, 0.0))
+            found[event.step] = (min(start, event.start_s), max(end, event.end_s))
+        return {step: (start, end) for step, (start, end) in found.items() if end > start}
+
+
+def read_trace(path: Path, memory_bytes: int | None = None) -> Trace:
+    """What write_trace wrote. Raises UserError for a file that cannot be read, or is something else, and OutOfMemory
+    for one that takes more than `memory_bytes` to read."""
+    values = _object(path, memory_bytes)
+    records, other = values.get("traceEvents"), values.get("otherData")
+    if not isinstance(records, list):
+        raise _no_trace(path, "it has no list of events")
+    if not isinstance(other, dict) or DROPPED not in other:
+        raise _no_trace(path, "another program wrote it")
+    try:
+        found = [_event(record) for record in records if record["ph"] == "X"]
+        dropped = {int(rank): int(number) for rank, number in other[DROPPED].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _no_trace(path, f"an event in it is damaged: {type(error).__name__}: {error}") from None
+    if not found:
+        raise _no_trace(path, "nothing happened in it")
+    nodes: dict[int, list[TraceEvent]] = {}
+    for rank, event in sorted(found, key=lambda item: (item[0], item[1].start_s)):
+        nodes.setdefault(rank, []).append(event)
+    return Trace({rank: tuple(events) for rank, events in nodes.items()}, dropped)
+
+
+def _object(path: Path, memory_bytes: int | None) -> dict[str, Any]:
+    try:
+        if not path.is_file():
+            raise UserError(f"there is no file {path}: write one with 'tpiedge run ... --trace {path}'")
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise _no_trace(path, "it is larger than 1 GiB")
+        if memory_bytes is not None and size * _READING > memory_bytes:
+            words = f"{size * _READING / 1e9:.1f} GB of memory, {memory_bytes / 1e9:.1f} GB are free"
+            raise OutOfMemory(f"reading {path} takes {words}: trace fewer tokens")
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise _no_trace(path, "it is not JSON") from None
+    if not isinstance(values, dict):
+        raise _no_trace(path, "it is not a JSON object")
+    return values
+
+
+def _event(record: dict[str, Any]) -> tuple[int, TraceEvent]:
+    """(rank, event). Raises ValueError, KeyError, TypeError."""
+    start_s, spent_s = float(record["ts"]) / _US, float(record["dur"]) / _US
+    arguments, lane, rank = record["args"], record["cat"], int(record["pid"]) - 1
+    if not 0 <= rank < _MAX_NODES:
+        raise ValueError(f"an event of node {rank}")
+    if lane not in LANES or not 0 <= start_s < math.inf or not 0 <= spent_s < math.inf:
+        raise ValueError(f"an event of lane {lane!r} at {start_s} s for {spent_s} s")
+    event = TraceEvent(
+        lane,
+        str(arguments["kind"]),
+        start_s,
+        start_s + spent_s,
+        int(arguments.get("layer", -1)),
+        int(arguments.get("step", -1)),
+        int(arguments.get("bytes", 0)),
+    )
+    if not -1 <= event.step <= _MAX_STEP:
+        raise ValueError(f"an event of step {event.step}")
+    return rank, event
+
+
+def _no_trace(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is not a trace of 'tpiedge run --trace' ({why})")
+
+
+@dataclass(frozen=True)
+class StepRange:
+    """The steps from `first` to `last`, both included. None is the first or the last step of the trace."""
+
+    first: int | None
+    last: int | None
+
+    def __str__(self) -> str:
+        if self.first == self.last and self.first is not None:
+            return str(self.first)
+        return ":".join("" if end is None else str(end) for end in (self.first, self.last))
+
+    def of(self, known: Sequence[int]) -> tuple[int, ...]:
+        """Returns those of the steps, which are in order, that are in the range; none if an end is not among them."""
+        if not known or any(end not in (None, *known) for end in (self.first, self.last)):
+            return ()
+        first = known[0] if self.first is None else self.first
+        last = known[-1] if self.last is None else self.last
+        return tuple(step for step in known if first <= step <= last)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """What goes on from `start_s` to `end_s`; `steps` are those that it is about, in order."""
+
+    start_s: float
+    end_s: float
+    steps: tuple[int, ...]
+
+    @property
+    def window(self) -> Interval:
+        """From when to when."""
+        return self.start_s, self.end_s
+
+
+def parse_steps(text: str) -> StepRange:
+    """Reads "40", "40:44", "40:", ":44" or ":". Raises ValueError for anything else, and for a range that ends before
+    it begins."""
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is neither a step nor a range of steps: write 40, 40:44, 40: or :44")
+    first, last = (found["only"] or found[end] for end in ("first", "last"))
+    asked = StepRange(int(first) if first else None, int(last) if last else None)
+    if asked.first is not None and asked.last is not None and asked.last < asked.first:
+        raise ValueError(f"{text!r} ends before it begins: write {asked.last}:{asked.first}")
+    return asked
+
+
+def excerpt_of_times(trace: Trace, start_s: float, end_s: float) -> Excerpt:
+    """Returns what is between two times, and every step of which a part is in it."""
+    inside = (step for step, (start, end) in trace.steps.items() if start < end_s and end > start_s)
+    return Excerpt(start_s, end_s, tuple(sorted(inside)))
+
+
+def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
+    """Returns the time of some steps of the trace, one at least."""
+    spans = [trace.steps[step] for step in steps]
+    return Excerpt(min(start for start, _ in spans), max(end for _, end in spans), tuple(steps))
+
+
+def typical_excerpt(trace: Trace) -> Excerpt:
+    """Returns the typical steps of a trace, or all of it if it has no steps."""
+    if not trace.steps:
+        return excerpt_of_times(trace, 0.0, trace.end_s)
+    if len(trace.steps) <= _TYPICAL:
+        return excerpt_of_steps(trace, sorted(trace.steps))
+    spent_s = {step: end - start for step, (start, end) in trace.steps.items()}
+    return excerpt_of_steps(trace, typical_steps({step: spent_s[step] for step in decode_steps(trace)}))
+
+
+def decode_steps(trace: Trace) -> list[int]:
+    """Returns the steps without those of the prompt; all steps if there are no others."""
+    headed = {event.step for events in trace.nodes.values() for event in events if event.name == "head"}
+    known = sorted(trace.steps)
+    return [step for step in known if step - 1 in headed] or known
+
+
+def typical_steps(spent_s: Mapping[int, float]) -> Sequence[int]:
+    """Returns three steps in a row whose times are nearest to the median of all, and the first such three; fewer where
+    no three are in a row. `spent_s` has at least one step."""
+    usual_s = median(spent_s.values())
+
+    def farthest(steps: Sequence[int]) -> float:
+        return max(abs(spent_s[step] - usual_s) for step in steps)
+
+    known = sorted(spent_s)
+    for count in range(_TYPICAL, 1, -1):
+        windows = [known[place : place + count] for place in range(len(known) - count + 1)]
+        rows = [steps for steps in windows if steps[-1] - steps[0] == count - 1]
+        if rows:
+            return min(rows, key=farthest)
+    return [min(known, key=lambda step: farthest([step]))]
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """What one node did, in seconds. `busy_s` by lane; several reads at once count once.
+
+    `load_during_s`: how long it read while that lane was busy; `travel_during_compute_s`: how long it computed while
+    an all-reduce was under way. `read_bytes` of reads that ended in the time.
+    """
+
+    rank: int
+    busy_s: dict[str, float]
+    load_during_s: dict[str, float]
+    travel_during_compute_s: float
+    read_bytes: int
+    events: int
+    dropped: int
+
+    @property
+    def hidden_percent(self) -> float | None:
+        """Percent of the reading during which the engine did not wait for weights; None where nothing was read."""
+        load_s = self.busy_s["load"]
+        return 100 * (1 - self.load_during_s["wait"] / load_s) if load_s else None
+
+    @property
+    def travel_hidden_percent(self) -> float | None:
+        """Percent of the travelling of all-reduces during which the node computed; None where it waited for each."""
+        travel_s = self.busy_s["travel"]
+        return 100 * self.travel_during_compute_s / travel_s if travel_s else None
+
+
+def summarize(trace: Trace, start_s: float, end_s: float) -> list[NodeSummary]:
+    """A summary of every node between two times, in the order of ranks."""
+    return [
+        _summary(rank, events, trace.dropped.get(rank, 0), (start_s, end_s))
+        for rank, events in trace.nodes.items()
+    ]
+
+
+def _summary(rank: int, events: Sequence[TraceEvent], dropped: int, within: Interval) -> NodeSummary:
+    start_s, end_s = within
+    inside = [event for event in events if event.start_s < end_s and event.end_s > start_s]
+    busy = {
+        lane: union(clip((event.span for event in inside if event.lane == lane), start_s, end_s))
+        for lane in LANES
+    }
+    load = busy["load"]
+    return NodeSummary(
+        rank,
+        {lane: total(stretches) for lane, stretches in busy.items()},
+        {
+            lane: total(overlap(load, stretches))
+            for lane, stretches in busy.items()
+            if lane not in ("load", "travel")
+        },
+        total(overlap(busy["travel"], busy["compute"])),
+        sum(event.nbytes for event in inside if event.end_s <= end_s),
+        len(inside),
+        dropped,
+    )
+
+
+def total(intervals: Iterable[Interval]) -> float:
+    """Length of a union."""
+    return sum(end - start for start, end in intervals)
+
+
+def overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
+    """What two unions have in common, as a union."""
+    return [common for stretch in one for common in within(stretch, other)]
