@@ -133,14 +133,14 @@ class Api:
 
     def close(self, limit_s: float) -> None:
         """After the event loop has ended: what was not delivered is left to the next server, where it is recorded. Wait
-        for the threads of the answers, and for those that prepare requests, for each kind at most that long."""
+        for the threads of the answers, for each kind at most that long."""
         if self._kept is not None:
             self._kept.close()
         self._running.join(limit_s)
         if self._kept is not None:
             self._kept.join(limit_s)
-        self._intake.close(limit_s)
-        self._admin_intake.close(limit_s)
+        self._intake.close()
+        self._admin_intake.close()
 
     def ended_in_order(self) -> None:
         """After `close`, as of KeptAnswers."""
