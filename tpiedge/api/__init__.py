@@ -16,7 +16,7 @@ the texts of `documents`, and `encoding` make token ids, `sampling` says how the
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
 the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, with `token_scores`, and one of the
 `formats` makes `frames` of it and of what is `spoken` in it: `openai_format`, `responses_format`, `anthropic_format`,
-`ollama_format` or `embedding_format`. `errors` are OpenAI's, which others see in their own `error_shapes`.
+`ollama_format` or `embedding_format`. `errors` are OpenAI's, and those of others.
 `further_choices` have their turn later. Where answers are to survive the server, `kept_answers`, each a `kept_answer`
 with its `heard_choices` and its `answer_reader`, outlive their connections, as many as their `held_bytes` allow, until
 an `acknowledgement`, and a `record_folder` has their `records`, each in a `record_file`, with its age by `moments`.

@@ -19,8 +19,7 @@ from tpiedge.api.azure import name_usual_path
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Resumptions
 from tpiedge.api.deliveries import Deliveries, RunningAnswers
-from tpiedge.api.error_shapes import error_body
-from tpiedge.api.errors import ApiError, of_exception
+from tpiedge.api.errors import ApiError, error_body, of_exception
 from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswers

@@ -330,6 +330,6 @@ class _Tls(SSLProtocol):
         self._above.connections.add(self._above)
         super().connection_made(transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: BaseException | None) -> None:
         self._above.connections.discard(self._above)  # who has shaken no hands is not told
         super().connection_lost(exc)

@@ -4,8 +4,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tpiedge.api.error_shapes import is_anthropic
-from tpiedge.api.errors import ApiError
+from tpiedge.api.errors import ApiError, is_anthropic
 from tpiedge.api.frames import Json
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import ModelInfo, Service

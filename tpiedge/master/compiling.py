@@ -22,11 +22,10 @@ _KEY = secrets.token_bytes(16)
 
 @dataclass
 class _CompilingEntry:
-    """`asked`: rank 0 is to say whether it is compiled. `joins`: its group's grammar was compiled before."""
+    """`asked`: rank 0 is to say whether it is compiled."""
 
     client: str
     group: str
-    joins: bool
     state: Literal["asked", "compiled", "begun", "left"] = "asked"
 
 
@@ -60,7 +59,7 @@ class Compiling:
     def ask(self, one: PendingAnswer) -> str:
         """Notes that rank 0 is asked to compile its grammar. Returns the group's name."""
         group = _group(one)
-        self._entries[one.request.id] = _CompilingEntry(one.client, group, joins=self._lives(group))
+        self._entries[one.request.id] = _CompilingEntry(one.client, group)
         return group
 
     def client(self, request: str) -> str | None:
@@ -110,7 +109,7 @@ class Compiling:
         group = _group(one)
         if self._lives(group):
             return True
-        compiling = [entry for entry in held if entry.state != "compiled" and not entry.joins]
+        compiling = [entry for entry in held if entry.state != "compiled"]
         if any(entry.group == group and entry.state == "asked" for entry in compiling):
             return False  # it joins that
         own = sum(entry.client == one.client for entry in compiling)

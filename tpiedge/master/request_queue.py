@@ -4,9 +4,9 @@ Laws:
 1. A request that was accepted ends exactly once: with Finished, or with an error that says why.
 2. At most `parallel` requests run at once. Clients take turns, and one client's requests start in the order in which
    they were accepted (`turns.py`). One for which nobody waits (`attend`) starts after all others, gives its place back
-   where one of them has none, and goes on later. The queue is full for a client alone with `limit` that have not begun,
-   or `parallel` more with those that gave their place back, and earlier where others' requests wait; then one of its
-   own for which nobody waits ends for a new one, or anybody's where there is no place at all.
+   where one of them has none, and goes on later. The queue is full for a client alone with `limit` that have not begun
+   or gave their place back, and earlier where others' requests wait; then one of its own for which nobody waits ends
+   for a new one, or anybody's where there is no place at all.
 3. A node's message about a request that does not run is dropped.
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
 5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
@@ -420,27 +420,19 @@ class RequestQueue:
 
     def _has_room(self, client: str, *, displaces: bool) -> bool:
         """Whether one more of the client may wait, which may end one for which nobody waits if it `displaces` such."""
-        new = [one for one in self._waiting if not one.journal.begun]
-        gave_way = [one for one in reversed(self._waiting) if one.journal.begun and one.gives_way]
-        own, own_gave_way = ([one for one in some if one.client == client] for some in (new, gave_way))
-        waiting = self._taken(new, gave_way)
-        if may_have(self._taken(own, own_gave_way), waiting, self._places):
+        waiting = [one for one in self._waiting if one.gives_way or not one.journal.begun]
+        own = [one for one in waiting if one.client == client]
+        if may_have(len(own), len(waiting), self._places):
             return True
-        if not displaces:
-            return False
-        if waiting < self._places:
-            new, gave_way = own, own_gave_way
-        return self._displaced([*new, *gave_way] if len(gave_way) > self._parallel else new)
-
-    def _taken(self, new: Sequence[PendingAnswer], gave_way: Sequence[PendingAnswer]) -> int:
-        """How many they take among those that wait: `parallel` of those that gave their place back take none."""
-        return len(new) + max(0, len(gave_way) - self._parallel)
+        return displaces and self._displaced(own if len(waiting) < self._places else waiting)
 
     def _displaced(self, waiting: Sequence[PendingAnswer]) -> bool:
-        """Ends the first of them for which nobody waits; returns whether there was one."""
-        absent = next((one for one in waiting if not one.attended), None)
-        if absent is None:
+        """Ends the first of them for which nobody waits, or if all of these gave way the first that did; returns
+        whether there was one."""
+        waiting = [one for one in waiting if not one.attended]
+        if not waiting:
             return False
+        absent = next((one for one in waiting if not one.gives_way), waiting[-1])
         self._waiting.remove(absent)
         self._leave_compiling(absent)
         self._count(cancelled=1)
