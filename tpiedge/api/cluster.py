@@ -41,11 +41,7 @@ _SHORTEST_COUNTED_S: Final = 0.5
 _SERVING: Final = "ready"
 _LOADING: Final = ("starting", "joined", "loading", "preparing", "prepared", "fetching")
 _SAME: Final[Mapping[str, MachineState]] = {
-    "spare": "spare",
-    "left out": "left out",
-    "draining": "draining",
-    "drained": "drained",
-    "lost": "lost",
+    name: name for name in ("spare", "left out", "draining", "drained", "lost")
 }
 #: Who was heard within so many seconds is heard now.
 _HEARD_S: Final = 3.0

@@ -18,7 +18,7 @@ Laws:
    that kills a node in every epoch is found, and it alone fails. While somebody waits for one, only what ran begins.
 8. A request for many answers submits some of them and later the others, so that it does not take every place. Those
    that it postpones take none, but count with those that wait, and have a limit of their own.
-9. A request with a grammar takes a place once that is compiled (`compiling.py`). What its processes take of a processor
+9. A request with a grammar takes a place once that is compiled. What its processes take of a processor
    counts in its client's turn as tokens do.
 """
 
@@ -39,7 +39,6 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
-from tpiedge.master.compiling import Compiling
 from tpiedge.master.journal import Resumed, TakenUp
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.reading_progress import ReadingProgress
@@ -47,7 +46,7 @@ from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_times import RequestHistograms, RequestTimes
 from tpiedge.master.status import Totals
-from tpiedge.master.turns import Turns
+from tpiedge.master.turns import Compiling, Turns
 from tpiedge.portions import Portions, may_have
 from tpiedge.wire.control import (
     AnswerPart,
@@ -288,7 +287,8 @@ class RequestQueue:
             self._charge(message, name)
             running = self._running.get(name)
             if running is None:
-                self._tell_compiling(message, name)
+                if isinstance(message, Compiled | Failed | Finished):
+                    self._tell_compiling(message, name)
                 return
             match message:
                 case Token() | PromptScores() | Embedding():
@@ -469,25 +469,19 @@ class RequestQueue:
         if client is not None and spent_s > 0.0:
             self._turns.give(client, math.ceil(_TOKENS_A_SECOND * spent_s))
 
-    def _tell_compiling(self, message: Message, name: str) -> None:
-        """Hears of a request that has not begun. One whose grammar is refused ends, and all that wait with the same."""
+    def _tell_compiling(self, message: Compiled | Failed | Finished, name: str) -> None:
+        """Hears of a request that has not begun."""
         if self._compiling.client(name) is None:
             return
-        match message:
-            case Compiled():
-                self._compiling.compiled(name)
-            case Finished():
-                self._compiling.end(name)
-            case Failed(kind=kind, message=text):
-                failed = [one for one in self._waiting if one.request.id == name]
-                if kind == "GrammarRefused":
-                    failed = self._compiling.refused(name, self._waiting)
-                self._compiling.end(name)
-                for one in failed:
-                    self._waiting.remove(one)
-                    if one.request.id != name:
-                        self._leave_compiling(one)
-                self._fail(failed, _FAULTS.get(kind, InternalError)(text))
+        if isinstance(message, Compiled):
+            self._compiling.compiled(name)
+            return
+        self._compiling.end(name)
+        if isinstance(message, Failed):
+            failed = [one for one in self._waiting if one.request.id == name]
+            for one in failed:
+                self._waiting.remove(one)
+            self._fail(failed, _FAULTS.get(message.kind, InternalError)(message.message))
 
     def _leave_compiling(self, answering: PendingAnswer) -> None:
         """Has rank 0 forget the grammar of one that ends before it has begun in this epoch."""
