@@ -19,6 +19,7 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.service import Busy, Forecast, Service, Unavailable
+from tpiedge.api.timeline import shown_step
 
 _T = TypeVar("_T")
 
@@ -58,7 +59,7 @@ class Admin:
         service = self._service
         status, timeline = service.observe(timeline=True), service.timeline()
         waiting, shown = await self._run(
-            lambda: (service.pending(), self._picture.shown(timeline, status.nodes, status.epoch))
+            lambda: (service.pending(), shown_step(timeline, status.nodes, status.epoch))
         )
         picture = self._picture.of(
             status,

@@ -24,9 +24,8 @@ from tpiedge.api.service import (
     NodeStatus,
     PendingJoin,
     RequestLine,
-    StepTimeline,
 )
-from tpiedge.api.timeline import ShownStep, WaitingShares, shown_step
+from tpiedge.api.timeline import ShownStep, WaitingShares
 
 MachineState: TypeAlias = Literal[
     "serving", "loading", "spare", "left out", "draining", "drained", "waiting", "lost"
@@ -59,27 +58,11 @@ class _Look:
 
 
 class ClusterPicture:
-    """Remembers the last looks. For one thread, but for `shown`."""
+    """Remembers the last looks. For one thread."""
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque()
-        #: What it shows, and what that was made of: all who look meanwhile get the same.
-        self._shown: tuple[object, ShownStep | None] = (None, None)
         self._waiting = WaitingShares()
-
-    def shown(
-        self, timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
-    ) -> ShownStep | None:
-        """The step on its axis, for `of`; None where there is none of this epoch. Takes milliseconds where the model
-        has many layers: from any thread."""
-        if timeline is None or timeline.epoch != epoch:
-            return None
-        of = timeline, tuple((node.name, node.host, node.rank) for node in nodes)
-        known, made = self._shown
-        if known != of:
-            made = shown_step(timeline, nodes)
-            self._shown = of, made
-        return made
 
     def of(
         self,
@@ -93,7 +76,7 @@ class ClusterPicture:
         sender: Callable[[str], Sender | None],
     ) -> _JsonObject:
         """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters,
-        `timeline` as `shown`. `sender` says who a line's client is."""
+        `timeline` as of shown_step. `sender` says who a line's client is."""
         before, look = self._remember(status, now)
         steps = _steps(status.nodes, self._waiting.after(timeline))
         return {

@@ -58,8 +58,11 @@ class WaitingShares:
         }
 
 
-def shown_step(timeline: StepTimeline, nodes: Sequence[NodeStatus]) -> ShownStep:
-    """`nodes`: those of the same epoch; of which none has the rank is left out."""
+def shown_step(timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int) -> ShownStep | None:
+    """The step on its axis, with the `nodes` of that epoch; None where it is of another one. Takes milliseconds where
+    the model has many layers."""
+    if timeline is None or timeline.epoch != epoch:
+        return None
     first = timeline.spans[0]
     edges = [
         edge for part in (first.compute, first.reduce, first.disk) for span in part for edge in span

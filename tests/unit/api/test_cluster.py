@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.guard import Sender
 from tpiedge.api.service import ClusterStatus, ModelInfo, NodeStatus, Reading, RequestLine, StepTimeline
+from tpiedge.api.timeline import shown_step
 from tpiedge.master.counters import Counted
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import Stats, StepSpans, WorkerLink
@@ -62,7 +63,7 @@ def picture(
 ) -> dict:
     one = ClusterPicture()
     for now, seen in looks:
-        shown = one.shown(timeline, seen.nodes, seen.epoch)
+        shown = shown_step(timeline, seen.nodes, seen.epoch)
         found = one.of(seen, MODEL, requests, (), (), shown, now, sender)
     return found
 
@@ -286,7 +287,7 @@ def test_what_waiting_is_comes_from_the_steps_of_the_last_seconds_of_this_epoch(
         (2, 18.0, TURNS),
     ):
         seen = replace(BUSY, epoch=epoch)
-        shown = one.shown(timeline(*spans, epoch=epoch, at=at), seen.nodes, epoch)
+        shown = shown_step(timeline(*spans, epoch=epoch, at=at), seen.nodes, epoch)
         waits.append(
             [
                 machine["step"]["wait_s"]
