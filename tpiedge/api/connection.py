@@ -38,7 +38,7 @@ _TLS_UNSENT_BYTES: Final = 64 * KIB
 _GOODBYE_S: Final = 5.0
 #: Connections that are refused before the event loop has its turn again.
 _BURST: Final = 64
-_log = RateLimitedLog(logging.getLogger(__name__))
+_log = logging.getLogger(__name__)
 
 
 class HttpListener(socket.socket):
@@ -49,6 +49,7 @@ class HttpListener(socket.socket):
         super().__init__(family, kind, protocol)
         self._plain = plain
         self._places = Portions(limit)
+        self._warnings = RateLimitedLog(_log)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Returns the next connection that finds a place."""
@@ -57,7 +58,7 @@ class HttpListener(socket.socket):
             host = address[0]
             if self._places.take(host):
                 return _Accepted(accepted, partial(self._places.leave, host)), address
-            _log.warning("refused an HTTP connection from %s: all places are taken", host)
+            self._warnings.warning("refused an HTTP connection from %s: all places are taken", host)
             _refuse(accepted, self._plain)
         raise BlockingIOError
 
