@@ -18,6 +18,7 @@ from dataclasses import fields
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
 from tpiedge.api.service import ModelInfo, StepTimeline
+from tpiedge.api.timeline import shown_step
 from tpiedge.master.chronicle import EVENTS, ClusterEvent
 from tpiedge.master.counters import Counted
 from tpiedge.master.request_queue import RequestQueue
@@ -117,7 +118,7 @@ def _picture_us() -> float:
                     requests.lines,
                     events,
                     (),
-                    pictures.shown(timeline, status.nodes, status.epoch),
+                    shown_step(timeline, status.nodes, status.epoch),
                     float(number),
                     lambda _request: None,
                 )

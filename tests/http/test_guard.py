@@ -401,15 +401,6 @@ def test_a_body_cut_short_leaves_nothing(serve, service):
     assert service.generations.empty()
 
 
-@pytest.mark.parametrize(
-    "body", [b'{"model": NaN}', b"[" * 1_000_000, b"\xff", b'{"a": 1, "a": 1}', b'{"n": 1e400}']
-)
-def test_bad_json_is_a_refusal(serve, body):
-    answer = raw(serve(), post(body, f"Content-Length: {len(body)}"))
-    assert status_of(answer) == 400
-    assert error_of(answer)["type"] == "invalid_request_error"
-
-
 def test_unknown_paths_and_methods_have_the_same_shape(serve):
     with httpx.Client(base_url=serve().url) as http:
         for method, path, status in (

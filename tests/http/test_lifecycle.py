@@ -327,42 +327,6 @@ def test_a_defect_is_told_in_the_log_with_its_place_and_without_its_words(
     assert "private" not in caplog.text
 
 
-def test_bodies_that_arrive_together_have_a_limit(serve, service):
-    server = serve(limits=Limits(bodies_bytes=4000))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    slow = f"{head}Content-Length: 1800\r\n\r\n".encode() + b" " * 1500
-    with httpx.Client(base_url=server.url) as http:
-        with socket.create_connection(server.address) as first:
-            first.sendall(slow)
-            wait_for_status(http, " " * 900, 429)
-        wait_for_status(http, " " * 900, 400)
-
-
-def test_requests_that_arrive_together_have_a_limit(serve, service):
-    server = serve(limits=Limits(preparing=4))
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    slow = f"{head}Content-Length: 100\r\n\r\n".encode() + b" " * 50
-    with httpx.Client(base_url=server.url) as http:
-        with (
-            socket.create_connection(server.address) as first,
-            socket.create_connection(server.address) as second,
-        ):
-            first.sendall(slow)
-            second.sendall(slow)
-            wait_for_status(http, "{}", 429)
-        wait_for_status(http, "{}", 400)
-
-
-def wait_for_status(http, body, status):
-    """Until a request with this body has that status: the others arrive in their own time."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        answer = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
-        if answer.status_code == status:
-            return
-    pytest.fail(f"{answer.status_code}, not {status}")
-
-
 def test_how_far_a_long_prompt_is_read_is_said_in_a_stream_only(serve, service):
     def read(generation):
         generation.tell(Reading(300, 900, 0.0, None))

@@ -1,6 +1,5 @@
 """The API over TLS: clients that know the certificate, and connections that never become any."""
 
-import asyncio
 import contextlib
 import json
 import shutil
@@ -14,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.http.conftest import SECRET, answers
-from tpiedge.api.connection import PIECE_BYTES, below_tls
+from tpiedge.api.connection import PIECE_BYTES
 from tpiedge.api.limits import Limits
 from tpiedge.cli.chat_client import chat
 from tpiedge.cli.nodes import nodes
@@ -151,19 +150,6 @@ def test_a_turn_of_the_event_loop_parses_one_piece(secure, service, trusting, pi
     assert sum(pieces) > len(body)
 
 
-@pytest.mark.fault("H2", "TLS: bodies in tiny chunks are refused, and the connection is closed")
-def test_a_body_in_tiny_chunks_is_refused(secure, trusting):
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    tiny = b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 2000
-    server = secure()
-    with (
-        socket.create_connection(server.address, LIMIT_S) as connection,
-        trusting.wrap_socket(connection, server_hostname="localhost") as secured,
-    ):
-        secured.sendall(head + tiny)
-        assert ends(secured).startswith(b"HTTP/1.1 400 ")
-
-
 @pytest.mark.fault("H1", "TLS: closed at their deadlines")
 def test_a_handshake_that_does_not_end_has_a_deadline(secure, trusting):
     server = secure(limits=Limits(headers_s=5.0))
@@ -203,35 +189,6 @@ def test_closing_does_not_wait_for_handshakes(secure):
     with socket.create_connection(server.address, LIMIT_S) as silent:
         server.close(0.1)
         assert ends(silent) == b""
-
-
-def test_what_tls_has_not_sent_is_seen(certificate, trusting):
-    """An answer is delivered once nothing of it is left in this process, below TLS either."""
-
-    async def below() -> tuple[object, object]:
-        loop, came = asyncio.get_running_loop(), asyncio.Event()
-        seen = []
-
-        class Accepting(asyncio.Protocol):
-            def connection_made(self, transport):
-                seen.append((transport, below_tls(transport)))
-                transport.close()
-                came.set()
-
-        server = await loop.create_server(Accepting, "127.0.0.1", 0, ssl=certificate.context)
-        async with server:
-            address = server.sockets[0].getsockname()
-            _, writer = await asyncio.open_connection(*address, ssl=trusting)
-            await asyncio.wait_for(came.wait(), LIMIT_S)
-            writer.close()
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                await writer.wait_closed()
-        return seen[0]
-
-    tls, tcp = asyncio.run(below())
-    assert isinstance(tcp, asyncio.Transport)
-    assert tcp is not tls
-    assert below_tls(tcp) is None
 
 
 def test_a_client_that_does_not_read_is_dropped(secure, service, trusting):

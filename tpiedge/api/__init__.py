@@ -1,13 +1,12 @@
 """The API of OpenAI over HTTP, and those of Anthropic and Ollama. It knows the cluster as a `Service` and starts no
 thread of its own for a request.
 
-`server` listens (`listener` counts connections, `connection` cuts slow clients, `bounded_http` those that send very
-many tiny parts), `guard` decides who may call, by `keys` and `origins`, and who it is, by way of `proxies`, `app`
-routes: `completions` answers, `texts` counts tokens, `model_cards` say what clients ask about the model, `admin`
-manages workers and shows the `cluster`, with the `timeline` of a step, `metrics` counts. `azure` gives paths of its
-clients their usual names.
+`server` listens (`connection` counts connections, cuts slow clients and has clients take turns), `guard` decides who
+may call, by `keys` and `origins`, and who it is, by way of `proxies`, `app` routes: `completions` answers, `texts`
+counts tokens, `model_cards` say what clients ask about the model, `admin` manages workers and shows the `cluster`, with
+the `timeline` of a step, `metrics` counts. `azure` gives paths of its clients their usual names.
 
-A request: `intake` limits it by `limits`, with `fairness` among clients, `body` reads and parses it, and `fields` are
+A request: `intake` limits it by `limits`, `body` reads and parses it, and `fields` are
 checked by one of the `tables`, which is in the module that reads the form: `completion_request`, `chat_request` and
 `embedding_request`, with `answer_fields` that several have; of other APIs `responses_request`, `anthropic_request` and
 `ollama_request`, which make a chat by `translation`. `messages` and `encoding` make token ids, `answer_grammar` says in
@@ -17,7 +16,7 @@ schema what a grammar can hold. `asked` is what comes of it. `openapi` shows the
 Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
 the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, with `token_scores`, and one of the
 `formats` makes `frames` of it and of what is `spoken` in it: `openai_format`, `responses_format`, `anthropic_format`,
-`ollama_format` or `embedding_format`. `errors` are OpenAI's, which others see in their own `error_shapes`.
+`ollama_format` or `embedding_format`. `errors` are OpenAI's, and those of others.
 `further_choices` have their turn later. Where answers are to survive the server, `kept_answers`, each a `kept_answer`
 with its `heard_choices` and its `answer_reader`, outlive their connections, as many as their `held_bytes` allow, until
 an `acknowledgement`, and a `record_folder` has their `records`, each in a `record_file`, with its age by `moments`.

@@ -20,6 +20,7 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.service import Busy, Forecast, Service, Unavailable
+from tpiedge.api.timeline import shown_step
 
 _T = TypeVar("_T")
 
@@ -48,18 +49,18 @@ class Admin:
             Route("/admin/nodes", self._nodes, methods=["GET"]),
             Route("/admin/nodes/pending", self._pending, methods=["GET"]),
             Route("/admin/nodes/members", self._members, methods=["GET"]),
-            Route("/admin/nodes/approve", self._approve, methods=["POST"]),
-            Route("/admin/nodes/revoke", self._revoke, methods=["POST"]),
             Route("/admin/nodes/drain", self._drain, methods=["POST"]),
-            Route("/admin/nodes/undrain", self._undrain, methods=["POST"]),
-            Route("/admin/nodes/clear", self._clear, methods=["POST"]),
+            self._order("approve", "code", "name", self._service.approve),
+            self._order("revoke", "name", "revoked", self._service.revoke),
+            self._order("undrain", "name", "name", self._service.undrain),
+            self._order("clear", "name", "name", self._service.clear),
         ]
 
     async def _cluster(self, request: Request) -> Response:
         service = self._service
         status, timeline = service.observe(timeline=True), service.timeline()
         waiting, shown = await self._run(
-            lambda: (service.pending(), self._picture.shown(timeline, status.nodes, status.epoch))
+            lambda: (service.pending(), shown_step(timeline, status.nodes, status.epoch))
         )
         picture = self._picture.of(
             status,
@@ -121,13 +122,14 @@ class Admin:
         members, revoked = ([asdict(worker) for worker in workers] for workers in found)
         return JSONResponse({"members": members, "revoked": revoked})
 
-    async def _approve(self, request: Request) -> Response:
-        code = await self._word(request, "code")
-        return JSONResponse({"name": await self._run(lambda: self._service.approve(code))})
+    def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str]) -> Route:
+        """An order with one word, which is answered with the name of the worker."""
 
-    async def _revoke(self, request: Request) -> Response:
-        name = await self._word(request, "name")
-        return JSONResponse({"revoked": await self._run(lambda: self._service.revoke(name))})
+        async def endpoint(request: Request) -> Response:
+            word = await self._word(request, field)
+            return JSONResponse({answered: await self._run(lambda: act(word))})
+
+        return Route(f"/admin/nodes/{verb}", endpoint, methods=["POST"])
 
     async def _drain(self, request: Request) -> Response:
         name = await self._word(request, "name")
@@ -140,14 +142,6 @@ class Admin:
                 f"a plan without {name!r} takes more than {_PLAN_S:.0f} s: try again later"
             ) from None
         return JSONResponse({"name": found})
-
-    async def _undrain(self, request: Request) -> Response:
-        name = await self._word(request, "name")
-        return JSONResponse({"name": await self._run(lambda: self._service.undrain(name))})
-
-    async def _clear(self, request: Request) -> Response:
-        name = await self._word(request, "name")
-        return JSONResponse({"name": await self._run(lambda: self._service.clear(name))})
 
     async def _word(self, request: Request, key: str) -> str:
         """The one field of the body."""

@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tpiedge.api.error_shapes import anthropic_error
-from tpiedge.api.errors import ApiError
+from tpiedge.api.errors import ApiError, anthropic_error
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, Json, comment, named_event
 from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id

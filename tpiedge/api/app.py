@@ -19,8 +19,7 @@ from tpiedge.api.azure import name_usual_path
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Resumptions
 from tpiedge.api.deliveries import Deliveries, RunningAnswers
-from tpiedge.api.error_shapes import error_body
-from tpiedge.api.errors import ApiError, of_exception
+from tpiedge.api.errors import ApiError, error_body, of_exception
 from tpiedge.api.fields import IgnoredFields
 from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
 from tpiedge.api.intake import Intake
@@ -132,14 +131,14 @@ class Api:
 
     def close(self, limit_s: float) -> None:
         """After the event loop has ended: what was not delivered is left to the next server, where it is recorded. Wait
-        for the threads of the answers, and for those that prepare requests, for each kind at most that long."""
+        for the threads of the answers, for each kind at most that long."""
         if self._kept is not None:
             self._kept.close()
         self._running.join(limit_s)
         if self._kept is not None:
             self._kept.join(limit_s)
-        self._intake.close(limit_s)
-        self._admin_intake.close(limit_s)
+        self._intake.close()
+        self._admin_intake.close()
 
     def ended_in_order(self) -> None:
         """After `close`, as of KeptAnswers."""

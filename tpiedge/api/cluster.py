@@ -3,11 +3,7 @@
 Computed when somebody looks, from what the master knows. Rates are of the last seconds: those of a machine between two
 arrivals of its counters, of tokens between two looks. So the first look has none.
 
-A step takes as long on every machine as rank 0's parts of it. `compute_s` is a machine's arithmetic, `disk_s` its
-waiting for weights that stream; the rest goes by in all-reduces and, but on rank 0, before the first and after the last
-one. How much of the rest is waiting for other machines, `wait_s`, and how much is the network's, `network_s`, is as in
-the steps of the last seconds that were recorded (`timeline.py`). Before the first of these, the machine that spends
-least in all-reduces is taken to wait for nobody: as much of every machine's rest is the network's.
+Where the time of a step goes is the mean of the steps of the last seconds that were recorded (`timeline.py`).
 """
 
 import math
@@ -24,9 +20,8 @@ from tpiedge.api.service import (
     NodeStatus,
     PendingJoin,
     RequestLine,
-    StepTimeline,
 )
-from tpiedge.api.timeline import ShownStep, WaitingShares, shown_step
+from tpiedge.api.timeline import ShownStep, StepMeans
 
 MachineState: TypeAlias = Literal[
     "serving", "loading", "spare", "left out", "draining", "drained", "waiting", "lost"
@@ -41,11 +36,7 @@ _SHORTEST_COUNTED_S: Final = 0.5
 _SERVING: Final = "ready"
 _LOADING: Final = ("starting", "joined", "loading", "preparing", "prepared", "fetching")
 _SAME: Final[Mapping[str, MachineState]] = {
-    "spare": "spare",
-    "left out": "left out",
-    "draining": "draining",
-    "drained": "drained",
-    "lost": "lost",
+    name: name for name in ("spare", "left out", "draining", "drained", "lost")
 }
 #: Who was heard within so many seconds is heard now.
 _HEARD_S: Final = 3.0
@@ -63,27 +54,11 @@ class _Look:
 
 
 class ClusterPicture:
-    """Remembers the last looks. For one thread, but for `shown`."""
+    """Remembers the last looks. For one thread."""
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque()
-        #: What it shows, and what that was made of: all who look meanwhile get the same.
-        self._shown: tuple[object, ShownStep | None] = (None, None)
-        self._waiting = WaitingShares()
-
-    def shown(
-        self, timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int
-    ) -> ShownStep | None:
-        """The step on its axis, for `of`; None where there is none of this epoch. Takes milliseconds where the model
-        has many layers: from any thread."""
-        if timeline is None or timeline.epoch != epoch:
-            return None
-        of = timeline, tuple((node.name, node.host, node.rank) for node in nodes)
-        known, made = self._shown
-        if known != of:
-            made = shown_step(timeline, nodes)
-            self._shown = of, made
-        return made
+        self._means = StepMeans()
 
     def of(
         self,
@@ -97,9 +72,9 @@ class ClusterPicture:
         sender: Callable[[str], Sender | None],
     ) -> _JsonObject:
         """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters,
-        `timeline` as `shown`. `sender` says who a line's client is."""
+        `timeline` as of shown_step. `sender` says who a line's client is."""
         before, look = self._remember(status, now)
-        steps = _steps(status.nodes, self._waiting.after(timeline))
+        means = self._means.after(timeline)
         return {
             "object": "tpiedge.cluster",
             "model": {"name": model.name, "context_tokens": model.context_tokens},
@@ -112,7 +87,7 @@ class ClusterPicture:
                 "why": status.collective_why,
             },
             "split_shows": status.split_shows,
-            "machines": [_machine(node, status, steps.get(node.rank)) for node in status.nodes],
+            "machines": [_machine(node, status, _step(node, means)) for node in status.nodes],
             "timeline": None if timeline is None else timeline.json,
             "waiting": [asdict(one) for one in waiting],
             "requests": [_request(one, sender(one.client)) for one in requests],
@@ -132,7 +107,7 @@ class ClusterPicture:
         return before, look
 
 
-def _machine(node: NodeStatus, status: ClusterStatus, step: _JsonObject | None) -> _JsonObject:
+def _machine(node: NodeStatus, status: ClusterStatus, step: Mapping[str, float] | None) -> _JsonObject:
     nodes = status.nodes
     return {
         "name": node.name,
@@ -228,39 +203,12 @@ def _memory(node: NodeStatus) -> _JsonObject:
     }
 
 
-def _steps(nodes: Sequence[NodeStatus], waiting: Mapping[int, float]) -> Mapping[int | None, _JsonObject]:
-    """Where the time of a step went, by rank; nothing while none is taken. `waiting`: as of WaitingShares."""
-    found = {
-        node.rank: parts
-        for node in nodes
-        if node.rank is not None and (parts := _counted_parts(node)) is not None
-    }
-    step_s = sum(found.get(0, ()))
-    network_s = min((reduce_s for _, _, reduce_s in found.values()), default=0.0)
-    steps: dict[int | None, _JsonObject] = {}
-    for rank, (compute_s, disk_s, reduce_s) in found.items():
-        rest_s = max(reduce_s, step_s - compute_s - disk_s)
-        wait_s = rest_s * waiting[rank] if rank in waiting else rest_s - network_s
-        steps[rank] = {
-            "compute_s": round(compute_s, 7),
-            "wait_s": round(wait_s, 7),
-            "network_s": round(rest_s - wait_s, 7),
-            "disk_s": round(disk_s, 7),
-        }
-    return steps
-
-
-def _counted_parts(node: NodeStatus) -> tuple[float, float, float] | None:
-    """The seconds per step of its arithmetic, its waiting for weights, and its all-reduces, as the machine counts them;
-    None while it takes none."""
-    if (counted := node.counted) is None:
+def _step(node: NodeStatus, means: Mapping[int, Mapping[str, float]]) -> Mapping[str, float] | None:
+    """Where the time of a step goes on that machine; None while it takes none."""
+    counted = node.counted
+    if node.rank is None or counted is None or counted.latest.steps <= counted.first.steps:
         return None
-    first, last = counted.first, counted.latest
-    if (steps := last.steps - first.steps) <= 0:
-        return None
-    compute_s = last.compute_s - first.compute_s + last.head_s - first.head_s
-    disk_s, reduce_s = last.weight_wait_s - first.weight_wait_s, last.reduce_wait_s - first.reduce_wait_s
-    return max(0.0, compute_s) / steps, max(0.0, disk_s) / steps, max(0.0, reduce_s) / steps
+    return means.get(node.rank)
 
 
 def _request(line: RequestLine, sender: Sender | None) -> _JsonObject:

@@ -1,193 +1,298 @@
-"""One connection: uvicorn's, with deadlines for sending a request's head and for reading an answer, with bounds on what
-is parsed in one turn of the event loop, for each client, and with errors in our shape."""
+"""The connections of the HTTP port: how many there are, and what one of them may cost.
+
+Each connection takes a descriptor, of which workers need some, too; so no client has more than its portion. It is
+uvicorn's, with deadlines for sending a request's head and for reading an answer, and with errors in our shape. Parsing
+takes microseconds for each line and each chunk, however short: so a client has one piece parsed in a turn of the event
+loop, on however many connections, and all others have their turn before its next one.
+"""
 
 import asyncio
 import json
+import logging
+import socket
+import ssl
+import weakref
+from asyncio.sslproto import SSLProtocol
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tpiedge.api.acknowledgement import Acknowledgement
-from tpiedge.api.bounded_http import BoundedHttp
 from tpiedge.api.errors import ApiError
-from tpiedge.api.fairness import FairTurns
 from tpiedge.api.limits import Limits
+from tpiedge.portions import Portions
+from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import KIB
 
-PIECE_BYTES: Final = 8 * KIB
-"""No more of what a client sent, on however many connections, is read and parsed in one turn of the event loop; others
-have theirs before the next."""
+PIECE_BYTES: Final = 2 * KIB
+"""Bytes of one client that are read and parsed in one turn of the event loop."""
 
 #: As TCP's: what a client does not read is kept in the server's memory.
-_TLS_UNSENT_BYTES: Final = 64 << 10
+_TLS_UNSENT_BYTES: Final = 64 * KIB
+#: For a client to say that it has heard the end of a TLS connection.
+_GOODBYE_S: Final = 5.0
+#: Connections that are refused before the event loop has its turn again.
+_BURST: Final = 64
+_log = logging.getLogger(__name__)
 
 
-def connection_class(limits: Limits) -> type[H11Protocol]:
-    """A protocol that closes a connection on which a request's head takes too long to arrive, or is too large, or whose
-    client does not read what it was sent. For one event loop."""
-    # asyncio cuts the buffer, for TLS: of other kinds that would be a copy.
-    turns, piece = FairTurns(), memoryview(bytearray(PIECE_BYTES))
+class HttpListener(socket.socket):
+    """A listening socket of `limit` connections, divided by address. A further one never waits: it ends, where it is
+    `plain` HTTP with a 503. For one event loop, which accepts until BlockingIOError."""
 
-    class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.conn: BoundedHttp = BoundedHttp(limits.headers_bytes)
-            #: Not parsed yet. Nothing more is read from the connection meanwhile.
-            self._received = b""
-            self._asked = False
-            self._timer: asyncio.TimerHandle | None = None
-            self._looking: asyncio.TimerHandle | None = None
-            #: Bytes that the client had not taken at the last look, if we waited for that then, and still do.
-            self._left: int | None = None
-            self._lost = False
-            #: Whether bytes of an answer were dropped, or never written.
-            self._cut = False
-            self._below: asyncio.WriteTransport | None = None
-            self._host = ""
+    def __init__(self, family: int, kind: int, protocol: int, limit: int, plain: bool) -> None:
+        super().__init__(family, kind, protocol)
+        self._plain = plain
+        self._places = Portions(limit)
+        self._warnings = RateLimitedLog(_log)
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            # Not at once: uvicorn says so before it has ended the cycle.
-            self.flow = _Flow(transport, lambda: self.loop.call_soon(self._ask))
-            self._below = below_tls(transport)
-            if self._below is not None:
-                transport.set_write_buffer_limits(_TLS_UNSENT_BYTES)
-            self._host = "" if self.client is None else self.client[0]
-            self._acknowledgement = Acknowledgement()
-            self.app_state = {
-                "drop": self._abort,
-                "unsent": self._unsent,
-                "arriving": lambda: self.conn.arriving,
-                "acknowledgement": self._acknowledgement,
-            }
-            self._expect_head()
-            self._look()
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Returns the next connection that finds a place."""
+        for _ in range(_BURST):
+            accepted, address = super().accept()
+            host = address[0]
+            if self._places.take(host):
+                return _Accepted(accepted, partial(self._places.leave, host)), address
+            self._warnings.warning("refused an HTTP connection from %s: all places are taken", host)
+            _refuse(accepted, self._plain)
+        raise BlockingIOError
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            if self._looking is not None:
-                self._looking.cancel()
-            self._cut_unfinished()
-            self._lost, self._cut = True, self._cut or exc is not None
-            super().connection_lost(exc)
 
-        def eof_received(self) -> None:
-            """The transport closes now, and drops what is written from now on."""
-            self._cut_unfinished()
-            super().eof_received()
+class _Accepted(socket.socket):
+    """Calls `leave` when it is closed, or forgotten."""
 
-        def resume_writing(self) -> None:
-            self._left = None
-            super().resume_writing()
+    def __init__(self, accepted: socket.socket, leave: Callable[[], None]) -> None:
+        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        self._leave = weakref.finalize(self, leave)
 
-        def get_buffer(self, _sizehint: int) -> memoryview:
-            return piece
+    def close(self) -> None:
+        super().close()
+        self._leave()
 
-        def buffer_updated(self, nbytes: int) -> None:
-            self._received += bytes(piece[:nbytes])
-            if self.timeout_keep_alive_task is not None:  # uvicorn's own, for an idle connection
-                self.timeout_keep_alive_task.cancel()
-            self._ask()
-            if self._received:
-                self.transport.pause_reading()
 
-        def handle_events(self) -> None:
-            """Of uvicorn, which has answered: the next request may be there."""
-            self._ask()
+def _refuse(connection: socket.socket, plain: bool) -> None:
+    """No TLS client reads what comes before a handshake, which takes time."""
+    error = ApiError(503, "too many connections are open: try again later", "too_many_connections")
+    with connection:
+        try:
+            connection.setblocking(False)
+            if plain:
+                connection.send(_response("503 Service Unavailable\r\nRetry-After: 5", error))
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(64 * KIB)  # what is not read makes the end a reset
+        except OSError:
+            pass
 
-        def on_response_complete(self) -> None:
-            received = self.conn.trailing_data[0] + self._received
-            self._acknowledgement.ahead = bool(received.strip(b"\r\n"))  # with which old clients end a body
-            super().on_response_complete()
 
-        def _ask(self) -> None:
-            if not self._asked:
-                self._asked = True
-                turns.ask(self._host, self._parse)
+def _response(status: str, error: ApiError) -> bytes:
+    """The last answer of a connection that has no application."""
+    body = json.dumps(error.body())
+    head = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}"
+    return f"HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}".encode("ascii")
 
-        def _parse(self) -> None:
-            """What is left of the pieces before, and the next one unless uvicorn wants no more for now."""
-            self._asked = False
-            if self.transport.is_closing():
-                return
-            super().handle_events()
-            if self._received and not (self.flow.read_paused or self.transport.is_closing()):
-                received, self._received = self._received, b""
+
+class FairTurns:
+    """For one event loop. In a turn of it each client does one thing; what more it wants to do, it does in the next
+    turns, in the order in which it asked."""
+
+    def __init__(self) -> None:
+        #: Of each client that did something in this turn: what it is to do in the next ones.
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+
+    def ask(self, client: str, act: Callable[[], None]) -> None:
+        """Has `act` called: now, if it is the client's first in this turn."""
+        if client in self._waiting:
+            self._waiting[client].append(act)
+            return
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._waiting[client] = deque()
+        act()
+
+    def _next(self) -> None:
+        self._waiting = {client: acts for client, acts in self._waiting.items() if acts}
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            for acts in self._waiting.values():
+                loop.call_soon(acts.popleft())
+            loop.call_soon(loop.call_soon, self._next)  # not before the turn of these has ended
+
+
+class ConnectionMaker:
+    """Makes the protocol of each connection, as uvicorn asks for it. For one event loop."""
+
+    def __init__(self, limits: Limits, tls: ssl.SSLContext | None) -> None:
+        self._limits = limits
+        self._tls = tls
+        self._turns = FairTurns()
+
+    def __call__(self, **of_uvicorn: Any) -> asyncio.BaseProtocol:
+        made = HttpConnection(self._limits, self._turns, **of_uvicorn)
+        return made if self._tls is None else _Tls(made, self._tls, self._limits.headers_s)
+
+
+class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
+    """Is closed where a request's head takes too long to arrive, or its client does not read what it was sent."""
+
+    #: Of all connections: asyncio cuts it, for TLS. Of another kind that would be a copy.
+    _piece = memoryview(bytearray(PIECE_BYTES))
+
+    def __init__(self, limits: Limits, turns: FairTurns, **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        #: That of TCP below TLS, of which asyncio tells nobody else; and the same, until the handshake is done.
+        self.below: asyncio.WriteTransport | None = None
+        self.shaking: asyncio.WriteTransport | None = None
+        self._limits = limits
+        self._turns = turns
+        #: Not parsed yet. Nothing more is read from the connection meanwhile.
+        self._received = b""
+        self._asked = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._look_timer: asyncio.TimerHandle | None = None
+        #: Bytes that the client had not taken at the last look, if we waited for that then, and still do.
+        self._left: int | None = None
+        self._lost = False
+        #: Whether bytes of an answer were dropped, or never written.
+        self._cut = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Not at once: uvicorn says so before it has ended the cycle.
+        self.flow = _Flow(transport, lambda: self.loop.call_soon(self._ask))
+        self.shaking = None
+        if self.below is not None:
+            transport.set_write_buffer_limits(_TLS_UNSENT_BYTES)
+        self._acknowledgement = Acknowledgement()
+        self.app_state = {
+            "drop": self.drop,
+            "unsent": self._unsent,
+            "arriving": lambda: self.conn.their_state is h11.SEND_BODY,
+            "acknowledgement": self._acknowledgement,
+        }
+        self._expect_head()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
+        self._cut_unfinished()
+        self._lost, self._cut = True, self._cut or exc is not None
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The transport closes now, and drops what is written from now on."""
+        self._cut_unfinished()
+
+    def resume_writing(self) -> None:
+        self._left = None
+        super().resume_writing()
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._piece
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received += bytes(self._piece[:nbytes])
+        if self.timeout_keep_alive_task is not None:  # uvicorn's own, for an idle connection
+            self.timeout_keep_alive_task.cancel()
+        self._ask()
+        if self._received:
+            self.transport.pause_reading()
+
+    def handle_events(self) -> None:
+        """Of uvicorn, which has answered: the next request may be there."""
+        self._ask()
+
+    def on_response_complete(self) -> None:
+        rest = self.conn.trailing_data[0].lstrip(b"\r\n")  # with which old clients end a body
+        self._acknowledgement.ahead = bool(rest or self._received.strip(b"\r\n"))
+        if self.conn.our_state is self.conn.their_state is h11.DONE:
+            self.conn = h11.Connection(h11.SERVER, self._limits.headers_bytes)
+            if rest:  # h11 takes nothing for the end
+                self.conn.receive_data(rest)
+        super().on_response_complete()
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._turns.ask("" if self.client is None else self.client[0], self._parse)
+
+    def _parse(self) -> None:
+        """What is left of the pieces before, and the next one unless uvicorn wants no more for now."""
+        self._asked = False
+        if self.transport.is_closing():
+            return
+        super().handle_events()
+        if self._received and not (self.flow.read_paused or self.transport.is_closing()):
+            received, self._received = self._received, b""
+            if self.conn.their_state in (h11.IDLE, h11.MUST_CLOSE) and not self.conn.trailing_data[0]:
+                received = received.lstrip(b"\r\n")
+            if received:
                 self.conn.receive_data(received)
-                super().handle_events()
-                if self.cycle is not None and not self.cycle.response_complete:
-                    self._stop_timer()
-                else:
-                    self._expect_head()
-            if not self._received:
-                self.transport.resume_reading()
+            super().handle_events()
+            if self.cycle is None or self.cycle.response_complete:
+                self._expect_head()
+            elif self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+        if not self._received:
+            self.transport.resume_reading()
 
-        def send_400_response(self, msg: str) -> None:
-            """Bytes that are no HTTP request, or more than is allowed."""
-            if self.cycle is not None:
-                self.cycle.disconnected = True  # the application's answer comes too late
-            why = self.conn.refusal or f"{msg} (or its headers are too large)"
-            error = ApiError(400, why, "invalid_http")
-            body = json.dumps(error.body()).encode("ascii")
-            headers = [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"),
-            ]
-            events = (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            )
-            try:
-                output = b"".join(self.conn.send(event) or b"" for event in events)
-                self.transport.write(output)
-            except h11.LocalProtocolError:
-                pass  # an answer is under way: closing is all that can be said
-            self._cut_unfinished()
-            self.transport.close()
+    def send_400_response(self, msg: str) -> None:
+        """Bytes that are no HTTP request, or more than is allowed. While an answer is under way, closing is all that
+        can be said."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # the application's answer comes too late
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            error = ApiError(400, f"{msg} (or its headers are too large)", "invalid_http")
+            self.transport.write(_response("400 Bad Request", error))
+        self._cut_unfinished()
+        self.transport.close()
 
-        def _unsent(self) -> int | None:
-            """Bytes that the system has not taken yet; None once the connection is lost, and they with it. A connection
-            that we closed after the answer has ended only when the system had taken everything."""
-            if self._lost:
-                return None if self._cut else 0
-            below = 0 if self._below is None else self._below.get_write_buffer_size()
-            return self.transport.get_write_buffer_size() + below
+    def shutdown(self) -> None:
+        """As the server ends. A handshake is not waited for."""
+        if self.shaking is not None:
+            self.shaking.abort()
+        else:
+            super().shutdown()
 
-        def _cut_unfinished(self) -> None:
-            """What an answer that has not ended still says reaches nobody."""
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._cut = True
+    def drop(self) -> None:
+        """Closes the connection without what is unsent."""
+        self._cut = True
+        (self.shaking or self.transport).abort()
 
-        def _abort(self) -> None:
-            """Closes the connection without what is unsent."""
+    def _unsent(self) -> int | None:
+        """Bytes that the system has not taken yet; None once the connection is lost, and they with it. A connection
+        that we closed after the answer has ended only when the system had taken everything."""
+        if self._lost:
+            return None if self._cut else 0
+        below = 0 if self.below is None else self.below.get_write_buffer_size()
+        return self.transport.get_write_buffer_size() + below
+
+    def _cut_unfinished(self) -> None:
+        """What an answer that has not ended still says reaches nobody."""
+        if self.cycle is not None and not self.cycle.response_complete:
             self._cut = True
-            self.transport.abort()
 
-        def _look(self) -> None:
-            """From time to time, whether the client reads what we wait for, or what is left once we closed."""
-            waiting = self.flow.write_paused or self.transport.is_closing()
-            left = self._unsent() if waiting else None
-            if left and self._left is not None and left >= self._left:
-                self._abort()
-                return
-            self._left = left
-            self._looking = self.loop.call_later(limits.write_s, self._look)
+    def _look(self) -> None:
+        """From time to time, whether the client reads what we wait for, or what is left once we closed."""
+        waiting = self.flow.write_paused or self.transport.is_closing()
+        left = self._unsent() if waiting else None
+        if left and self._left is not None and left >= self._left:
+            self.drop()
+            return
+        self._left = left
+        self._look_timer = self.loop.call_later(self._limits.write_s, self._look)
 
-        def _expect_head(self) -> None:
-            if self._timer is None:
-                self._timer = self.loop.call_later(limits.headers_s, self._abort)
-
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-    return HttpConnection
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.headers_s, self.drop)
 
 
 class _Flow(FlowControl):
@@ -206,8 +311,26 @@ class _Flow(FlowControl):
             self._resumed()
 
 
-def below_tls(transport: asyncio.Transport) -> asyncio.WriteTransport | None:
-    """The transport of TCP below one of TLS, of which asyncio tells nobody; None where there is none. It has sent only
-    what that one has."""
-    found = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
-    return found if isinstance(found, asyncio.WriteTransport) else None
+class _Tls(SSLProtocol):
+    """Tells the connection above which transport is below: TLS has sent only what that one has."""
+
+    def __init__(self, above: HttpConnection, context: ssl.SSLContext, handshake_s: float) -> None:
+        super().__init__(
+            asyncio.get_running_loop(),
+            above,
+            context,
+            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=handshake_s,  # type: ignore[arg-type]
+            ssl_shutdown_timeout=_GOODBYE_S,
+        )
+        self._above = above
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._above.below = self._above.shaking = cast("asyncio.WriteTransport", transport)
+        self._above.connections.add(self._above)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._above.connections.discard(self._above)  # who has shaken no hands is not told
+        super().connection_lost(exc)

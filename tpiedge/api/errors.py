@@ -1,11 +1,14 @@
-"""Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors as clients read them: OpenAI's {"error": {"message", "type", "param", "code"}}, and the shapes of the other
+APIs."""
 
 import logging
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
+from tpiedge.api.frames import Json
 from tpiedge.api.service import Busy, Unavailable
 from tpiedge.errors import (
     Cancelled,
@@ -23,6 +26,19 @@ from tpiedge.master.drains import CannotDrain
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.rate_limited_log import RateLimitedLog
 
+_ANTHROPIC: Final = "/v1/messages"
+_ANTHROPIC_VERSION: Final = b"anthropic-version"
+_OLLAMA: Final = "/api/"
+_ANTHROPIC_KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _log = RateLimitedLog(logging.getLogger(__name__))
 
 
@@ -124,3 +140,33 @@ def _place(error: BaseException) -> str:
     """Where it was raised: the file and line."""
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     return f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else "an unknown place"
+
+
+def is_anthropic(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a client of Anthropic's API sent them: some of its paths are OpenAI's, too."""
+    return any(name == _ANTHROPIC_VERSION for name, _ in headers)
+
+
+def error_body(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> Json:
+    """Of an answer to a request for `path` with these headers."""
+    if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/") or is_anthropic(headers):
+        return anthropic_error(error)
+    if path.startswith(_OLLAMA):
+        return ollama_error(error)
+    return error.body()
+
+
+def anthropic_error(error: ApiError) -> Json:
+    """{"type": "error", "error": {"type", "message"}}, and "details" where there are some."""
+    usual = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _ANTHROPIC_KINDS.get(error.status, usual)
+    message = error.message
+    if isinstance(error, PromptTooLong):  # the words after which Claude Code shortens the conversation
+        message = f"prompt is too long: {error.tokens} tokens > {error.maximum} maximum"
+    more = {"details": error.details} if error.details else {}
+    return {"type": "error", "error": {"type": kind, "message": message, **more}}
+
+
+def ollama_error(error: ApiError) -> Json:
+    """{"error": message}."""
+    return {"error": error.message}

@@ -102,7 +102,11 @@ class Guard:
         self._scope_key = secrets.token_bytes(_SCOPE_BYTES)
 
     def check_sender(self, path: str, headers: Headers) -> None:
-        """Before anything is answered. Raises ApiError 431 or 403."""
+        """Before anything is answered. Raises ApiError 400, 431 or 403."""
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+            # Of two lengths, a proxy might believe the other.
+            why = "a body has either a Content-Length or a Transfer-Encoding"
+            raise ApiError(400, why, "invalid_http", headers={"Connection": "close"})
         if sum(len(name) + len(value) + 4 for name, value in headers) > self._headers_bytes:
             raise ApiError(
                 431, f"the headers have more than {self._headers_bytes} bytes", "headers_too_large"

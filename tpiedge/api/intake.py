@@ -3,20 +3,23 @@ divided fairly among clients."""
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
 from tpiedge.api.body import Disconnected, left, parse_object, read_body
 from tpiedge.api.errors import ApiError
-from tpiedge.api.fairness import FairThreads
 from tpiedge.api.guard import Guard
 from tpiedge.api.limits import Limits
 from tpiedge.api.service import Busy
 from tpiedge.portions import Portions
 
-_THREADS = 4
+_THREADS: Final = 4
+#: Pieces of work that a client may have with the threads, so that no client's work waits for all of another's.
+_AT_ONCE: Final = _THREADS // 2
 _JSON = "application/json"
 #: What curl says where it is not told, and aiohttp, by which LiteLLM asks.
 _UNTOLD = ("", "application/x-www-form-urlencoded", "application/octet-stream")
@@ -27,13 +30,15 @@ _T = TypeVar("_T")
 class Intake:
     """For one event loop. Parsing, templates and tokenizing take milliseconds to seconds: threads do them.
 
-    Of its places, bytes and threads no client has more than half, nor more than the others leave.
+    Of its places and bytes no client has more than half, nor more than the others leave; of its threads each has half
+    at most, and they do in turn what different clients ask for.
     """
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
         self._limits = limits
         self._guard = guard
-        self._threads = FairThreads(_THREADS, "api-intake")
+        self._threads = ThreadPoolExecutor(_THREADS, "api-intake")
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._places = Portions(limits.preparing)
         self._bytes = Portions(limits.bodies_bytes)
 
@@ -93,10 +98,24 @@ class Intake:
 
     def run(
         self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None
-    ) -> "asyncio.Future[_T]":
+    ) -> "asyncio.Task[_T]":
         """What `work` returns, done in a thread when `client` has its turn. If it is cancelled before, nothing is done;
         if later, what was done is undone."""
-        return self._threads.start(client, work, undo)
+        return asyncio.get_running_loop().create_task(self._run(client, work, undo))
+
+    async def _run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None) -> _T:
+        turn = self._turns.setdefault(client, asyncio.Semaphore(_AT_ONCE))
+        async with turn:
+            begun = self._threads.submit(work)
+            done = asyncio.wrap_future(begun)
+            try:
+                return await asyncio.shield(done)
+            except asyncio.CancelledError:
+                if not begun.cancel():  # its client keeps the turn until it ends
+                    await asyncio.wait([done])
+                    if undo is not None and done.exception() is None:
+                        undo(done.result())
+                raise
 
     async def awaited(self, running: "asyncio.Future[_T]", request: Request) -> _T:
         """The result, for the sender of a request whose body has arrived. Raises Disconnected, and cancels it, where
@@ -111,9 +130,9 @@ class Intake:
             running.cancel()
             gone.cancel()
 
-    def close(self, limit_s: float) -> None:
-        """After the event loop has ended. Waits for what runs, at most that long."""
-        self._threads.close(limit_s)
+    def close(self) -> None:
+        """After the event loop has ended. What has not begun never does; what runs ends before the process does."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _host(request: Request) -> str:

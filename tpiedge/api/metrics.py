@@ -11,7 +11,7 @@ value that clients choose.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final, TypeAlias
 
@@ -22,55 +22,40 @@ from prometheus_client.registry import Collector
 
 from tpiedge.master.histogram import Histogram
 from tpiedge.master.history import LOSS_CAUSES, PLAN_CAUSES
-from tpiedge.master.status import ClusterStatus, NodeStatus
-from tpiedge.wire.control import Stats
+from tpiedge.master.status import ClusterStatus
 
 METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _Labels: TypeAlias = Mapping[str, str]
 _NONE: Final[_Labels] = {}
 
-#: Field of Stats, name, help.
-_COUNTERS: Final = (
-    (
-        "disk_read_bytes",
-        "node_disk_read_bytes_total",
-        "Bytes of weights read from disk since they were loaded.",
-    ),
-    ("reads", "node_disk_reads_total", "Pieces of weights read from disk."),
-    ("load_s", "node_disk_busy_seconds_total", "While at least one such read was under way."),
-    ("prefetch_hits", "node_prefetch_hits_total", "Blocks whose weights had been read ahead."),
-    ("stalls", "node_stalls_total", "Blocks whose weights were waited for."),
-    ("weight_wait_s", "node_stall_seconds_total", "Waiting for weights."),
-    ("attention_s", "node_attention_seconds_total", "Computing attention blocks."),
-    ("ffn_s", "node_ffn_seconds_total", "Computing FFN blocks."),
-    ("reduce_wait_s", "node_reduce_seconds_total", "In all-reduces, other nodes' lateness included."),
-    ("head_s", "node_head_seconds_total", "Embedding, LM head and sampling, on rank 0."),
-    ("bytes_sent", "node_sent_bytes_total", "Sent to other nodes."),
-    ("bytes_received", "node_received_bytes_total", "Received from other nodes."),
-    ("dropped", "node_dropped_messages_total", "Messages of other nodes that came too late."),
-    (
-        "refused",
-        "node_refused_messages_total",
-        "Messages and connections on the tensor plane that no honest node makes.",
-    ),
-    ("steps", "node_steps_total", "Sweeps over the model."),
-    ("tokens", "node_tokens_total", "Positions computed, those of prompts included."),
-    (
-        "drafted",
-        "node_drafted_tokens_total",
-        "Tokens that were guessed, to be checked in one step, on rank 0.",
-    ),
-    ("accepted", "node_accepted_tokens_total", "Guessed tokens that were right."),
-)
-_GAUGES: Final = (
-    ("peak_rss_bytes", "node_peak_rss_bytes", "The largest resident set of the process so far."),
-    ("weight_bytes", "node_weight_bytes", "Memory that is kept for weights."),
-    ("window_bytes", "node_window_bytes", "Those of them that weights pass through on their way from disk."),
-    ("kv_bytes", "node_kv_bytes", "Memory that the KV cache takes, at most."),
-    ("kv_reserved_bytes", "node_kv_reserved_bytes", "Memory that the KV cache takes when it is full."),
-    ("kv_pages", "node_kv_pages", "Pages of the KV cache."),
-    ("kv_pages_used", "node_kv_pages_used", "Pages that hold what running requests need."),
+#: Field of Stats, name, help. A name that ends with total is a counter's.
+_OF_NODES: Final = (
+    ("disk_read_bytes", "disk_read_bytes_total", "Bytes of weights read from disk since they were loaded."),
+    ("reads", "disk_reads_total", "Pieces of weights read from disk."),
+    ("load_s", "disk_busy_seconds_total", "While at least one such read was under way."),
+    ("prefetch_hits", "prefetch_hits_total", "Blocks whose weights had been read ahead."),
+    ("stalls", "stalls_total", "Blocks whose weights were waited for."),
+    ("weight_wait_s", "stall_seconds_total", "Waiting for weights."),
+    ("attention_s", "attention_seconds_total", "Computing attention blocks."),
+    ("ffn_s", "ffn_seconds_total", "Computing FFN blocks."),
+    ("reduce_wait_s", "reduce_seconds_total", "In all-reduces, other nodes' lateness included."),
+    ("head_s", "head_seconds_total", "Embedding, LM head and sampling, on rank 0."),
+    ("bytes_sent", "sent_bytes_total", "Sent to other nodes."),
+    ("bytes_received", "received_bytes_total", "Received from other nodes."),
+    ("dropped", "dropped_messages_total", "Messages of other nodes that came too late."),
+    ("refused", "refused_messages_total", "Messages and connections that no honest node makes."),
+    ("steps", "steps_total", "Sweeps over the model."),
+    ("tokens", "tokens_total", "Positions computed, those of prompts included."),
+    ("drafted", "drafted_tokens_total", "Tokens that were guessed, on rank 0."),
+    ("accepted", "accepted_tokens_total", "Guessed tokens that were right."),
+    ("peak_rss_bytes", "peak_rss_bytes", "The largest resident set of the process so far."),
+    ("weight_bytes", "weight_bytes", "Memory that is kept for weights."),
+    ("window_bytes", "window_bytes", "Those of them that weights pass through on their way from disk."),
+    ("kv_bytes", "kv_bytes", "Memory that the KV cache takes, at most."),
+    ("kv_reserved_bytes", "kv_reserved_bytes", "Memory that the KV cache takes when it is full."),
+    ("kv_pages", "kv_pages", "Pages of the KV cache."),
+    ("kv_pages_used", "kv_pages_used", "Pages that hold what running requests need."),
 )
 #: Field of RequestHistograms, vLLM's name, help.
 _HISTOGRAMS: Final = (
@@ -111,39 +96,34 @@ class _Page(Collector):
 
 def _cluster(status: ClusterStatus) -> Iterator[Metric]:
     states = Counter(node.state for node in status.nodes)
-    yield _gauge("tpiedge_ready", "Whether requests are answered.", [(_NONE, status.ready)])
-    yield _gauge(
+    ways = {"token": status.collective, "chunk": status.bulk_collective}
+    collectives = [({"of": of, "collective": name}, 1) for of, name in ways.items() if name]
+    yield _one("tpiedge_ready", "Whether requests are answered.", status.ready)
+    yield _one(
         "tpiedge_epoch",
         "The plan that serves: a larger number with every new one, 0 before the first.",
-        [(_NONE, status.epoch)],
+        status.epoch,
     )
-    ways = {"token": status.collective, "chunk": status.bulk_collective}
-    yield _gauge(
-        "tpiedge_collective",
-        "By which the all-reduces of a token and of a whole chunk go.",
-        [({"of": of, "collective": name}, 1) for of, name in ways.items() if name],
+    yield _several(
+        "tpiedge_collective", "By which the all-reduces of a token and of a whole chunk go.", collectives
     )
-    yield _gauge(
-        "tpiedge_nodes",
-        "Machines by what they do.",
-        [({"state": state}, count) for state, count in sorted(states.items())],
-    )
+    yield _labelled("tpiedge_nodes", "Machines by what they do.", "state", dict(sorted(states.items())))
 
 
 def _plans(status: ClusterStatus) -> Iterator[Metric]:
     history = status.history
-    yield _counter(
+    yield _labelled(
         "tpiedge_plans_total",
         "Plans that began: the first one, after a loss, or in the place of another one.",
-        [({"cause": cause}, count) for cause, count in zip(PLAN_CAUSES, history.begun, strict=True)],
+        "cause",
+        dict(zip(PLAN_CAUSES, history.begun, strict=True)),
     )
-    yield _counter(
-        "tpiedge_failed_plans_total", "Plans that failed before they served.", [(_NONE, history.failed)]
-    )
-    yield _counter(
+    yield _one("tpiedge_failed_plans_total", "Plans that failed before they served.", history.failed)
+    yield _labelled(
         "tpiedge_losses_total",
         "Ends of a plan that served, other than by the next one, by cause.",
-        [({"cause": cause}, count) for cause, count in zip(LOSS_CAUSES, history.losses, strict=True)],
+        "cause",
+        dict(zip(LOSS_CAUSES, history.losses, strict=True)),
     )
     yield _histogram(
         "tpiedge_recovery_seconds",
@@ -154,31 +134,22 @@ def _plans(status: ClusterStatus) -> Iterator[Metric]:
 
 def _requests(status: ClusterStatus) -> Iterator[Metric]:
     totals = status.totals
-    yield _gauge("tpiedge_requests_waiting", "Requests that wait for their turn.", [(_NONE, status.queued)])
-    yield _gauge("tpiedge_requests_running", "Requests that are answered.", [(_NONE, status.running)])
-    outcomes = {
-        "finished": totals.finished,
-        "failed": totals.failed,
-        "cancelled": totals.cancelled,
-        "refused": totals.refused,
-    }
-    yield _counter(
-        "tpiedge_requests_total",
-        "Requests by how they ended.",
-        [({"outcome": name}, count) for name, count in outcomes.items()],
-    )
+    outcomes = {name: getattr(totals, name) for name in ("finished", "failed", "cancelled", "refused")}
+    yield _labelled("tpiedge_requests_total", "Requests by how they ended.", "outcome", outcomes)
     for name, says, value in (
-        ("tpiedge_prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens),
+        ("requests_waiting", "Requests that wait for their turn.", status.queued),
+        ("requests_running", "Requests that are answered.", status.running),
+        ("prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens),
         (
-            "tpiedge_cached_prompt_tokens_total",
-            "Those of them that were kept from earlier requests, and not computed.",
+            "cached_prompt_tokens_total",
+            "Those of them that were kept, and not computed.",
             totals.cached_tokens,
         ),
-        ("tpiedge_generated_tokens_total", "Tokens of answers.", totals.tokens),
-        ("tpiedge_resumed_answers_total", "Answers that went on in another epoch.", totals.resumed),
-        ("tpiedge_paused_answer_seconds_total", "For how long those had paused.", totals.paused_s),
+        ("generated_tokens_total", "Tokens of answers.", totals.tokens),
+        ("resumed_answers_total", "Answers that went on in another epoch.", totals.resumed),
+        ("paused_answer_seconds_total", "For how long those had paused.", totals.paused_s),
     ):
-        yield _counter(name, says, [(_NONE, value)])
+        yield _one(f"tpiedge_{name}", says, value)
     yield _histogram(
         "tpiedge_answer_pause_seconds",
         "Pauses of answers that went on: for a plan, a loss, another master, or requests that somebody waits for.",
@@ -187,78 +158,65 @@ def _requests(status: ClusterStatus) -> Iterator[Metric]:
 
 
 def _nodes(status: ClusterStatus) -> Iterator[Metric]:
-    told = [(_called(node), node.counters) for node in status.nodes if node.counters is not None]
-    for field, name, says in _COUNTERS:
-        yield _counter(f"tpiedge_{name}", says, _values(told, field))
-    for field, name, says in _GAUGES:
-        yield _gauge(f"tpiedge_{name}", says, _values(told, field))
-    yield _gauge(
+    labels = {node.name: {"rank": str(node.rank), "node": node.name} for node in status.nodes}
+    told = [(labels[node.name], node.counters) for node in status.nodes if node.counters is not None]
+    for field, name, says in _OF_NODES:
+        yield _several(f"tpiedge_node_{name}", says, [(one, getattr(stats, field)) for one, stats in told])
+    yield _several(
         "tpiedge_node_memory_limit_bytes",
         "Memory that the node's machine offers.",
-        [(_called(node), node.memory_bytes) for node in status.nodes if node.rank is not None],
+        [(labels[node.name], node.memory_bytes) for node in status.nodes if node.rank is not None],
     )
 
 
 def _as_vllm(status: ClusterStatus, labels: _Labels) -> Iterator[Metric]:
     """What vLLM measures too, by its names. What rank 0 alone knows is missing until it has said so."""
     totals = status.totals
-    yield _gauge("vllm:num_requests_running", "Requests that are answered.", [(labels, status.running)])
-    yield _gauge("vllm:num_requests_waiting", "Requests that wait for their turn.", [(labels, status.queued)])
     reasons = {
         "stop": totals.finished - totals.cut,
         "length": totals.cut,
         "abort": totals.cancelled,
         "error": totals.failed,
     }
-    yield _counter(
-        "vllm:request_success_total",
-        "Requests by how they ended.",
-        [({**labels, "finished_reason": reason}, count) for reason, count in reasons.items()],
+    yield _labelled(
+        "vllm:request_success_total", "Requests by how they ended.", "finished_reason", reasons, labels
     )
-    for name, says, value in (
-        ("vllm:prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens),
-        ("vllm:generation_tokens_total", "Tokens of answers.", totals.tokens),
-        ("vllm:prefix_cache_queries_total", "Tokens of answered prompts.", totals.prompt_tokens),
-        ("vllm:prefix_cache_hits_total", "Those that were kept from earlier ones.", totals.cached_tokens),
-    ):
-        yield _counter(name, says, [(labels, value)])
+    found: list[tuple[str, str, float]] = [
+        ("num_requests_running", "Requests that are answered.", status.running),
+        ("num_requests_waiting", "Requests that wait for their turn.", status.queued),
+        ("prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens),
+        ("generation_tokens_total", "Tokens of answers.", totals.tokens),
+        ("prefix_cache_queries_total", "Tokens of answered prompts.", totals.prompt_tokens),
+        ("prefix_cache_hits_total", "Those that were kept from earlier ones.", totals.cached_tokens),
+    ]
     head = next((node.counters for node in status.nodes if node.rank == 0), None)
     if head is not None:
         used = head.kv_pages_used / head.kv_pages if head.kv_pages else 0.0
-        yield _gauge(
-            "vllm:kv_cache_usage_perc",
-            "Part of the KV cache that running requests hold: 1 is all.",
-            [(labels, used)],
-        )
-        yield _counter(
-            "vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed.", [(labels, head.drafted)]
-        )
-        yield _counter(
-            "vllm:spec_decode_num_accepted_tokens_total",
-            "Guessed tokens that were right.",
-            [(labels, head.accepted)],
-        )
+        found += [
+            ("kv_cache_usage_perc", "Part of the KV cache that running requests hold: 1 is all.", used),
+            ("spec_decode_num_draft_tokens_total", "Tokens that were guessed.", head.drafted),
+            ("spec_decode_num_accepted_tokens_total", "Guessed tokens that were right.", head.accepted),
+        ]
+    for name, says, value in found:
+        yield _one(f"vllm:{name}", says, value, labels)
     for field, name, says in _HISTOGRAMS:
         yield _histogram(f"vllm:{name}", says, [(labels, getattr(status.histograms, field))])
 
 
-def _called(node: NodeStatus) -> _Labels:
-    return {"rank": str(node.rank), "node": node.name}
+def _one(name: str, says: str, value: float, labels: _Labels = _NONE) -> Metric:
+    return _several(name, says, [(labels, value)])
 
 
-def _values(told: Sequence[tuple[_Labels, Stats]], field: str) -> list[tuple[_Labels, float]]:
-    return [(labels, getattr(stats, field)) for labels, stats in told]
+def _labelled(
+    name: str, says: str, label: str, values: Mapping[str, float], labels: _Labels = _NONE
+) -> Metric:
+    """A value for each value of the label."""
+    return _several(name, says, [({**labels, label: key}, value) for key, value in values.items()])
 
 
-def _gauge(name: str, says: str, values: Iterable[tuple[_Labels, float]]) -> Metric:
-    return _with_values(GaugeMetricFamily(name, says), name, values)
-
-
-def _counter(name: str, says: str, values: Iterable[tuple[_Labels, float]]) -> Metric:
-    return _with_values(CounterMetricFamily(name, says), name, values)
-
-
-def _with_values(family: Metric, name: str, values: Iterable[tuple[_Labels, float]]) -> Metric:
+def _several(name: str, says: str, values: Iterable[tuple[_Labels, float]]) -> Metric:
+    """A counter if the name says so, else a gauge."""
+    family = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(name, says)
     for labels, value in values:
         family.add_sample(name, dict(labels), float(value))
     return family

@@ -11,8 +11,7 @@ from starlette.routing import Route
 from tpiedge import __version__
 from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import MODEL, check_model
-from tpiedge.api.error_shapes import is_anthropic
-from tpiedge.api.errors import ApiError
+from tpiedge.api.errors import ApiError, is_anthropic
 from tpiedge.api.fields import BodyFields, IgnoredFields
 from tpiedge.api.frames import Json
 from tpiedge.api.intake import Intake

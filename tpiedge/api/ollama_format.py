@@ -5,8 +5,7 @@ import time
 from collections.abc import Sequence
 
 from tpiedge.api.embedding_format import VectorFormat, unit_vector
-from tpiedge.api.error_shapes import ollama_error
-from tpiedge.api.errors import ApiError
+from tpiedge.api.errors import ApiError, ollama_error
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import JSON_LINES, Json, json_bytes, json_line
 from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 import uvicorn
 
 from tpiedge.api.app import Api
-from tpiedge.api.connection import connection_class
+from tpiedge.api.connection import ConnectionMaker, HttpConnection, HttpListener
 from tpiedge.api.guard import Guard, check_bind, is_loopback
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
-from tpiedge.api.listener import HttpListener
 from tpiedge.api.origins import Origins
 from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import RecordFolder
@@ -29,8 +28,6 @@ _START_S = 10.0
 _ABORT_S = 5.0
 _KEEP_ALIVE_S = 30
 _BACKLOG = 2048
-#: For a client to say that it has heard the end of a TLS connection.
-_GOODBYE_S = 5.0
 
 
 class ApiServer:
@@ -91,7 +88,8 @@ class ApiServer:
             uvicorn.Config(
                 self._api,
                 loop="asyncio",
-                http="h11",
+                http=ConnectionMaker(found, tls),  # type: ignore[arg-type]  # it is called as a class is
+                h11_max_incomplete_event_size=found.headers_bytes,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -102,9 +100,7 @@ class ApiServer:
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-            ),
-            tls,
-            found,
+            )
         )
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
@@ -167,34 +163,15 @@ class ApiServer:
 class _Server(uvicorn.Server):
     """uvicorn's, which tells when it listens and can be called from other threads."""
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, limits: Limits) -> None:
+    def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tls = tls
-        self._handshake_s = None if tls is None else limits.headers_s
-        self._goodbye_s = None if tls is None else _GOODBYE_S
-        self._connections = connection_class(limits)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, whose handshakes would have a minute."""
-        loop = self._loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
-                self._connection,
-                sock=listener,
-                backlog=_BACKLOG,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._handshake_s,
-                ssl_shutdown_timeout=self._goodbye_s,
-            )
-            for listener in sockets or ()
-        ]
-        self.started = True
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
         self.up.set()
-
-    def _connection(self) -> asyncio.Protocol:
-        return self._connections(self.config, self.server_state, self.lifespan.state, self._loop)
 
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the event loop soon, if there still is one."""
@@ -204,8 +181,8 @@ class _Server(uvicorn.Server):
 
     def drop_connections(self) -> None:
         for connection in tuple(self.server_state.connections):
-            if connection.transport is not None:
-                connection.app_state["drop"]()
+            if isinstance(connection, HttpConnection):
+                connection.drop()
 
 
 def _listen(host: str, port: int, limit: int, *, plain: bool) -> HttpListener:

@@ -9,7 +9,7 @@ also waits for rank 0 before its first span and after its last one.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Final, TypeAlias
 
 from tpiedge.api.service import NodeStatus, StepTimeline
@@ -17,49 +17,54 @@ from tpiedge.wire.control import StepSpans
 
 _Spans: TypeAlias = list[tuple[float, float]]
 
+PARTS: Final = ("compute", "wait", "network", "disk")
 _MICROSECOND: Final = 1e-6
 _WINDOW_S: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class ShownStep:
-    """One step of `epoch`, told `at` (seconds since 1970). `json`: as `GET /admin/cluster` has it; `lost_s`: of each
-    rank, the seconds that it waited for others, and those of the network."""
+    """One step of `epoch`, told `at` (seconds since 1970). `json`: as `GET /admin/cluster` has it; `parts_s`: of each
+    rank, the seconds of PARTS."""
 
     epoch: int
     at: float
     json: Mapping[str, object]
-    lost_s: Sequence[tuple[float, float]]
+    parts_s: Sequence[tuple[float, ...]]
 
 
-class WaitingShares:
-    """Of the time that a machine loses to others and to the network, the part for others: in the steps of one epoch
-    that were shown, those of the _WINDOW_S about the latest one. For one thread."""
+class StepMeans:
+    """What became of the time of a step in the steps of one epoch that were shown, those of the _WINDOW_S about the
+    latest one. For one thread."""
 
     def __init__(self) -> None:
         self._epoch = 0
-        #: By the time at which it was told, `lost_s` of each step.
-        self._steps: dict[float, Sequence[tuple[float, float]]] = {}
+        #: By the time at which it was told, `parts_s` of each step.
+        self._steps: dict[float, Sequence[tuple[float, ...]]] = {}
 
-    def after(self, step: ShownStep | None) -> Mapping[int, float]:
-        """By rank, 0 to 1, with `step`, which is shown now, perhaps again. Without one there are none, nor of a machine
-        that lost no time."""
+    def after(self, step: ShownStep | None) -> Mapping[int, Mapping[str, float]]:
+        """By rank and part, with `step`, which is shown now, perhaps again. Without one there are none."""
         if step is None:
             return {}
         if step.epoch != self._epoch:
             self._epoch, self._steps = step.epoch, {}
-        self._steps[step.at] = step.lost_s
-        self._steps = {at: lost_s for at, lost_s in self._steps.items() if abs(step.at - at) <= _WINDOW_S}
-        sums = [list(map(sum, zip(*same, strict=True))) for same in zip(*self._steps.values(), strict=True)]
+        self._steps[step.at] = step.parts_s
+        self._steps = {at: parts for at, parts in self._steps.items() if abs(step.at - at) <= _WINDOW_S}
+        of_ranks = enumerate(zip(*self._steps.values(), strict=True))
         return {
-            rank: wait_s / (wait_s + network_s)
-            for rank, (wait_s, network_s) in enumerate(sums)
-            if wait_s + network_s
+            rank: {
+                f"{part}_s": round(fmean(same), 7)
+                for part, same in zip(PARTS, zip(*steps, strict=True), strict=True)
+            }
+            for rank, steps in of_ranks
         }
 
 
-def shown_step(timeline: StepTimeline, nodes: Sequence[NodeStatus]) -> ShownStep:
-    """`nodes`: those of the same epoch; of which none has the rank is left out."""
+def shown_step(timeline: StepTimeline | None, nodes: Sequence[NodeStatus], epoch: int) -> ShownStep | None:
+    """The step on its axis, with the `nodes` of that epoch; None where it is of another one. Takes milliseconds where
+    the model has many layers."""
+    if timeline is None or timeline.epoch != epoch:
+        return None
     first = timeline.spans[0]
     edges = [
         edge for part in (first.compute, first.reduce, first.disk) for span in part for edge in span
@@ -88,8 +93,8 @@ def shown_step(timeline: StepTimeline, nodes: Sequence[NodeStatus]) -> ShownStep
             if node.rank is not None and node.rank < len(parts)
         ],
     }
-    lost_s = [(_length(one["wait"]), _length(one["network"])) for one in parts]
-    return ShownStep(timeline.epoch, timeline.at, json, lost_s)
+    parts_s = [tuple(_length(one[part]) for part in PARTS) for one in parts]
+    return ShownStep(timeline.epoch, timeline.at, json, parts_s)
 
 
 def _shift(first: StepSpans, own: StepSpans) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
 from tpiedge.master.reading_progress import Reading, ReadingProgress
-from tpiedge.master.request_lines import RequestLine, request_line
+from tpiedge.master.request_lines import RequestLine, RequestState
 from tpiedge.master.request_times import Timeline
 from tpiedge.wire.control import AnswerPart, Finished
 from tpiedge.wire.requests import GenerationRequest
@@ -81,15 +81,22 @@ class PendingAnswer:
 
     def line(self, now: float, *, running: bool) -> RequestLine:
         """How it gets on; for RequestQueue alone."""
-        return request_line(
-            self.journal,
-            self.times,
-            self._told,
-            now,
-            running=running,
-            attended=self.attended,
-            reading=self.progress.reading(self.journal.positions),
-            client=self.client,
+        journal, times, tokens = self.journal, self.times, len(self.journal.answer_ids)
+        state: RequestState = "queued" if not running else "reading" if journal.reading else "answering"
+        spent_s = now - times.first if times.first is not None else 0.0
+        return RequestLine(
+            self.request.id,
+            state if journal.paused is None else "paused",
+            None if times.accepted is None else now - times.accepted,
+            len(self.request.prompt_ids),
+            tokens,
+            self.request.max_tokens,
+            (tokens - 1) / spent_s if tokens > 1 and spent_s > 0 else 0.0,
+            self._told if journal.paused is not None else "",
+            now - journal.paused if journal.paused is not None else 0.0,
+            self.attended,
+            self.progress.reading(journal.positions) if running and journal.reading else None,
+            self.client,
         )
 
     def read(self, done_tokens: int, now: float) -> None:

@@ -4,9 +4,9 @@ Laws:
 1. A request that was accepted ends exactly once: with Finished, or with an error that says why.
 2. At most `parallel` requests run at once. Clients take turns, and one client's requests start in the order in which
    they were accepted (`turns.py`). One for which nobody waits (`attend`) starts after all others, gives its place back
-   where one of them has none, and goes on later. The queue is full for a client alone with `limit` that have not begun,
-   or `parallel` more with those that gave their place back, and earlier where others' requests wait; then one of its
-   own for which nobody waits ends for a new one, or anybody's where there is no place at all.
+   where one of them has none, and goes on later. The queue is full for a client alone with `limit` that have not begun
+   or gave their place back, and earlier where others' requests wait; then one of its own for which nobody waits ends
+   for a new one, or anybody's where there is no place at all.
 3. A node's message about a request that does not run is dropped.
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
 5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
@@ -18,7 +18,7 @@ Laws:
    that kills a node in every epoch is found, and it alone fails. While somebody waits for one, only what ran begins.
 8. A request for many answers submits some of them and later the others, so that it does not take every place. Those
    that it postpones take none, but count with those that wait, and have a limit of their own.
-9. A request with a grammar takes a place once that is compiled (`compiling.py`). What its processes take of a processor
+9. A request with a grammar takes a place once that is compiled. What its processes take of a processor
    counts in its client's turn as tokens do.
 """
 
@@ -39,7 +39,6 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
-from tpiedge.master.compiling import Compiling
 from tpiedge.master.journal import Resumed, TakenUp
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.reading_progress import ReadingProgress
@@ -47,7 +46,7 @@ from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_times import RequestHistograms, RequestTimes
 from tpiedge.master.status import Totals
-from tpiedge.master.turns import Turns
+from tpiedge.master.turns import Compiling, Turns
 from tpiedge.portions import Portions, may_have
 from tpiedge.wire.control import (
     AnswerPart,
@@ -288,7 +287,8 @@ class RequestQueue:
             self._charge(message, name)
             running = self._running.get(name)
             if running is None:
-                self._tell_compiling(message, name)
+                if isinstance(message, Compiled | Failed | Finished):
+                    self._tell_compiling(message, name)
                 return
             match message:
                 case Token() | PromptScores() | Embedding():
@@ -420,27 +420,19 @@ class RequestQueue:
 
     def _has_room(self, client: str, *, displaces: bool) -> bool:
         """Whether one more of the client may wait, which may end one for which nobody waits if it `displaces` such."""
-        new = [one for one in self._waiting if not one.journal.begun]
-        gave_way = [one for one in reversed(self._waiting) if one.journal.begun and one.gives_way]
-        own, own_gave_way = ([one for one in some if one.client == client] for some in (new, gave_way))
-        waiting = self._taken(new, gave_way)
-        if may_have(self._taken(own, own_gave_way), waiting, self._places):
+        waiting = [one for one in self._waiting if one.gives_way or not one.journal.begun]
+        own = [one for one in waiting if one.client == client]
+        if may_have(len(own), len(waiting), self._places):
             return True
-        if not displaces:
-            return False
-        if waiting < self._places:
-            new, gave_way = own, own_gave_way
-        return self._displaced([*new, *gave_way] if len(gave_way) > self._parallel else new)
-
-    def _taken(self, new: Sequence[PendingAnswer], gave_way: Sequence[PendingAnswer]) -> int:
-        """How many they take among those that wait: `parallel` of those that gave their place back take none."""
-        return len(new) + max(0, len(gave_way) - self._parallel)
+        return displaces and self._displaced(own if len(waiting) < self._places else waiting)
 
     def _displaced(self, waiting: Sequence[PendingAnswer]) -> bool:
-        """Ends the first of them for which nobody waits; returns whether there was one."""
-        absent = next((one for one in waiting if not one.attended), None)
-        if absent is None:
+        """Ends the first of them for which nobody waits, or if all of these gave way the first that did; returns
+        whether there was one."""
+        waiting = [one for one in waiting if not one.attended]
+        if not waiting:
             return False
+        absent = next((one for one in waiting if not one.gives_way), waiting[-1])
         self._waiting.remove(absent)
         self._leave_compiling(absent)
         self._count(cancelled=1)
@@ -477,25 +469,19 @@ class RequestQueue:
         if client is not None and spent_s > 0.0:
             self._turns.give(client, math.ceil(_TOKENS_A_SECOND * spent_s))
 
-    def _tell_compiling(self, message: Message, name: str) -> None:
-        """Hears of a request that has not begun. One whose grammar is refused ends, and all that wait with the same."""
+    def _tell_compiling(self, message: Compiled | Failed | Finished, name: str) -> None:
+        """Hears of a request that has not begun."""
         if self._compiling.client(name) is None:
             return
-        match message:
-            case Compiled():
-                self._compiling.compiled(name)
-            case Finished():
-                self._compiling.end(name)
-            case Failed(kind=kind, message=text):
-                failed = [one for one in self._waiting if one.request.id == name]
-                if kind == "GrammarRefused":
-                    failed = self._compiling.refused(name, self._waiting)
-                self._compiling.end(name)
-                for one in failed:
-                    self._waiting.remove(one)
-                    if one.request.id != name:
-                        self._leave_compiling(one)
-                self._fail(failed, _FAULTS.get(kind, InternalError)(text))
+        if isinstance(message, Compiled):
+            self._compiling.compiled(name)
+            return
+        self._compiling.end(name)
+        if isinstance(message, Failed):
+            failed = [one for one in self._waiting if one.request.id == name]
+            for one in failed:
+                self._waiting.remove(one)
+            self._fail(failed, _FAULTS.get(message.kind, InternalError)(message.message))
 
     def _leave_compiling(self, answering: PendingAnswer) -> None:
         """Has rank 0 forget the grammar of one that ends before it has begun in this epoch."""

@@ -7,7 +7,7 @@ Laws:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal, TypeAlias, get_args
 
 from tpiedge.master.histogram import LENGTHS, SECONDS, GrowingHistogram, Histogram
@@ -58,31 +58,27 @@ class RequestTimes:
     """Observes requests. Times are seconds on the caller's clock; not thread-safe."""
 
     def __init__(self) -> None:
-        self._queue = GrowingHistogram(SECONDS)
-        self._first_token = GrowingHistogram(SECONDS)
-        self._prefill = GrowingHistogram(SECONDS)
-        self._between_tokens = GrowingHistogram(SECONDS)
-        self._decode = GrowingHistogram(SECONDS)
-        self._per_token = GrowingHistogram(SECONDS)
-        self._latency = GrowingHistogram(SECONDS)
-        self._prompt_tokens = GrowingHistogram(LENGTHS)
-        self._answer_tokens = GrowingHistogram(LENGTHS)
         self._pauses = {cause: GrowingHistogram(SECONDS) for cause in PAUSE_CAUSES}
+        self._others = {
+            one.name: GrowingHistogram(one.default.bounds)
+            for one in fields(RequestHistograms)
+            if isinstance(one.default, Histogram)
+        }
 
     def started(self, line: Timeline, now: float) -> None:
         """Rank 0 is asked, for the first time or again."""
         if line.accepted is not None and line.started is None:
             line.started = now
-            self._queue.observe(now - line.accepted)
+            self._others["queue"].observe(now - line.accepted)
 
     def token(self, line: Timeline, now: float) -> None:
         """A token is passed on."""
         if line.last is not None:
-            self._between_tokens.observe(now - line.last)
+            self._others["between_tokens"].observe(now - line.last)
         elif line.accepted is not None and line.started is not None:
             line.first = now
-            self._first_token.observe(now - line.accepted)
-            self._prefill.observe(now - line.started)
+            self._others["first_token"].observe(now - line.accepted)
+            self._others["prefill"].observe(now - line.started)
         line.last = now
 
     def resumed(self, cause: PauseCause, paused_s: float) -> None:
@@ -93,25 +89,16 @@ class RequestTimes:
         """The answer is whole."""
         if line.accepted is None:
             return
-        self._latency.observe(now - line.accepted)
-        self._prompt_tokens.observe(prompt_tokens)
-        self._answer_tokens.observe(answer_tokens)
+        self._others["latency"].observe(now - line.accepted)
+        self._others["prompt_tokens"].observe(prompt_tokens)
+        self._others["answer_tokens"].observe(answer_tokens)
         if line.first is not None and line.last is not None:
-            self._decode.observe(line.last - line.first)
+            self._others["decode"].observe(line.last - line.first)
             if answer_tokens > 1:
-                self._per_token.observe((line.last - line.first) / (answer_tokens - 1))
+                self._others["per_token"].observe((line.last - line.first) / (answer_tokens - 1))
 
     def histograms(self) -> RequestHistograms:
         """What was observed so far."""
-        return RequestHistograms(
-            self._queue.histogram(),
-            self._first_token.histogram(),
-            self._prefill.histogram(),
-            self._between_tokens.histogram(),
-            self._decode.histogram(),
-            self._per_token.histogram(),
-            self._latency.histogram(),
-            self._prompt_tokens.histogram(),
-            self._answer_tokens.histogram(),
-            {cause: one.histogram() for cause, one in self._pauses.items()},
-        )
+        found = {name: one.histogram() for name, one in self._others.items()}
+        pauses = {cause: one.histogram() for cause, one in self._pauses.items()}
+        return RequestHistograms(**found, pauses=pauses)

@@ -182,8 +182,10 @@ def test_what_the_planner_predicts(view, service):
 def test_what_is_predicted_is_scaled_by_what_is_measured(view, service, then_s, said):
     """The planner's 10 ms take 20 ms in fact."""
     stats = Stats(*(0 for _ in fields(Stats)))
-    counted = Counted(replace(stats, steps=10, compute_s=0.15, reduce_wait_s=0.05), stats, 1.0)
+    counted = Counted(replace(stats, steps=10), stats, 1.0)
     service._nodes = (replace(NODE, counted=counted), ATTIC, CELLAR)
+    step = (StepSpans(0, 0, 7, 1, ((0, 15_000),), ((15_000, 20_000),), ()),)
+    service.recorded = StepTimeline(0, 1.7e9, step)
     service.what_if = lambda _without: Forecast(0.01, then_s, 2, True, "")
     view.wait_for_text(".machine", "Time of a step: 20 ms")
     view.click("Without it? attic")

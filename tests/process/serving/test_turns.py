@@ -1,4 +1,5 @@
-"""Two clients with keys of their own: one floods the cluster, and keeps the other neither out nor waiting."""
+"""Two clients with keys of their own, which nobody sees: one floods the cluster, and keeps the other neither out nor
+waiting."""
 
 import contextlib
 import json
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 from tests.process.command import wait_for
@@ -27,9 +29,12 @@ def cluster(clusters: Callable[..., Serving], tmp_path: Path) -> Serving:
     # What nobody guesses takes a step for each token.
     options = ("--api-key-file", keys, "--parallel", PARALLEL, "--speculate", "off")
     cluster = clusters("--min-workers", 1, *options, "--context", 512, "--kv-tokens", 2048)
-    cluster.start_master()
+    master = cluster.start_master()
     cluster.start_worker("ann")
     cluster.wait_ready(2)
+    for one in (psutil.Process(master.pid), *master.children()):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child that had little to do
+            assert not any("sk-" in word for word in one.cmdline())
     return cluster
 
 
@@ -86,3 +91,4 @@ def test_a_key_that_floods_keeps_no_other_waiting(cluster: Serving) -> None:
         assert answer.result(LIMIT_S).usage.completion_tokens == 2
         assert cluster.status()["queued"] > QUEUE_LIMIT // 2, "those that came before it still wait"
     cluster.wait_until(lambda seen: (seen["running"], seen["queued"]) == (0, 0))
+    assert "sk-" not in cluster.logs()

@@ -7,8 +7,7 @@ import pytest
 from tests.unit.api.test_requests import VOCABULARY, chat, completion, service, vain
 from tests.unit.api.test_tools import DEEP, USER
 from tpiedge.api.anthropic_request import read_messages_request
-from tpiedge.api.error_shapes import error_body
-from tpiedge.api.errors import ApiError
+from tpiedge.api.errors import ApiError, error_body
 from tpiedge.api.ollama_request import read_generate, read_ollama_chat
 from tpiedge.api.responses_request import read_response
 from tpiedge.testing.service import FakeService

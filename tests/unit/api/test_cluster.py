@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.guard import Sender
 from tpiedge.api.service import ClusterStatus, ModelInfo, NodeStatus, Reading, RequestLine, StepTimeline
+from tpiedge.api.timeline import shown_step
 from tpiedge.master.counters import Counted
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import Stats, StepSpans, WorkerLink
@@ -62,7 +63,7 @@ def picture(
 ) -> dict:
     one = ClusterPicture()
     for now, seen in looks:
-        shown = one.shown(timeline, seen.nodes, seen.epoch)
+        shown = shown_step(timeline, seen.nodes, seen.epoch)
         found = one.of(seen, MODEL, requests, (), (), shown, now, sender)
     return found
 
@@ -105,29 +106,6 @@ def test_memory_adds_up_to_the_budget() -> None:
 def test_before_a_node_has_said_anything_the_plan_counts() -> None:
     memory = picture((0.0, status(replace(NODE, counted=None))))["machines"][0]["memory"]
     assert (memory["pinned_bytes"], memory["kv_bytes"], memory["free_bytes"]) == (80 * MIB, 0, 524 * MIB)
-
-
-def test_before_a_step_was_recorded_who_waits_least_in_all_reduces_says_what_the_network_takes() -> None:
-    """What rank 0 computes alone, the other one waits, beside the 0.1 s of its all-reduces."""
-    first = status(NODE, OTHER)
-    last = status(
-        counted(NODE, 2.0, 10, compute_s=1.0, head_s=0.5, reduce_wait_s=0.25),
-        counted(OTHER, 1.5, 10, compute_s=0.25, weight_wait_s=0.125, reduce_wait_s=1.0),
-        tokens=20,
-    )
-    found = picture((0.0, first), (2.0, last))
-    assert [one["step"] for one in found["machines"]] == [
-        {"compute_s": 0.15, "wait_s": 0.0, "network_s": 0.025, "disk_s": 0.0},
-        {"compute_s": 0.025, "wait_s": 0.1125, "network_s": 0.025, "disk_s": 0.0125},
-    ]
-    assert found["totals"]["tokens_per_s"] == 10.0
-    alone = picture((0.0, status(counted(OTHER, 1.5, 10, compute_s=0.25, reduce_wait_s=1.0))))
-    assert alone["machines"][0]["step"] == {
-        "compute_s": 0.025,
-        "wait_s": 0.0,
-        "network_s": 0.1,
-        "disk_s": 0.0,
-    }
 
 
 def test_tokens_per_second_are_those_between_looks_of_one_epoch() -> None:
@@ -269,14 +247,7 @@ BUSY = status(
 )
 
 
-def test_machines_that_take_turns_in_being_slower_wait_in_bars_as_in_the_step_that_is_shown() -> None:
-    found = picture((0.0, BUSY), timeline=timeline(*TURNS))
-    for machine, drawn in zip(found["machines"], found["timeline"]["machines"], strict=True):
-        assert machine["step"] == {"compute_s": 0.0005, "wait_s": 0.0003, "network_s": 0.0002, "disk_s": 0.0}
-        assert {part: drawn[part] for part in machine["step"]} == machine["step"]
-
-
-def test_what_waiting_is_comes_from_the_steps_of_the_last_seconds_of_this_epoch() -> None:
+def test_where_the_time_of_a_step_goes_is_the_mean_of_the_last_seconds_of_this_epoch() -> None:
     one, waits = ClusterPicture(), []
     for epoch, at, spans in (
         (1, 10.0, TURNS),
@@ -286,16 +257,14 @@ def test_what_waiting_is_comes_from_the_steps_of_the_last_seconds_of_this_epoch(
         (2, 18.0, TURNS),
     ):
         seen = replace(BUSY, epoch=epoch)
-        shown = one.shown(timeline(*spans, epoch=epoch, at=at), seen.nodes, epoch)
-        waits.append(
-            [
-                machine["step"]["wait_s"]
-                for machine in one.of(seen, MODEL, (), (), (), shown, at, sender)["machines"]
-            ]
-        )
+        shown = shown_step(timeline(*spans, epoch=epoch, at=at), seen.nodes, epoch)
+        found = one.of(seen, MODEL, (), (), (), shown, at, sender)["machines"]
+        waits.append([machine["step"]["wait_s"] for machine in found])
     assert waits == [[0.0003] * 2, [0.0003] * 2, [0.00015] * 2, [0.0] * 2, [0.0003] * 2]
-    nothing = one.of(BUSY, MODEL, (), (), (), None, 19.0, sender)["machines"]
-    assert [machine["step"]["network_s"] for machine in nothing] == [0.0005] * 2
+    assert found[0]["step"] == {"compute_s": 0.0005, "wait_s": 0.0003, "network_s": 0.0002, "disk_s": 0.0}
+    for seen, step in ((BUSY, None), (status(NODE, OTHER), shown)):
+        nothing = one.of(seen, MODEL, (), (), (), step, 19.0, sender)["machines"]
+        assert [machine["step"] for machine in nothing] == [None] * 2
 
 
 def test_a_step_of_another_epoch_is_not_shown() -> None:

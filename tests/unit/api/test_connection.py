@@ -1,4 +1,4 @@
-"""What a connection says of the bytes of an answer: whether the system has them."""
+"""What a connection says of the bytes of an answer: whether the system has them. And whose turn it is."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from tpiedge.api.connection import connection_class
+from tpiedge.api.connection import ConnectionMaker, FairTurns
 from tpiedge.api.limits import Limits
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -54,8 +54,8 @@ class Exchange:
         config = uvicorn.Config(
             self._answer, http="h11", interface="asgi3", proxy_headers=False, log_config=None
         )
-        loop = asyncio.get_running_loop()
-        self.connection = connection_class(Limits(write_s=0.05))(config, ServerState(), {}, loop)
+        make = ConnectionMaker(Limits(write_s=0.05), None)
+        self.connection = make(config=config, server_state=ServerState(), app_state={}, _loop=None)
         self.connection.connection_made(self.wire)
         self.connection.get_buffer(-1)[: len(request)] = request
         self.connection.buffer_updated(len(request))
@@ -150,3 +150,45 @@ def test_whoever_reads_slowly_or_is_not_waited_for_is_not_dropped():
         return exchange.wire.aborted.is_set(), await exchange.end()
 
     assert seen(story) == (False, 0)
+
+
+def test_in_a_turn_of_the_loop_each_client_does_one_thing() -> None:
+    """Though one asks for much, and another comes later; what fails stops nobody."""
+    turns, done, errors = FairTurns(), list[tuple[int, str]](), list[BaseException]()
+
+    async def story() -> None:
+        loop, number = asyncio.get_running_loop(), 0
+        loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+        def ask(client: str, *, fails: bool = False) -> None:
+            def act() -> None:
+                done.append((number, client))
+                if fails:
+                    raise ValueError
+
+            turns.ask(client, act)
+
+        for nth in range(6):
+            ask("a", fails=nth == 2)
+        ask("b")
+        while len(done) < 9:
+            assert number < 50
+            if number == 3:
+                ask("c")
+                ask("a")
+            await asyncio.sleep(0)
+            number += 1
+
+    asyncio.run(story())
+    assert done[:2] == [(0, "a"), (0, "b")]
+    assert (3, "c") in done
+    of_a = [number for number, client in done if client == "a"]
+    assert len(set(of_a)) == len(of_a) == 7
+    assert [type(error) for error in errors] == [ValueError]
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "connections"), [(256, 128), (1024, 512), (10_240, 4096), (1 << 62, 4096)]
+)
+def test_half_of_the_descriptors_are_for_workers(descriptors: int, connections: int) -> None:
+    assert Limits().of_descriptors(descriptors).connections == connections

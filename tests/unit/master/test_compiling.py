@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.master.test_request_queue import Book, events, finished, token
-from tpiedge.errors import Cancelled, ChildLost, GrammarRefused
+from tpiedge.errors import Cancelled, ChildLost, GrammarRefused, InternalError
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.wire.control import Compiled, Failed, Finished
 from tpiedge.wire.requests import GenerationRequest, Grammar
@@ -118,24 +118,28 @@ def test_equal_grammars_of_a_client_are_compiled_once() -> None:
     book.compiled("a-0")
     joined = book.prepare()
     assert joined == [f"a-{number}" for number in range(1, 6)]
+    for name in joined:
+        book.compiled(name)
     assert {book.groups[f"a-{number}"] for number in range(6)} == {book.groups["a-0"]}
     book.ask("b-0", "b", "same")
     assert book.prepare() == ["b-0"]
     assert book.groups["b-0"] != book.groups["a-0"]
 
 
-def test_a_grammar_that_is_refused_ends_all_that_wait_with_it() -> None:
+@pytest.mark.parametrize(
+    ("kind", "error"), [("GrammarRefused", GrammarRefused), ("ChildLost", ChildLost), ("?", InternalError)]
+)
+def test_a_grammar_that_is_refused_ends_its_request_and_the_next_one_has_its_place(
+    kind: str, error: type[Exception]
+) -> None:
     book = Compiler()
-    same = [book.ask(f"a-{number}", text="same") for number in range(3)]
-    other = book.ask("other")
+    refused = book.ask("a-0", text="same")
+    book.ask("a-1", text="same")
     assert book.prepare() == ["a-0"]
-    book.requests.tell(Failed(1, 0, "a-0", "GrammarRefused", "the grammar is refused: no"))
-    for one in same:
-        assert [type(said) for said in events(one)] == [GrammarRefused]
-    assert book.prepare() == ["other"]
-    book.requests.tell(Failed(1, 0, "other", "ChildLost", "killed twice"))
-    assert [type(said) for said in events(other)] == [ChildLost]
-    assert book.requests.waiting == 0
+    book.requests.tell(Failed(1, 0, "a-0", kind, "no"))
+    assert [type(said) for said in events(refused)] == [error]
+    assert book.prepare() == ["a-1"]
+    assert book.requests.waiting == 1
 
 
 @pytest.mark.fault("H14", "no more are compiled at a time, however often clients leave")

@@ -790,8 +790,8 @@ def test_those_that_gave_way_count_for_the_limit() -> None:
             book.requests.tell(Finished(1, f"r-{number - 1}", "cancel", 3, 0, 0, 0))
         assert book.start() == f"r-{number}"
         answers[-1].attend(False)
-    assert book.requests.waiting == 3
-    for gone in answers[:2]:
+    assert book.requests.waiting == 2
+    for gone in answers[:3]:
         assert isinstance(events(gone)[-1], Cancelled)
     for one in answers:
         one.attend(True)
