@@ -14,13 +14,12 @@ they go on, `answer_grammar` in which form, `tools` what may be called (`old_fun
 `grammar_schema` makes of a client's JSON schema what a grammar can hold, by what `schema_words`, `schema_references`,
 `schema_patterns` and `disjoint_schemas` know of such schemas.
 
-Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
-the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, with `token_scores`, and one of the
+Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what its reader finds in the log
+(`tpiedge/answers/`), `transcript` makes text of tokens, after a `prompt_echo`, with `token_scores`, and one of the
 `formats` makes `frames` of it and of what is `spoken` in it: `openai_format`, `responses_format`, `anthropic_format`,
-`ollama_format` or `embedding_format`. `errors` are OpenAI's, which others see in their own `error_shapes`.
-`further_choices` have their turn later. Where answers are to survive the server, `kept_answers`, each a `kept_answer`
-with its `heard_choices` and its `answer_reader`, outlive their connections, as many as their `held_bytes` allow, until
-an `acknowledgement`, and a `record_folder` has their `records`, each in a `record_file`, with its age by `moments`.
+`ollama_format` or `embedding_format`. `errors` are OpenAI's, which others see in their own `error_shapes`. Answers
+outlive their connections until an `acknowledgement`. Where they are to survive the server, a `record_folder` has their
+`records`, each in a `record_file`, with its age by `moments`.
 `service` is what a cluster must offer.
 
 `openapi` with `openapi_fields`, `openapi_forms`, `openapi_others` and `openapi_parts` describes the routes for clients.

@@ -6,7 +6,8 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpiedge.api.service import Busy, Unavailable
+from tpiedge.answers.generation import Busy, Unavailable
+from tpiedge.answers.log import ServerEnds, Superseded
 from tpiedge.errors import (
     Cancelled,
     ChildLost,
@@ -110,6 +111,10 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
             return ApiError(503, str(error), "resource_error")
         case Dismissed():  # no client is to try it again by itself
             return ApiError(403, str(error), "ended_by_administrator")
+        case Superseded():
+            return ApiError(409, str(error), "superseded")
+        case ServerEnds():
+            return ApiError(503, str(error), "shutting_down")
         case Cancelled():
             return ApiError(503, str(error), "cancelled")
         case TpiedgeError():
