@@ -13,7 +13,8 @@ import pytest
 
 from tests.http.conftest import DEMO, SECRET, leave_early
 from tests.http.kept import KeptAnswers
-from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog, FoundAnswer, Parting
+from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog, Parting
+from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.limits import Limits

@@ -27,7 +27,8 @@ from tests.http.test_resuming import (
     wait_until,
     wait_until_forgotten,
 )
-from tpiedge.answers.log import LEFT_S, Parting, event_bytes
+from tpiedge.answers.log import LEFT_S, Parting
+from tpiedge.answers.record import event_bytes
 from tpiedge.api.asked import Asked, Choice
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.errors import PeerLost

@@ -20,32 +20,22 @@ import asyncio
 import contextlib
 import enum
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol, Self, TypeAlias, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Final, Self
 
 from tpiedge.answers.generation import AnswerEvent, ChoiceEvent, Generation
 from tpiedge.answers.hearing import FurtherChoices, Hearing
+from tpiedge.answers.record import FoundAnswer, Question, Record, event_bytes, is_recorded
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.master.journal import Paused, TakenUp
 from tpiedge.master.reading_progress import Reading
-from tpiedge.model.text import TextWriter
-from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
-from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.control import Finished, Token
 
 LEFT_S: Final = 60.0
 BRIEFLY_S: Final = 5.0
 """More than the three seconds after which a browser connects again."""
 COLLECTED_WITHIN_S: Final = 600.0
 UNFINISHED_S: Final = 24 * 3600.0
-
-# How much memory an event takes: objects of Python, not what they say.
-_EVENT: Final = 320
-_SCORE: Final = 128  # a pair of a number and a float
-_NUMBER: Final = 36  # and its place in a tuple
-
-RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
-"""What is recorded of an answer, with the number of the choice that it is of."""
 
 
 class Superseded(TpiedgeError):
@@ -71,76 +61,6 @@ class Parting(enum.Enum):
     FOR_GOOD = enum.auto()
     #: Its connection ended: it may come again.
     LOST = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """An accepted request, as its answer needs to know it. `name`: the answer's; `requests`: one for each choice;
-    `stops`: what finds the stop strings of each, empty where there are none; `stream`: how it is given; `nbytes`: of
-    memory that it takes, about; `about`: what else its owner knows of it."""
-
-    name: str
-    requests: tuple[GenerationRequest, ...]
-    stops: Sequence[TextWriter]
-    stream: bool
-    nbytes: int
-    about: object = None
-
-
-class Record(Protocol):
-    """What survives the master of one answer. For any thread; nothing of it raises."""
-
-    @property
-    def there(self) -> bool:
-        """Whether all that was passed on is recorded."""
-        ...
-
-    @property
-    def lost(self) -> bool:
-        """Whether it is not recorded because the disk could not take it, and `write_anew` is to be tried."""
-        ...
-
-    def add(self, choice: int, event: Token | PromptScores | Finished) -> None:
-        """Adds what is about to be passed on of a choice."""
-        ...
-
-    def take_up(self) -> None:
-        """Adds that another master asks for the rest."""
-        ...
-
-    def finish(self) -> None:
-        """Nothing more is added. Idempotent."""
-        ...
-
-    def write_anew(self, said: Sequence[RecordedEvent], taken_up: int, *, now_too: bool) -> None:
-        """Makes the record anew where it is `lost`, and there is room. `taken_up`: by how many masters before;
-        `now_too`: and by this one."""
-        ...
-
-    def delete(self) -> None:
-        """The answer needs it no more. Does not wait for the disk. Idempotent; no effect after `keep`."""
-        ...
-
-    def keep(self) -> None:
-        """From now on nothing is written, and it stays for the next master, unless it was deleted. Idempotent."""
-        ...
-
-    def take_back(self) -> None:
-        """After `keep`, where the master ended in order: that it took the answer up, and no more, does not count. No
-        effect on other records. Idempotent."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FoundAnswer:
-    """An answer that a master before this one did not deliver; `age_s`: of its request; `taken_up`: by how many masters
-    since something was said last."""
-
-    question: Question
-    record: Record
-    said: Sequence[RecordedEvent]
-    age_s: float
-    taken_up: int
 
 
 class AnswerLog:
@@ -333,7 +253,7 @@ class AnswerLog:
             return True
         with self._order:
             if self._record.lost:
-                said = [(choice, event) for choice, event in self.events if _is_recorded(event)]
+                said = [(choice, event) for choice, event in self.events if is_recorded(event)]
                 now_too = self._taken_up and self._tries > 0
                 self._record.write_anew(said, self._tries - now_too, now_too=now_too)
             if self.over:
@@ -358,7 +278,7 @@ class AnswerLog:
                     self._tries += 1
                 self._taken_up = True
                 return False
-            if _is_recorded(event):
+            if is_recorded(event):
                 if self._record is not None:
                     self._record.add(choice, event)
                 self._tries = 0
@@ -510,23 +430,3 @@ class AnswerReader:
     def _end_if_read(self) -> None:
         if self._sent and self._acknowledged:
             self.log.acknowledge(self)
-
-
-def event_bytes(event: AnswerEvent) -> int:
-    """How much memory it takes, about, and rather too much."""
-    match event:
-        case Token(logprobs=logprobs):
-            return _EVENT + _SCORE * len(logprobs)
-        case PromptScores(scores=scores, likeliest=likeliest):
-            return _EVENT + _NUMBER * len(scores) + _SCORE * len(likeliest)
-        case Embedding(values=values):
-            return _EVENT + _NUMBER * len(values)
-        case _:
-            return _EVENT
-
-
-def _is_recorded(event: AnswerEvent) -> TypeGuard[Token | PromptScores | Finished]:
-    """Whether another master needs to know it. A choice that is cancelled has no end: that one goes on with it."""
-    return isinstance(event, Token | PromptScores) or (
-        isinstance(event, Finished) and event.reason != "cancel"
-    )

@@ -15,15 +15,8 @@ from typing import Final
 
 from tpiedge.answers.generation import Generation, Queue
 from tpiedge.answers.hearing import AT_ONCE, FurtherChoices, submit_choices
-from tpiedge.answers.log import (
-    AnswerLog,
-    AnswerReader,
-    FoundAnswer,
-    Question,
-    Record,
-    RecordedEvent,
-    ServerEnds,
-)
+from tpiedge.answers.log import AnswerLog, AnswerReader, ServerEnds
+from tpiedge.answers.record import FoundAnswer, Question, Record, RecordedEvent
 from tpiedge.errors import UserError
 from tpiedge.portions import share_of, too_much
 from tpiedge.units import MIB, counted, format_seconds

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tpiedge.answers.log import RecordedEvent
+from tpiedge.answers.record import RecordedEvent
 from tpiedge.api.records import AcceptedRequest, accepted_lines, event_line, taken_up_line
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.wire.control import Finished, PromptScores, Token

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tpiedge.answers.log import FoundAnswer
+from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.moments import Moment, this_moment
 from tpiedge.api.record_file import OPEN_FLAGS, OWNER_ONLY, PARTIAL, UNRECORDED, RecordFile, cut
 from tpiedge.api.records import (

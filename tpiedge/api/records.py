@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, Self
 
-from tpiedge.answers.log import Question, RecordedEvent
+from tpiedge.answers.record import Question, RecordedEvent
 from tpiedge.api.asked import MAX_CHOICES, Asked, Choice, Reply, named_choices
 from tpiedge.api.moments import Moment
 from tpiedge.api.prompt_echo import EchoedPrompt

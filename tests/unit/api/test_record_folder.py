@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.api.test_records import ACCEPTED
-from tpiedge.answers.log import FoundAnswer
+from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.moments import ACROSS_BOOTS_S, Moment
 from tpiedge.api.record_folder import KEPT_DAYS, MOST_OTHERS, RecordFolder
 from tpiedge.api.records import accepted_lines, event_line
