@@ -15,14 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpiedge.api.answer_reader import Parting
+from tpiedge.answers.hearing import FurtherChoices
+from tpiedge.answers.log import AnswerLog, Parting
 from tpiedge.api.asked import Asked, Choice, Reply
-from tpiedge.api.further_choices import FurtherChoices
-from tpiedge.api.kept_answer import KeptAnswer
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.service import AnswerEvent
-from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -95,24 +93,15 @@ def _token_us(folder: RecordFolder | None, tokens: int) -> float:
 
 async def _read(folder: RecordFolder | None, tokens: int) -> None:
     generation = _Tokens(tokens)
-    none = FurtherChoices((), lambda *_, **__: generation, lambda _: None)
-    if folder is None:
-        bridge = StreamBridge("bench", [generation], none, asyncio.get_running_loop())
-        await _hear(bridge)
-        bridge.cancel()
-        return
-    answer = KeptAnswer(_ACCEPTED, folder.begin(_ACCEPTED), None, time.monotonic)
-    reader = answer.read(collects=False)
-    answer.follow({0: generation}, none)
-    await _hear(reader.open())
-    reader.leave(Parting.FOR_GOOD)
-
-
-async def _hear(feed: AnswerFeed) -> None:
+    record = None if folder is None else folder.begin(_ACCEPTED)
+    log = AnswerLog(_ACCEPTED.question(_ACCEPTED.choices, None), record, time.monotonic)
+    reader = log.read()
+    log.follow({0: generation}, FurtherChoices({}, lambda *_, **__: generation))
     while True:
-        event = await feed.next(_LATE_S)
+        event = await reader.next(_LATE_S)
         if event is not None and isinstance(event[1], Finished):
-            return
+            break
+    reader.leave(Parting.FOR_GOOD)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.app import Api
 from tpiedge.api.guard import Guard
-from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
@@ -102,12 +102,14 @@ class Cluster:
         )
         service.also_called, service.most_postponed = ("demo",), 4096
         guard = Guard("localhost", ApiKeys(), "the-admin-secret", 16_384)
-        kept = None if folder is None else KeptAnswers(RecordFolder(folder, "pack-1"), service, LIMIT_S)
+        records = None if folder is None else RecordFolder(folder, "pack-1")
         self.service = service
         self.script: Sequence[Sequence[Any]] = ()
         self.asked: list[GenerationRequest] = []
         self._before: FakeGeneration | None = None
-        self._api = Api(service, guard, Limits(quiet_s=LIMIT_S, ping_s=LIMIT_S), kept)
+        self._api = Api(
+            service, guard, Limits(quiet_s=LIMIT_S, ping_s=LIMIT_S), AnswerShelf(service), records
+        )
 
     def close(self) -> None:
         self._api.close(LIMIT_S)

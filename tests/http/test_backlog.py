@@ -6,19 +6,14 @@ from dataclasses import replace
 import pytest
 
 from tests.http.conftest import SECRET
+from tests.http.kept import KeptAnswers
 from tests.http.test_resuming import CHAT, LIMIT_S, PACK, TEXT, Left, events_in, wait_until
-from tpiedge.api.app import Api
-from tpiedge.api.guard import Guard
-from tpiedge.api.kept_answer import KeptAnswer
-from tpiedge.api.kept_answers import KeptAnswers
-from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.transcript import Transcript
 
 TOKENS = 3000
 AT_ONCE = 16
-SLICE = 64
 FORMS = {
     "chat": CHAT,
     "logprobs": replace(TEXT, logprobs=5),
@@ -33,22 +28,15 @@ class Work:
 
     def __init__(self, monkeypatch):
         self.fed = self.most = self.turns = self.before_head = 0
-        self.slices = []
         self.body = b""
         self.heads = []
-        feed, said_since = Transcript.feed, KeptAnswer.said_since
+        feed = Transcript.feed
 
         def fed(transcript, event):
             self.fed += 1
             return feed(transcript, event)
 
-        def taken(answer, reader, start, count):
-            found = said_since(answer, reader, start, count)
-            self.slices.append(len(found))
-            return found
-
         monkeypatch.setattr(Transcript, "feed", fed)
-        monkeypatch.setattr(KeptAnswer, "said_since", taken)
 
     async def watch(self):
         """Others' turns."""
@@ -83,10 +71,10 @@ def begun(tmp_path, service):
         ids = [500 + number % 700 for number in range(TOKENS)]
         path = Left(tmp_path / "answers", service)(reply, ids, TOKENS)
         kept.append(KeptAnswers(RecordFolder(tmp_path / "answers", PACK), service, LIMIT_S))
-        kept[0].recover()
-        answer = kept[0].find(path.rpartition("/")[2], reply.format, b"")
+        kept[0].recover_all()
+        answer = kept[0].find(path.rpartition("/")[2])
         wait_until(lambda: answer.over)
-        return Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept[0]), path
+        return kept[0].api(SECRET), path
 
     yield begin
     kept[0].close()
@@ -105,7 +93,6 @@ def test_what_is_passed_over_holds_up_nobody_and_has_a_head_at_once(begun, monke
     assert work.fed >= TOKENS
     assert work.most <= AT_ONCE
     assert work.turns >= TOKENS // AT_ONCE
-    assert max(work.slices) <= SLICE
     assert work.heads[0] <= AT_ONCE
     assert b": ping" in work.body.partition(b"id: ")[0] or b"event: ping" in work.body.partition(b"id: ")[0]
     numbers = [number for number, _ in events_in(work.body.decode().splitlines()) if number is not None]
@@ -119,7 +106,6 @@ def test_so_does_what_is_sent(begun, monkeypatch, last):
     work = Work(monkeypatch)
     asyncio.run(work.get(api, path, last))
     assert work.most <= AT_ONCE
-    assert max(work.slices) <= SLICE
     assert len(work.heads) == 1
 
 

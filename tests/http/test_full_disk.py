@@ -7,6 +7,7 @@ import threading
 import httpx
 import pytest
 
+from tests.http.kept import KeptAnswers
 from tests.http.test_resuming import (
     BODY,
     LIMIT_S,
@@ -20,7 +21,6 @@ from tests.http.test_resuming import (
     wait_until,
 )
 from tpiedge.api.asked import Asked, Choice
-from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import read_record
 from tpiedge.wire.requests import GenerationRequest
@@ -168,13 +168,13 @@ def test_who_took_it_up_is_recorded_anew(folder, service, disk, said):
     file.keep()
     kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
     disk.room = 0
-    assert kept.recover() == 1
+    assert kept.recover_all() == 1
     generation = service.generations.get(timeout=LIMIT_S)
     generation.take_up()
     generation.say(*WORDS[:said])
     wait_until(lambda: not left(folder))
-    answer = kept.find("cmpl-1", "completion", b"")
-    wait_until(lambda: len(answer._said) == said)
+    answer = kept.find("cmpl-1")
+    wait_until(lambda: len(answer.events) == said)
     disk.room = None
     assert answer.record_again()
     (path,) = left(folder)
@@ -192,7 +192,7 @@ def test_the_smallest_comes_first_and_none_is_tried_in_vain(folder, service, dis
     generations = []
     for number in range(3):
         request = GenerationRequest(f"cmpl-{number}", (1,) * (900, 5, 600)[number], 9)
-        kept.accept(Asked((Choice(request),), WHOLE, ()), request.id, 0, "m", b"", "ann")
+        kept.ask(Asked((Choice(request),), WHOLE, ()), request.id, "ann")
         generations.append(service.generations.get_nowait())
     disk.room = 1500
     kept.sweep()

@@ -12,14 +12,11 @@ import httpx
 import pytest
 
 from tests.http.conftest import DEMO, SECRET, leave_early
+from tests.http.kept import KeptAnswers
+from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog, Parting
+from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.answer_forms import ANSWER_FORMS
-from tpiedge.api.answer_reader import Parting
-from tpiedge.api.app import Api
 from tpiedge.api.asked import Asked, Choice, Reply
-from tpiedge.api.guard import Guard
-from tpiedge.api.kept_answer import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, KeptAnswer
-from tpiedge.api.kept_answers import KeptAnswers
-from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.moments import Moment
 from tpiedge.api.record_folder import RecordFolder
@@ -173,10 +170,10 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
     def stream(told, after):
         path = leave(reply, ids, told)
         kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
-        assert kept.recover() == 1
-        api = Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept)
+        assert kept.recover_all() == 1
+        api = kept.api(SECRET)
         body = asyncio.run(got(api, path, after))
-        kept.find(path.rpartition("/")[2], reply.format, b"").delete()
+        kept.find(path.rpartition("/")[2]).delete()
         api.close(LIMIT_S)
         assert not left(folder)
         return list(events_in(body.decode().splitlines()))
@@ -209,8 +206,8 @@ async def got(api, path, after, unsent=lambda: 0):
 def test_an_answer_waits_for_its_client_from_its_last_byte_on(service, folder, leave, caplog):
     path, clock = leave(CHAT, WORDS, 1), ManualClock()
     kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0, clock.now)
-    kept.recover()
-    api = Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept)
+    kept.recover_all()
+    api = kept.api(SECRET)
     seen = []
 
     def unsent():
@@ -232,13 +229,33 @@ def test_an_answer_waits_for_its_client_from_its_last_byte_on(service, folder, l
     assert not caplog.records, "it may well have been read"
 
 
-def test_without_records_nothing_is_numbered_and_nothing_resumed(serve, service):
-    service.script = lambda generation: (generation.say(WORDS[0]), generation.finish())
-    with connect(serve()) as http:
-        answer = http.post("/v1/completions", json=BODY | {"stream": True})
-        assert "id:" not in answer.text.replace('"id":', "")
-        assert "x-resumable" not in answer.headers
-        assert http.get(f"/v1/completions/{service.generations.get().request.id}").status_code == 404
+def test_without_records_an_answer_is_resumed_while_the_server_lives(serve, service, monkeypatch):
+    """In the middle, within a short grace, and after its end. Nothing promises that another server goes on with it."""
+    server = serve()
+    with connect(server) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            assert "x-resumable" not in answer.headers
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            generation = service.generations.get(timeout=LIMIT_S)
+            generation.say(*WORDS)
+            events = [next(events_of(answer))]
+        wait_until(lambda: not generation.attended)
+        for _ in range(2):
+            with (
+                connect(server) as other,
+                other.stream("GET", path, headers={"Last-Event-ID": "1"}) as answer,
+            ):
+                generation.finish()
+                rest = list(events_of(answer))
+            assert [number for number, _ in events + rest] == list(range(1, len(rest) + 2))
+            assert rest[-1][1] == "[DONE]"
+        assert not generation.cancelled.is_set()
+        monkeypatch.setattr("tpiedge.answers.log.BRIEFLY_S", 0.1)
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            generation = service.generations.get(timeout=LIMIT_S)
+        assert generation.cancelled.wait(LIMIT_S)
+        wait_until(lambda: http.get(path).status_code == 404)
 
 
 def test_a_stream_is_named_and_numbered_and_its_record_ends_with_it(keep, service, folder):
@@ -357,16 +374,16 @@ def broken_lines(lines):
 
 
 def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
-    monkeypatch.setattr("tpiedge.api.kept_answers.MOST_LEFT", 2)
+    monkeypatch.setattr("tpiedge.answers.shelf.MOST_LEFT", 2)
     clock = ManualClock()
     kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0, clock.now)
     readers = []
     for number in range(4):
         clock.advance(1.0)
         request = GenerationRequest(f"cmpl-{number}", (1,), 9)
-        readers.append(kept.accept(Asked((Choice(request),), CHAT, ()), request.id, 0, "m", b"", ""))
+        readers.append(kept.ask(Asked((Choice(request),), CHAT, ()), request.id, ""))
     generations = [service.generations.get_nowait() for _ in readers]
-    readers[0] = kept.find("cmpl-0", "chat", b"").read(collects=True)
+    readers[0] = kept.find("cmpl-0").read(collects=True)
     for number in (2, 0, 1):
         clock.advance(1.0)
         readers[number].leave(Parting.LOST)
@@ -379,7 +396,7 @@ def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
 
 @pytest.mark.fault("H8", "the answers that one client leaves push out none of another's")
 def test_the_left_answers_of_one_client_push_out_its_own(folder, service, monkeypatch):
-    monkeypatch.setattr("tpiedge.api.kept_answers.MOST_LEFT", 4)
+    monkeypatch.setattr("tpiedge.answers.shelf.MOST_LEFT", 4)
     clock = ManualClock()
     many = FakeService(service.tokenizer, places=9)
     kept = KeptAnswers(RecordFolder(folder, PACK), many, 1.0, clock.now)
@@ -387,10 +404,10 @@ def test_the_left_answers_of_one_client_push_out_its_own(folder, service, monkey
         clock.advance(1.0)
         request = GenerationRequest(f"cmpl-{number}", (1,), 9)
         asked = Asked((Choice(request),), CHAT, ())
-        kept.accept(asked, request.id, 0, "m", b"", client).leave(Parting.LOST)
+        kept.ask(asked, request.id, client).leave(Parting.LOST)
         if client != "bob" or number == 5:
             kept.sweep()
-    assert [number for number in range(8) if kept.find(f"cmpl-{number}", "chat", b"")] == [0, 5, 6, 7]
+    assert [number for number in range(8) if kept.find(f"cmpl-{number}")] == [0, 5, 6, 7]
     kept.close()
     kept.join(LIMIT_S)
 
@@ -467,7 +484,7 @@ def test_who_collects_may_leave_and_come_again(keep, service, folder, leave):
     with connect(server) as http:
         with http.stream("GET", path) as answer:
             assert answer.headers["x-request-id"] == "cmpl-1"
-        kept = server._api._kept.find("cmpl-1", "completion", b"")
+        kept = server._api._shelf.find("cmpl-1")
         wait_until(lambda: kept._reader is None)  # it is known there that the client has gone
         generation = service.generations.get(timeout=LIMIT_S)
         generation.say(WORDS[1])
@@ -508,7 +525,7 @@ def test_a_request_is_taken_up_once_it_is_asked_for(service, folder, leave):
     leave(CHAT, WORDS, 1, rest=False)
     for number in range(GUILTY + 2):
         kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
-        assert kept.recover() == (number < GUILTY + 1)
+        assert kept.recover_all() == (number < GUILTY + 1)
         if number == GUILTY + 1:
             return
         generation = service.generations.get(timeout=LIMIT_S)
@@ -554,7 +571,9 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     records = RecordFolder(folder, PACK)
     (stop,) = service.tokenizer.encode("x", add_special=False)[-1:]
     told = [(0, Token(0, "r", 0, stop, ()))] if over else []
-    answer = KeptAnswer(accepted, records.begin(accepted), service.tokenizer, clock.now, told, grace_s=5.0)
+    question = accepted.question(accepted.choices, service.tokenizer)
+    found = FoundAnswer(question, records.begin(accepted), told, 0.0, 0)
+    answer = AnswerLog.recovered(found, clock.now, 5.0)
     assert answer.lacking == ([] if over else [0])
 
     def waits(limit_s):
@@ -587,9 +606,9 @@ def test_a_whole_answer_waits_for_a_day_through_any_number_of_servers(folder, se
     for age_s, waits in ((UNFINISHED_S - 1.0, True), (UNFINISHED_S + COLLECTED_WITHIN_S + 1.0, False)):
         now = Moment(BEGUN.boot, BEGUN.up_s + age_s, BEGUN.day_s)
         kept = KeptAnswers(RecordFolder(folder, PACK, lambda now=now: now), service, 1.0, ManualClock().now)
-        assert kept.recover() == 1
+        assert kept.recover_all() == 1
         kept.sweep()
-        found = kept.find(path.rpartition("/")[2], "completion", b"")
+        found = kept.find(path.rpartition("/")[2])
         assert (found is not None) == waits
         kept.close()
         kept.join(LIMIT_S)
@@ -602,23 +621,23 @@ def test_a_stream_waits_for_its_reader_however_long_ago_it_began(folder, service
     path, clock = leave(CHAT, WORDS, 1, rest=False), ManualClock()
     now = Moment(BEGUN.boot, BEGUN.up_s + 3 * UNFINISHED_S, BEGUN.day_s)
     kept = KeptAnswers(RecordFolder(folder, PACK, lambda: now), service, 5.0, clock.now)
-    assert kept.recover() == 1
+    assert kept.recover_all() == 1
     found = []
     for _ in range(2):
         kept.sweep()
-        found.append(kept.find(path.rpartition("/")[2], "chat", b"") is not None)
+        found.append(kept.find(path.rpartition("/")[2]) is not None)
         clock.advance(6.0)
     assert found == [True, False]
     kept.join(LIMIT_S)
 
 
 def test_of_the_answers_of_servers_before_only_so_many_go_on(folder, service, leave, monkeypatch, caplog):
-    monkeypatch.setattr("tpiedge.api.kept_answers.MOST_RECOVERED", 2)
+    monkeypatch.setattr("tpiedge.answers.shelf.MOST_RECOVERED", 2)
     for number in range(3):
         leave(WHOLE, WORDS, 1, rest=False, number=number)
     newest = sorted(path.name for path in left(folder))[1:]
     kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
-    assert kept.recover() == 2
+    assert kept.recover_all() == 2
     kept.close()
     kept.join(LIMIT_S)
     assert sorted(path.name for path in left(folder)) == newest

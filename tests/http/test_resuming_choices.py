@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.http.conftest import SECRET
+from tests.http.kept import KeptAnswers
 from tests.http.test_resuming import (
     CHAT,
     CREATED,
@@ -22,11 +23,7 @@ from tests.http.test_resuming import (
     wait_until,
     wait_until_forgotten,
 )
-from tpiedge.api.app import Api
 from tpiedge.api.asked import Asked, Choice, named_choices
-from tpiedge.api.guard import Guard
-from tpiedge.api.kept_answers import KeptAnswers
-from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.record_folder import RecordFolder
@@ -118,7 +115,7 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
             file.add(choice, event)
         file.keep()
         kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
-        assert kept.recover() == 1
+        assert kept.recover_all() == 1
         generations = {}
         while not service.generations.empty():
             generation = service.generations.get()
@@ -130,9 +127,9 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
             generation.tell(Resumed(0.0))
             generation.tell(event)
             wait_until(lambda before=before: lines() > before)
-        api = Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept)
+        api = kept.api(SECRET)
         body = asyncio.run(got(api, path, after))
-        kept.find(accepted.name, reply.format, b"").delete()
+        kept.find(accepted.name).delete()
         api.close(LIMIT_S)
         assert not left(folder)
         return [
@@ -220,7 +217,7 @@ def test_a_full_queue_lets_further_choices_wait(keep, service, folder):
 
 def test_further_choices_wait_while_nothing_is_served(keep, service, folder, monkeypatch):
     """As where the master ends: the next one goes on with them."""
-    monkeypatch.setattr("tpiedge.api.heard_choices._AGAIN_S", 0.02)
+    monkeypatch.setattr("tpiedge.answers.hearing._AGAIN_S", 0.02)
     with connect(keep()) as http:
         with http.stream("POST", "/v1/completions", json=BODY | {"n": 9}) as answer:
             begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
@@ -239,7 +236,7 @@ def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, f
     accepted = accepted_of(service, CHAT, echo=False)
     RecordFolder(folder, PACK).begin(accepted).keep()
     kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
-    assert kept.recover() == 1
+    assert kept.recover_all() == 1
     generations = [service.generations.get(timeout=LIMIT_S) for _ in accepted.choices]
     for generation in generations:
         generation.take_up()
@@ -258,7 +255,7 @@ def test_where_the_system_has_no_thread_left_records_stay(service, folder, monke
     with monkeypatch.context() as system:
         system.setattr(threading, "Thread", NoThread)
         with pytest.raises(UserError, match="they stay recorded"):
-            kept.recover()
+            kept.recover_all()
     kept.close()
     kept.join(LIMIT_S)
     assert len(left(folder)) == 1

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.http.conftest import answers
+from tests.http.kept import KeptAnswers
 from tests.http.test_resuming import (
     BODY,
     CHAT,
@@ -26,11 +27,9 @@ from tests.http.test_resuming import (
     wait_until,
     wait_until_forgotten,
 )
-from tpiedge.api.answer_reader import Parting
+from tpiedge.answers.log import LEFT_S, Parting
+from tpiedge.answers.record import event_bytes
 from tpiedge.api.asked import Asked, Choice
-from tpiedge.api.held_bytes import event_bytes
-from tpiedge.api.kept_answer import LEFT_S
-from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.errors import PeerLost
 from tpiedge.testing.clock import ManualClock
@@ -68,7 +67,7 @@ def sent(server, path, form):
     """Waits until all of the answer was handed to the system."""
 
     def has_been():
-        found = server._api._kept.find(path.rpartition("/")[2], form, b"")
+        found = server._api._shelf.find(path.rpartition("/")[2])
         return found is not None and found.sent
 
     wait_until(has_been)
@@ -170,7 +169,7 @@ def test_the_next_request_on_the_connection_shows_that_the_answer_was_read(
             wait_until(lambda: not left(folder))
         else:
             assert len(left(folder)) == 1
-            server._api._kept.sweep()
+            server._api._shelf.sweep()
             assert len(left(folder)) == 1
 
 
@@ -309,19 +308,19 @@ class Clients:
         self._count += 1
         request = GenerationRequest(f"chatcmpl-{self._count}", (1,), 9)
         asked = Asked((Choice(request),), reply, ())
-        reader = self.kept.accept(asked, request.id, 0, "m", b"", client)
+        reader = self.kept.ask(asked, request.id, client)
         generation = self._many.generations.get_nowait()
         generation.say(*[5] * tokens)
         if over:
             generation.finish()
-        answer = self.kept.find(request.id, reply.format, b"")
-        wait_until(lambda: answer.over if over else len(answer._said) == tokens)
+        answer = self.kept.find(request.id)
+        wait_until(lambda: answer.over if over else len(answer.events) == tokens)
         reader.leave(Parting.SENT if over else Parting.LOST)
         return request.id
 
     def kept_of(self, names):
         self.kept.sweep()
-        return [name for name in names if self.kept.find(name, "chat", b"") is not None]
+        return [name for name in names if self.kept.find(name) is not None]
 
 
 @pytest.fixture
@@ -330,13 +329,13 @@ def clients(kept, many, clock):
 
 
 def bytes_of(clients, name):
-    return clients.kept.find(name, "chat", b"").held_bytes
+    return clients.kept.find(name).held_bytes
 
 
 @pytest.mark.fault("H8", "the answers that one client does not read push out none of another's")
 def test_unread_answers_are_bounded_in_bytes_for_each_client(clients, monkeypatch):
     anns = clients.leave("ann", 100)
-    monkeypatch.setattr("tpiedge.api.kept_answers.LEFT_BYTES", 8 * bytes_of(clients, anns))
+    monkeypatch.setattr("tpiedge.answers.shelf.LEFT_BYTES", 8 * bytes_of(clients, anns))
     bobs = [clients.leave("bob", 100) for _ in range(9)]
     assert clients.kept_of([anns, *bobs]) == [anns, *bobs[-4:]]
 
@@ -344,14 +343,14 @@ def test_unread_answers_are_bounded_in_bytes_for_each_client(clients, monkeypatc
 def test_unread_answers_are_bounded_in_bytes_in_all(clients, monkeypatch):
     """The oldest of the client that has most goes."""
     names = [clients.leave(client, 100) for client in ("ann", "bob", "bob", "bob", "cid", "cid")]
-    monkeypatch.setattr("tpiedge.api.kept_answers.LEFT_BYTES", 5 * bytes_of(clients, names[0]))
+    monkeypatch.setattr("tpiedge.answers.shelf.LEFT_BYTES", 5 * bytes_of(clients, names[0]))
     assert clients.kept_of(names) == [names[0], *names[2:]]
     names.append(clients.leave("dan", 100))
     assert clients.kept_of(names) == [names[0], *names[3:]]
 
 
 def test_what_was_sent_to_its_end_pushes_out_nothing_unfinished(clients, monkeypatch):
-    monkeypatch.setattr("tpiedge.api.kept_answers.MOST_LEFT", 1)
+    monkeypatch.setattr("tpiedge.answers.shelf.MOST_LEFT", 1)
     unfinished = clients.leave("ann", over=False)
     sent = [clients.leave(client) for client in ("ann", "bob", "bob")]
     assert clients.kept_of([unfinished, *sent]) == [unfinished, *sent]
@@ -359,7 +358,7 @@ def test_what_was_sent_to_its_end_pushes_out_nothing_unfinished(clients, monkeyp
 
 def test_an_unfinished_answer_counts_with_its_bytes(clients, monkeypatch):
     small, large = clients.leave("ann"), clients.leave("bob", 500, over=False)
-    monkeypatch.setattr("tpiedge.api.kept_answers.LEFT_BYTES", 2 * bytes_of(clients, large) - 2)
+    monkeypatch.setattr("tpiedge.answers.shelf.LEFT_BYTES", 2 * bytes_of(clients, large) - 2)
     assert clients.kept_of([small, large]) == [small]
 
 
@@ -381,13 +380,13 @@ def test_an_unread_answer_waits_for_a_minute(clients, clock, caplog, reply):
 
 
 def test_the_next_server_goes_on_with_what_is_unfinished_first(folder, many, clients, monkeypatch):
-    monkeypatch.setattr("tpiedge.api.kept_answers.MOST_RECOVERED", 2)
+    monkeypatch.setattr("tpiedge.answers.shelf.MOST_RECOVERED", 2)
     unfinished = clients.leave("ann", over=False)
     names = [unfinished, *(clients.leave("ann") for _ in range(2))]
     clients.kept.close()
     after = KeptAnswers(RecordFolder(folder, PACK), many, 1.0)
-    assert after.recover() == 2
-    found = [name for name in names if after.find(name, "chat", b"") is not None]
+    assert after.recover_all() == 2
+    found = [name for name in names if after.find(name) is not None]
     assert found == [unfinished, names[-1]]
     after.close()
     after.join(LIMIT_S)
@@ -436,12 +435,12 @@ def test_what_a_request_holds_is_counted(kept, many, choices, reply):
             )
             for name in ("", *(f".{choice}" for choice in range(1, choices)))
         ]
-        reader = kept.accept(Asked(tuple(asked), reply(number), ()), asked[0].request.id, 0, "m", b"", "ann")
+        reader = kept.ask(Asked(tuple(asked), reply(number), ()), asked[0].request.id, "ann")
         for _ in range(choices):
             generation = many.generations.get(timeout=LIMIT_S)
             generation.say(5)
             generation.finish()
-        answer = kept.find(asked[0].request.id, "chat", b"")
+        answer = kept.find(asked[0].request.id)
         wait_until(lambda: answer.over)
         reader.leave(Parting.SENT)
         answer.join(LIMIT_S)

@@ -13,14 +13,11 @@ checked by one of the `tables`, which is in the module that reads the form: `com
 which form the answer is, `tools` what may be called, `call_grammars` how, and `grammar_schema` makes of a client's JSON
 schema what a grammar can hold. `asked` is what comes of it. `openapi` shows the tables to clients.
 
-Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what `stream_bridge` brings from
-the cluster's iterators, `transcript` makes text of tokens, after a `prompt_echo`, with `token_scores`, and one of the
+Its answer: `answer_forms` lists the forms, `deliveries` brings it, `answering` sends what its reader finds in the log
+(`tpiedge/answers/`), `transcript` makes text of tokens, after a `prompt_echo`, with `token_scores`, and one of the
 `formats` makes `frames` of it and of what is `spoken` in it: `openai_format`, `responses_format`, `anthropic_format`,
-`ollama_format` or `embedding_format`. `errors` are OpenAI's, and those of others.
-`further_choices` have their turn later. Where answers are to survive the server, `kept_answers`, each a `kept_answer`
-with its `heard_choices` and its `answer_reader`, outlive their connections, as many as their `held_bytes` allow, until
-an `acknowledgement`, and a `record_folder` has their `records`, each in a `record_file`, with its age by `moments`.
-`service` is what a cluster must offer.
-
+`ollama_format` or `embedding_format`. `errors` are OpenAI's, and those of others. Answers outlive their connections
+until an `acknowledgement`. Where they are to survive the server, a `record_folder` has their `records`, each in a
+`record_file`, with its age by `moments`. `service` is what a cluster must offer.
 `page` is what a browser shows, and has nothing to do with the others.
 """

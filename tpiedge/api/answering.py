@@ -12,11 +12,11 @@ Laws:
 3. A client that says how long it waits for a byte (OpenAI's do) hears one in half that time: else it would ask again,
    and the same work be done twice.
 4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
-5. However it ends, the generation is cancelled unless it had finished; what a stop string ends is complete.
-6. A resumable answer says so in its head, which a whole one sends early. The events of its stream are
-   numbered from 1 on: they follow from its tokens and nothing else, so a later stream of it can begin after any of
-   them; after one beyond its end it fails. Where the server ends before it, it breaks off without a word, for the next
-   server to go on.
+5. What a stop string ends is complete.
+6. The events of the stream of a resumable answer are numbered from 1 on: they follow from its tokens and nothing else,
+   so a later stream of it can begin after any of them; after one beyond its end it fails. One that is recorded says so
+   in its head, which a whole one sends early, and breaks off without a word where the server ends before it, for the
+   next server to go on.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mutabl
 from dataclasses import dataclass
 from typing import Any
 
+from tpiedge.answers.log import AnswerReader, ServerEnds
 from tpiedge.api.body import Disconnected, Receive, left
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.fields import IGNORED
 from tpiedge.api.formats import AnswerFormat
 from tpiedge.api.frames import json_bytes, json_parts, numbered
 from tpiedge.api.limits import Limits
-from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.master.journal import Paused
 from tpiedge.master.reading_progress import Reading
@@ -80,28 +80,19 @@ class Stalled(Exception):
     """The client does not read."""
 
 
-class ServerEnds(ApiError):
-    """The server ends before the answer does."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "the server is shutting down", "shutting_down")
-
-
 @dataclass(frozen=True, slots=True)
 class Answering:
     """Runs once, for an answer with a transcript for each of its choices. `name`: of its request; `resumable`: whether
-    a client that comes again can have the rest; `recorded`: whether also of the next server, now; `after`: the number
-    of the event that a stream of it begins after; `ignored`: names of the request's fields that have no effect;
-    `grammar` as of Reply."""
+    a client that comes again can have the rest; `after`: the number of the event that a stream of it begins after;
+    `ignored`: names of the request's fields that have no effect; `grammar` as of Reply."""
 
     name: str
     form: AnswerFormat
     stream: bool
-    feed: AnswerFeed
+    reader: AnswerReader
     transcripts: Sequence[Transcript]
     limits: Limits
     resumable: bool = False
-    recorded: Callable[[], bool] = lambda: True
     after: int = 0
     ignored: tuple[str, ...] = ()
     grammar: str = ""
@@ -115,7 +106,6 @@ class Answering:
         finally:
             if timer is not None:
                 timer.cancel()
-            self.feed.cancel()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
@@ -126,13 +116,12 @@ class Answering:
         if limit_s is None:
             return None
         late = ApiError(504, f"the answer took more than {format_seconds(limit_s)}", "deadline_exceeded")
-        return asyncio.get_running_loop().call_later(limit_s, self.feed.end, late)
+        return asyncio.get_running_loop().call_later(limit_s, self.reader.end, late)
 
     async def _watch(self, receive: Receive) -> None:
         """A client that leaves is noticed while nothing is sent, too."""
         await left(receive)
-        self.feed.cancel()
-        self.feed.end(Disconnected())
+        self.reader.end(Disconnected())
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
         """The pieces of the answer with the numbers of their choices; None where the client is to hear that we live:
@@ -147,7 +136,7 @@ class Answering:
                 if now() >= due:
                     due = now() + self.limits.ping_s
                     yield None
-            found = await self.feed.next(max(0.0, due - now()))
+            found = await self.reader.next(max(0.0, due - now()))
             if found is not None and found[0] not in open_choices:
                 continue
             choice, event = (0, None) if found is None else found
@@ -163,7 +152,7 @@ class Answering:
                 due = now() + self.limits.ping_s
             if piece is not None and piece.last is not None:
                 open_choices.remove(choice)
-                self.feed.complete(choice)
+                self.reader.log.complete(choice)
             if piece is not None:
                 yield choice, piece
             elif event is None:
@@ -176,7 +165,7 @@ class Answering:
         pieces: list[list[TextPiece]] = [[] for _ in self.transcripts]
         try:
             quiet_s = self.limits.quiet_s
-            async for found in self._pieces(min(_OPEN_S, quiet_s) if self.resumable else quiet_s):
+            async for found in self._pieces(min(_OPEN_S, quiet_s) if self.reader.log.lasting else quiet_s):
                 if found is not None:
                     choice, piece = found
                     pieces[choice].append(piece)
@@ -276,7 +265,7 @@ class Answering:
     @property
     def _promised(self) -> bool:
         """Whether a client that comes again gets the rest, beyond the server's end, too."""
-        return self.resumable and self.recorded()
+        return self.resumable and self.reader.log.recorded
 
     def _break_off(self, error: Exception) -> None:
         """Raises BrokenOff where the next server goes on with the answer."""

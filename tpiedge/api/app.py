@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
+from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.acknowledgement import Acknowledgement
 from tpiedge.api.admin import Admin
 from tpiedge.api.answer_forms import ANSWER_FORMS, AnswerForm
@@ -18,18 +19,18 @@ from tpiedge.api.asked import FormatName
 from tpiedge.api.azure import name_usual_path
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Resumptions
-from tpiedge.api.deliveries import Deliveries, RunningAnswers
+from tpiedge.api.deliveries import Deliveries
 from tpiedge.api.errors import ApiError, error_body, of_exception
 from tpiedge.api.fields import IgnoredFields
 from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
 from tpiedge.api.intake import Intake
-from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.model_cards import model_routes, ollama_routes
 from tpiedge.api.openapi import openapi_routes
 from tpiedge.api.origins import Origins
 from tpiedge.api.page import Page
+from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.service import Service
 from tpiedge.api.texts import text_routes
 
@@ -42,26 +43,27 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Api:
-    """An ASGI application over a Service. `kept`: with it, clients may come again for their answers; `origins`: of
-    pages that may use it, apart from administration."""
+    """An ASGI application over a Service. `shelf`: of its answers; `records`: with it, they survive the server;
+    `origins`: of pages that may use it, apart from administration."""
 
     def __init__(
         self,
         service: Service,
         guard: Guard,
         limits: Limits,
-        kept: KeptAnswers | None = None,
+        shelf: AnswerShelf | None = None,
+        records: RecordFolder | None = None,
         origins: Origins | None = None,
     ) -> None:
         self._service = service
         self._guard = guard
         self._limits = limits
         self._intake, self._admin_intake = Intake(limits, guard), Intake(limits, guard)
-        self._running = RunningAnswers()
         self._ignored = IgnoredFields()
-        self._kept = kept
+        self._shelf = shelf or AnswerShelf(service)
+        self._records = records
         self._origins = origins or Origins()
-        self._deliveries = Deliveries(service, self._running, limits)
+        self._deliveries = Deliveries(service, limits)
         self.routes: list[BaseRoute] = [
             Route("/health", _health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
@@ -120,30 +122,27 @@ class Api:
 
     def sweep(self) -> None:
         """Forget the answers that nobody came for; and again every second, on the event loop."""
-        if self._kept is not None:
-            asyncio.get_running_loop().call_later(_SWEEP_S, self.sweep)
-            self._kept.sweep()
+        asyncio.get_running_loop().call_later(_SWEEP_S, self.sweep)
+        self._shelf.sweep()
 
     def abort(self) -> None:
         """End every running answer. To be called on the event loop, which then deletes the records of those whose
         clients are told of an error."""
-        self._running.abort()
+        self._shelf.abort()
 
     def close(self, limit_s: float) -> None:
         """After the event loop has ended: what was not delivered is left to the next server, where it is recorded. Wait
-        for the threads of the answers, for each kind at most that long."""
-        if self._kept is not None:
-            self._kept.close()
-        self._running.join(limit_s)
-        if self._kept is not None:
-            self._kept.join(limit_s)
+        for the threads of the answers, and for those that prepare requests, for each kind at most that long."""
+        self._shelf.close()
+        self._shelf.join(limit_s)
+        if self._records is not None:
+            self._records.close(limit_s)
         self._intake.close()
         self._admin_intake.close()
 
     def ended_in_order(self) -> None:
-        """After `close`, as of KeptAnswers."""
-        if self._kept is not None:
-            self._kept.ended_in_order()
+        """After `close`, as of AnswerShelf."""
+        self._shelf.ended_in_order()
 
     def _acknowledge(self, scope: MutableMapping[str, Any]) -> None:
         """A request shows that its client has read the answer before it on that connection."""
@@ -154,12 +153,13 @@ class Api:
             alone = self._guard.is_direct(headers, host)
             acknowledgement.begin(self._guard.client(headers, host) if alone else None)
 
-    def _completions(self, form: FormatName, kept: KeptAnswers | None) -> Completions:
+    def _completions(self, form: FormatName) -> Completions:
         return Completions(
             self._service,
             self._intake,
             self._deliveries,
-            kept,
+            self._shelf,
+            self._records,
             self._guard,
             self._limits,
             self._ignored,
@@ -169,10 +169,10 @@ class Api:
     def _answers(self, form: AnswerForm, name: FormatName) -> list[Route]:
         """Nobody comes again for those without a kind."""
         if not form.kind:
-            return [Route(form.path, self._completions(name, None), methods=["POST"])]
-        resumptions = Resumptions(self._deliveries, self._running, self._kept, name)
+            return [Route(form.path, self._completions(name), methods=["POST"])]
+        resumptions = Resumptions(self._deliveries, self._shelf, name)
         return [
-            Route(form.path, self._completions(name, self._kept), methods=["POST"]),
+            Route(form.path, self._completions(name), methods=["POST"]),
             Route(f"{form.path}/{{id}}", resumptions, methods=["GET", "DELETE"]),
         ]
 

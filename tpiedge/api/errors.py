@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tpiedge.answers.generation import Busy, Unavailable
+from tpiedge.answers.log import ServerEnds, Superseded
 from tpiedge.api.frames import Json
-from tpiedge.api.service import Busy, Unavailable
 from tpiedge.errors import (
     Cancelled,
     ChildLost,
@@ -126,6 +127,10 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
             return ApiError(503, str(error), "resource_error")
         case Dismissed():  # no client is to try it again by itself
             return ApiError(403, str(error), "ended_by_administrator")
+        case Superseded():
+            return ApiError(409, str(error), "superseded")
+        case ServerEnds():
+            return ApiError(503, str(error), "shutting_down")
         case Cancelled():
             return ApiError(503, str(error), "cancelled")
         case TpiedgeError():

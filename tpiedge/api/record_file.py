@@ -9,11 +9,12 @@ until it is complete: a master that is killed meanwhile leaves none.
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tpiedge.api.records import event_line, taken_up_line
+from tpiedge.answers.record import RecordedEvent
+from tpiedge.api.records import AcceptedRequest, accepted_lines, event_line, taken_up_line
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.wire.control import Finished, PromptScores, Token
 
@@ -30,10 +31,16 @@ class RecordFile:
     """One answer's record, made by RecordFolder. For any thread. Nothing of it raises OSError."""
 
     def __init__(
-        self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
+        self,
+        path: Path,
+        accepted: AcceptedRequest,
+        fd: int | None,
+        log: RateLimitedLog,
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`fd`: open for appending, and from now on this object's; None where there is no file. `later` calls what it
-        is given in another thread."""
+        """`accepted`: the request; `fd`: open for appending, and from now on this object's; None where there
+        is no file. `later` calls what it is given in another thread."""
+        self._accepted = accepted
         self._path = path
         self._fd = fd
         #: Whether there is a file, open or not.
@@ -58,23 +65,25 @@ class RecordFile:
 
     def add(self, choice: int, event: Token | PromptScores | Finished) -> None:
         """Adds what is about to be passed on of a choice."""
-        self.write(event_line(choice, event))
+        self._write(event_line(choice, event), takes_up=False)
+
+    def begin(self) -> None:
+        """Writes the request."""
+        self._write(accepted_lines(self._accepted), takes_up=False)
 
     def take_up(self) -> None:
         """Adds that another master asks for the rest."""
         self._write(taken_up_line(), takes_up=True)
-
-    def write(self, line: bytes) -> None:
-        """Adds a line."""
-        self._write(line, takes_up=False)
 
     def finish(self) -> None:
         """Nothing more is written: the file stays, and none is open for it. Idempotent."""
         with self._lock:
             self._close()
 
-    def write_anew(self, data: bytes) -> None:
-        """Makes a record of these lines where it is `lost`, and there is room."""
+    def write_anew(self, said: Sequence[RecordedEvent], taken_up: int, *, now_too: bool) -> None:
+        """As of Record."""
+        told = b"".join(event_line(*one) for one in said)
+        data = accepted_lines(self._accepted) + told + taken_up_line() * taken_up
         with self._lock:
             if not self.lost:
                 return
@@ -94,6 +103,8 @@ class RecordFile:
                 self._log.warning("cannot write %s: %s; %s", self._path, error.strerror, UNRECORDED)
                 return
             self._fd, self._there = fd, True
+        if now_too:
+            self.take_up()
 
     def _write(self, line: bytes, *, takes_up: bool) -> None:
         with self._lock:

@@ -13,10 +13,10 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.moments import Moment, this_moment
 from tpiedge.api.record_file import OPEN_FLAGS, OWNER_ONLY, PARTIAL, UNRECORDED, RecordFile, cut
 from tpiedge.api.records import (
@@ -26,13 +26,13 @@ from tpiedge.api.records import (
     AnswerRecord,
     DamagedRecord,
     UnknownRecordVersion,
-    accepted_lines,
     read_head,
     read_record,
 )
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.private_file import private_folder, read_private, replace_private
 from tpiedge.master.journal import GUILTY
+from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import counted
 
@@ -48,16 +48,6 @@ _DIGITS: Final = 12
 _SUFFIX: Final = ".answer"
 _SET_ASIDE: Final = ".aside"
 _NAME: Final = re.compile(rf"[0-9]{{{_DIGITS},}}-")
-
-
-@dataclass(frozen=True, slots=True)
-class FoundAnswer:
-    """An answer that a master before this one did not deliver, and the file in which its record goes on; `age_s`: of
-    its request."""
-
-    record: AnswerRecord
-    file: RecordFile
-    age_s: float
 
 
 class RecordFolder:
@@ -107,7 +97,7 @@ class RecordFolder:
         while (chore := self._chores.get()) is not None:
             chore()
 
-    def found(self) -> list[FoundAnswer]:
+    def found(self, tokenizer: Tokenizer | None = None) -> list[FoundAnswer]:
         """What the master before this one left of this model, in the order of the requests. To be called first of all.
 
         Damaged records are set aside, each with a warning, and those that GUILTY masters took up, none of which got
@@ -124,7 +114,13 @@ class RecordFolder:
         _delete(old)
         ours, others = self._divided()
         found = [
-            FoundAnswer(record, self._continued(path, record.size), now.since(record.accepted.begun))
+            FoundAnswer(
+                record.accepted.question(record.accepted.choices, tokenizer),
+                self._continued(path, record),
+                record.said,
+                now.since(record.accepted.begun),
+                record.taken_up,
+            )
             for path in ours
             if (record := self._read(path, read_record)) is not None and not self._ends_masters(path, record)
         ]
@@ -139,7 +135,6 @@ class RecordFolder:
 
     def begin(self, accepted: AcceptedRequest) -> RecordFile:
         """A record with the request. Where the disk has no room for one there is none, and a warning says so."""
-        line = accepted_lines(accepted)
         with self._lock:
             path = self._folder / f"{self._next:0{_DIGITS}d}-{accepted.name}{_SUFFIX}"
             self._next += 1
@@ -147,9 +142,9 @@ class RecordFolder:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, OWNER_ONLY)
         except OSError as error:
             self._log.warning("cannot make %s: %s; %s", path, error.strerror, UNRECORDED)
-            return RecordFile(path, None, self._log, self.later)
-        file = RecordFile(path, fd, self._log, self.later)
-        file.write(line)
+            return RecordFile(path, accepted, None, self._log, self.later)
+        file = RecordFile(path, accepted, fd, self._log, self.later)
+        file.begin()
         return file
 
     def _set_times(self, now: Moment) -> None:
@@ -238,13 +233,13 @@ class RecordFolder:
             raise _unusable(path, error) from None
         _log.warning("the record of an answer was set aside as %s: %s", aside, why)
 
-    def _continued(self, path: Path, size: int) -> RecordFile:
+    def _continued(self, path: Path, record: AnswerRecord) -> RecordFile:
         """The file, without what was cut off in it."""
         try:
-            fd = cut(path, size)
+            fd = cut(path, record.size)
         except OSError as error:
             raise _unusable(path, error) from None
-        return RecordFile(path, fd, self._log, self.later)
+        return RecordFile(path, record.accepted, fd, self._log, self.later)
 
 
 def records_in(folder: Path) -> list[Path]:

@@ -16,14 +16,18 @@ import hmac
 import json
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, Self, TypeAlias
+from typing import Annotated, Any, Final, Self
 
+from tpiedge.answers.record import Question, RecordedEvent
 from tpiedge.api.asked import MAX_CHOICES, Asked, Choice, Reply, named_choices
 from tpiedge.api.moments import Moment
 from tpiedge.api.prompt_echo import EchoedPrompt
+from tpiedge.model.text import TextWriter
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.units import KIB
 from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.fields import U64, MaxItems, MaxLength, Name, Range, Text
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
@@ -42,11 +46,16 @@ _CHECKSUM: Final = 9  # eight digits and a blank
 _SALT_BYTES: Final = 16
 _DIGEST_BYTES: Final = 32
 _BOOT_CHARACTERS: Final = 64
+
+ANSWER_BYTES: Final = 16 * KIB
+"""Memory of an answer that says nothing: its request, its locks, and its file on the disk."""
+
+_CHOICE: Final = 3 * KIB  # what looks for stop strings in it
+_SCORE: Final = 128  # a pair of a number and a float
+_NUMBER: Final = 36  # and its place in a tuple
+_TEXT: Final = 96  # and its place in a tuple
+_CHARACTER: Final = 4
 _UNKNOWN: Final = Moment("", 0.0, 0.0)
-
-
-RecordedEvent: TypeAlias = tuple[int, Token | PromptScores | Finished]
-"""What is recorded of an answer, with the number of the choice that it is of."""
 
 
 class DamagedRecord(Exception):
@@ -115,6 +124,18 @@ class AcceptedRequest:
         """All of them, in their order."""
         return named_choices(self.prompts, self.each, self.name)
 
+    def question(self, choices: Sequence[Choice], tokenizer: Tokenizer | None) -> Question:
+        """What its answer needs to know; `choices` as of `choices`. Stop strings are found as Transcript does."""
+        reply = self.reply
+        stops = [
+            TextWriter(
+                tokenizer, reply.stops, one.request.prompt_ids if reply.goes_on else (), reply.speech.marks
+            )
+            for one in (choices if reply.stops else ())
+        ]
+        requests = tuple([choice.request for choice in choices])
+        return Question(self.name, requests, stops, reply.stream, request_bytes(self), self)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
@@ -125,6 +146,27 @@ class AnswerRecord:
     said: tuple[RecordedEvent, ...]
     size: int
     taken_up: int = 0
+
+
+def request_bytes(accepted: AcceptedRequest) -> int:
+    """How much memory it takes, about, and rather too much: objects of Python are counted, not what they say."""
+    requests = [choice.request for choice in accepted.prompts]
+    prompts = sum(len(one.prompt_ids) * _NUMBER + len(one.sampling.logit_bias) * _SCORE for one in requests)
+    texts = sum(_TEXT + _CHARACTER * len(text) for text in _texts(accepted))
+    return ANSWER_BYTES + _CHOICE * accepted.each * len(requests) + prompts + texts
+
+
+def _texts(accepted: AcceptedRequest) -> Iterator[str]:
+    """What its client wrote, or what was made of that."""
+    reply = accepted.reply
+    yield from (reply.echo, *reply.stops, *reply.tools, *reply.namespaces)
+    for some in reply.texts:
+        yield from some
+    for choice in accepted.prompts:
+        if choice.echo is not None:
+            yield choice.echo.text
+        if choice.request.grammar is not None:
+            yield choice.request.grammar.text
 
 
 def key_mark(key: bytes, salt: bytes | None = None) -> str:

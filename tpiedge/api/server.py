@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import uvicorn
 
+from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.app import Api
 from tpiedge.api.connection import ConnectionMaker, HttpConnection, HttpListener
 from tpiedge.api.guard import Guard, check_bind, is_loopback
-from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.origins import Origins
@@ -75,14 +75,14 @@ class ApiServer:
         )
         self._scheme = "http" if tls is None else "https"
         self._socket = _listen(host, port, found.connections, plain=tls is None)
-        kept = None if records is None else KeptAnswers(records, service, grace_s)
+        shelf = AnswerShelf(service, None if records is None else records.later, grace_s)
         try:
             #: How many answers of the server before go on.
-            self.recovered = 0 if kept is None else kept.recover()
+            self.recovered = 0 if records is None else shelf.recover(records.found(service.tokenizer))
         except BaseException:
             self._socket.close()
             raise
-        self._api = Api(service, guard, found, kept, pages)
+        self._api = Api(service, guard, found, shelf, records, pages)
         self._name: tuple[str, int] = self._socket.getsockname()[:2]
         self._server = _Server(
             uvicorn.Config(

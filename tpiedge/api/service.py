@@ -1,17 +1,15 @@
 """What the HTTP API asks of the cluster behind it, and what it is told.
 
 The API owns no model and no nodes: it holds a `Service`. All methods may be called from any thread and return at
-once, save `Generation.events`, which blocks in a thread of its own.
+once, save `Generation.events`, which blocks in a thread of its own. `answers/generation.py` has what answers ask of it.
 """
 
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from tpiedge.errors import TpiedgeError
+from tpiedge.answers.generation import AnswerEvent, Busy, Generation, Queue, Unavailable
 from tpiedge.master.chronicle import ClusterEvent
-from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
@@ -19,8 +17,7 @@ from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import AnswerPart, Finished
-from tpiedge.wire.requests import GenerationRequest, Sampling
+from tpiedge.wire.requests import Sampling
 
 __all__ = [
     "AnswerEvent",
@@ -39,20 +36,6 @@ __all__ = [
     "StepTimeline",
     "Unavailable",
 ]
-
-AnswerEvent = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
-
-
-class Busy(TpiedgeError):
-    """The queue is full; worth another try after `retry_after_s`."""
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class Unavailable(TpiedgeError):
-    """The cluster cannot take requests now; the message says why (weights load, too few nodes, shutting down)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,32 +85,7 @@ class EnrolledWorker:
     host: str
 
 
-class Generation(Protocol):
-    """A request that was taken."""
-
-    def events(self) -> Iterator[AnswerEvent]:
-        """Blocks between events; the last one is Finished. To be called once.
-
-        Raises TpiedgeError where the answer cannot be completed: PeerError for lost nodes, UserError for what
-        rank 0 refuses. Ends soon after `cancel`, with Finished("cancel"), with an error, or just so.
-        """
-        ...
-
-    def attend(self, attended: bool) -> None:
-        """Whether somebody waits for it, as of a new one; one for which nobody does gives way to others. From any
-        thread."""
-        ...
-
-    def cancel(self) -> None:
-        """Stop the work. From any thread, any number of times, also after the end."""
-        ...
-
-    def complete(self) -> None:
-        """Stop the work because the answer is whole, as a stop string makes it: a success. As `cancel`."""
-        ...
-
-
-class Service(Protocol):
+class Service(Queue, Protocol):
     """The cluster, as the API sees it."""
 
     @property
@@ -175,22 +133,6 @@ class Service(Protocol):
 
     def dismiss(self, request: str) -> bool:
         """End the request of that id, whose reader is told so. Returns whether there is one."""
-        ...
-
-    def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> Generation:
-        """Queue the request of that `client`: clients take turns, however many requests one has. `attended`: whether
-        somebody waits for it already, as of Generation.attend. Raises Busy, Unavailable, or UserError for what the
-        cluster cannot do."""
-        ...
-
-    def postpone(self, count: int, client: str) -> None:
-        """Count so many requests of that client with those that wait, which will be submitted later; fewer where it is
-        negative. Raises Busy where they would be too many."""
-        ...
-
-    def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> Generation:
-        """Queue a request that was accepted before this cluster's start, and of whose answer `said` came: its rest is
-        wanted, though nobody waits for it yet. To be called before anything is submitted. Raises Unavailable."""
         ...
 
     def pending(self) -> tuple[PendingJoin, ...]:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.api.test_records import ACCEPTED
+from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.moments import ACROSS_BOOTS_S, Moment
-from tpiedge.api.record_folder import KEPT_DAYS, MOST_OTHERS, FoundAnswer, RecordFolder
+from tpiedge.api.record_folder import KEPT_DAYS, MOST_OTHERS, RecordFolder
 from tpiedge.api.records import accepted_lines, event_line
 from tpiedge.errors import UserError
 from tpiedge.master.journal import GUILTY
@@ -34,7 +35,7 @@ def files(folder: Path) -> list[str]:
 
 
 def said(found: FoundAnswer) -> tuple[object, ...]:
-    return tuple(event for _, event in found.record.said)
+    return tuple(event for _, event in found.said)
 
 
 def begun(folder: Path, pack: str = "pack-1", count: int = 1) -> Path:
@@ -54,13 +55,13 @@ def test_records_are_found_in_their_order_and_go_on(folder: Path) -> None:
     first, second = RecordFolder(folder, "pack-1"), RecordFolder(folder, "pack-1")
     found = first.found()
     assert [said(one) for one in found] == [TOKENS[:2], (), TOKENS[:1]]
-    found[1].file.add(0, TOKENS[0])
+    found[1].record.add(0, TOKENS[0])
     again = second.found()
-    assert [len(one.record.said) for one in again] == [2, 1, 1]
+    assert [len(one.said) for one in again] == [2, 1, 1]
     for one in [*found, *again]:
-        one.file.delete()
-        one.file.delete()
-        one.file.add(0, TOKENS[0])
+        one.record.delete()
+        one.record.delete()
+        one.record.add(0, TOKENS[0])
     for each in (first, second, second):
         each.close(WAIT_S)
     assert files(folder) == []
@@ -109,11 +110,11 @@ def test_what_was_cut_off_is_overwritten(folder: Path) -> None:
     with path.open("ab") as file:
         file.write(b"0123456")
     (found,) = RecordFolder(folder, "pack-1").found()
-    found.file.add(0, TOKENS[2])
-    found.file.keep()
+    found.record.add(0, TOKENS[2])
+    found.record.keep()
     (again,) = RecordFolder(folder, "pack-1").found()
     assert said(again) == TOKENS
-    again.file.keep()
+    again.record.keep()
 
 
 def test_a_request_that_was_not_written_whole_was_promised_to_nobody(folder: Path) -> None:
@@ -148,7 +149,7 @@ def test_what_nobody_came_for_in_days_is_deleted_of_whatever_model(
         os.utime(path, (written, written - KEPT_DAYS * 86_400))
     records = RecordFolder(folder, "pack-1", now=lambda: Moment("a", 6.0, written + 1))
     (found,) = records.found()
-    found.file.keep()
+    found.record.keep()
     assert files(folder) == [young.name]
     (line,) = caplog.messages
     assert line == (
@@ -189,7 +190,7 @@ def test_a_clock_that_is_set_between_two_masters_makes_no_record_old(
     os.utime(path, (LONG_AGO, LONG_AGO + 1.0))
     found = RecordFolder(folder, "pack-1", now=lambda: now).found()
     for one in found:
-        one.file.keep()
+        one.record.keep()
     assert len(found) == kept == path.exists()
 
 
@@ -234,7 +235,7 @@ def test_the_age_of_a_request_is_that_of_its_boot(folder: Path) -> None:
     today = time.time()
     for now in (Moment("a", 30.0, today), Moment("b", 30.0, today), Moment("b", 30.0, LONG_AGO + 5.0)):
         (found,) = RecordFolder(folder, "pack-1", now=lambda now=now: now).found()
-        found.file.keep()
+        found.record.keep()
         ages.append(found.age_s)
     assert ages == [20.0, ACROSS_BOOTS_S, 5.0]
 
@@ -248,7 +249,7 @@ def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_th
     left[3].write_bytes(left[3].read_bytes() + b"damage that nobody reads\n")
     left[4] = left[4].rename(left[4].with_suffix(".aside"))
     (found,) = RecordFolder(folder, "pack-1").found()
-    found.file.keep()
+    found.record.keep()
     assert files(folder) == sorted(path.name for path in (ours, *left[2:]))
     assert [line.partition(":")[2].partition(",")[0] for line in caplog.messages] == [
         " 2 answers of another model",
@@ -262,7 +263,7 @@ def test_a_damaged_one_is_set_aside_and_the_others_go_on(
     damaged, whole = begun(folder), begun(folder, count=2)
     damaged.write_bytes(damaged.read_bytes().replace(b" 5\n", b" 6\n"))
     (found,) = RecordFolder(folder, "pack-1").found()
-    found.file.keep()
+    found.record.keep()
     aside = damaged.with_suffix(".aside")
     assert files(folder) == sorted([aside.name, whole.name])
     (line,) = caplog.messages
@@ -276,17 +277,17 @@ def test_one_that_may_be_what_ends_masters_is_not_tried_for_ever(
     path = begun(folder, count=1)
     for _ in range(GUILTY - 1):
         (found,) = RecordFolder(folder, "pack-1").found()
-        found.file.take_up()
-        found.file.keep()
+        found.record.take_up()
+        found.record.keep()
     (found,) = RecordFolder(folder, "pack-1").found()
-    found.file.take_up()
-    found.file.add(0, TOKENS[1])
-    found.file.keep()
+    found.record.take_up()
+    found.record.add(0, TOKENS[1])
+    found.record.keep()
     for _ in range(GUILTY):
         (found,) = RecordFolder(folder, "pack-1").found()
         assert said(found) == TOKENS[:2], "it had got on: it is tried as often again"
-        found.file.take_up()
-        found.file.keep()
+        found.record.take_up()
+        found.record.keep()
     assert RecordFolder(folder, "pack-1").found() == []
     assert files(folder) == [path.with_suffix(".aside").name]
     (line,) = caplog.messages
@@ -298,7 +299,7 @@ def test_one_that_no_master_asked_for_ends_none(folder: Path) -> None:
     written = path.read_bytes()
     for _ in range(GUILTY + 1):
         (found,) = RecordFolder(folder, "pack-1").found()
-        found.file.keep()
+        found.record.keep()
     assert path.read_bytes() == written
 
 
@@ -343,16 +344,16 @@ def test_once_the_disk_has_room_the_record_is_made_anew(
     for count in (0, 1, len(data) - 1):
         full_after(count)
         file.add(0, TOKENS[0])
-        file.write_anew(data)
+        file.write_anew([(0, TOKENS[0])], 0, now_too=False)
         assert (files(folder), file.there, file.lost) == ([], False, True)
     full_after(len(data) + 100)
-    file.write_anew(data)
+    file.write_anew([(0, TOKENS[0])], 0, now_too=False)
     file.add(0, TOKENS[1])
     assert (file.there, file.lost) == (True, False)
     file.keep()
     (found,) = RecordFolder(folder, "pack-1").found()
     assert said(found) == TOKENS[:2]
-    found.file.keep()
+    found.record.keep()
 
 
 def test_what_ended_or_is_left_to_the_next_master_is_not_made_anew(folder: Path) -> None:
@@ -364,7 +365,7 @@ def test_what_ended_or_is_left_to_the_next_master_is_not_made_anew(folder: Path)
     ended.delete()
     left.keep()
     for file in (ended, left):
-        file.write_anew(accepted_lines(ACCEPTED))
+        file.write_anew((), 0, now_too=False)
         assert (file.lost, file.there) == (False, False)
     records.close(WAIT_S)
     assert files(folder) == []

@@ -90,16 +90,16 @@ def test_only_masters_that_crashed_count(masters: Sequence[Life]) -> None:
                 assert not found
                 return
             (answer,) = found
-            assert answer.record.taken_up == crashes
-            assert [event for _, event in answer.record.said] == said
+            assert answer.taken_up == crashes
+            assert [event for _, event in answer.said] == said
             if master.takes_up:
-                answer.file.take_up()
+                answer.record.take_up()
                 for _ in range(master.tokens):
                     said.append(Token(0, "chatcmpl-1", len(said), 5, ()))
-                    answer.file.add(0, said[-1])
+                    answer.record.add(0, said[-1])
                 in_time = master.dies_before is None or master.dies_before > CALLS.index("ftruncate")
                 crashes = 0 if master.tokens else crashes if in_time else crashes + 1
-            end(answer.file, master.dies_before)
+            end(answer.record, master.dies_before)
 
 
 @pytest.fixture
@@ -109,9 +109,9 @@ def taken_up(tmp_path: Path) -> tuple[RecordFolder, RecordFile, Path]:
     RecordFolder(folder, ACCEPTED.pack).begin(ACCEPTED).keep()
     records = RecordFolder(folder, ACCEPTED.pack)
     (found,) = records.found()
-    found.file.take_up()
+    found.record.take_up()
     (path,) = folder.iterdir()
-    return records, found.file, path
+    return records, found.record, path
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

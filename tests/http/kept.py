@@ -1,0 +1,33 @@
+"""The answers of one server and the folder of their records, without a socket."""
+
+import time
+
+from tpiedge.answers.shelf import AnswerShelf
+from tpiedge.api.app import Api
+from tpiedge.api.guard import Guard
+from tpiedge.api.keys import ApiKeys
+from tpiedge.api.limits import Limits
+from tpiedge.api.records import AcceptedRequest
+
+
+class KeptAnswers(AnswerShelf):
+    def __init__(self, records, service, grace_s, now=time.monotonic):
+        super().__init__(service, records.later, grace_s, now)
+        self.records, self.service = records, service
+
+    def recover_all(self):
+        return self.recover(self.records.found(self.service.tokenizer))
+
+    def ask(self, asked, name, client):
+        """The reader of a new answer."""
+        pack, moment = self.records.pack, self.records.moment()
+        accepted = AcceptedRequest.of(asked, name, 0, "m", pack, b"", moment)
+        question = accepted.question(asked.choices, self.service.tokenizer)
+        return self.accept(question, client, lambda: self.records.begin(accepted))
+
+    def api(self, secret):
+        return Api(self.service, Guard("localhost", ApiKeys(), secret, 1000), Limits(), self, self.records)
+
+    def join(self, limit_s):
+        super().join(limit_s)
+        self.records.close(limit_s)

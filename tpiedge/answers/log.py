@@ -1,0 +1,432 @@
+"""One answer as a log: its events are appended, and a reader has a position in them.
+
+Laws:
+
+1. An event is recorded, where the answer has a record, before it is in the log; what is in the log stays there. So
+   each reader gets the whole answer from the beginning on, whatever others had of it. There is one at a time: a new one
+   takes the place of the one before, whose client may have lost its connection without our knowing.
+2. An answer whose reader's connection ends goes on without one and waits for the next: LEFT_S or, without a record and
+   without its end, BRIEFLY_S; one that was collected as a whole COLLECTED_WITHIN_S after its end, for which it waits
+   UNFINISHED_S. Then it ends. One that was sent to its end waits in the same way, until its client acknowledges it:
+   what the system has taken, nobody need have read. What nobody reads gives way to what somebody waits for.
+3. An answer of the master before goes on without a reader: a stream waits for one for the grace, others as those that
+   are collected, where the day counts from the request on, however many masters there were since.
+4. What fails one choice fails all. A stop string ends the work on a choice also where nobody reads.
+5. A record lasts as long as its answer, or until that failed or its client was told of an error, and beyond the
+   master's end. One that the disk had no room for is made anew once there is room.
+"""
+
+import asyncio
+import contextlib
+import enum
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final, Self
+
+from tpiedge.answers.generation import AnswerEvent, ChoiceEvent, Generation
+from tpiedge.answers.hearing import FurtherChoices, Hearing
+from tpiedge.answers.record import FoundAnswer, Question, Record, event_bytes, is_recorded
+from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
+from tpiedge.master.journal import Paused, TakenUp
+from tpiedge.master.reading_progress import Reading
+from tpiedge.wire.control import Finished, Token
+
+LEFT_S: Final = 60.0
+BRIEFLY_S: Final = 5.0
+"""More than the three seconds after which a browser connects again."""
+COLLECTED_WITHIN_S: Final = 600.0
+UNFINISHED_S: Final = 24 * 3600.0
+
+
+class Superseded(TpiedgeError):
+    """Another reader came."""
+
+    def __init__(self) -> None:
+        super().__init__("another connection reads this answer now")
+
+
+class ServerEnds(TpiedgeError):
+    """The server ends before the answer does."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+class Parting(enum.Enum):
+    """How a client goes."""
+
+    #: All was handed to the system: the answer with its end, or with what it failed by. It may not have read that.
+    SENT = enum.auto()
+    #: It does not even know the answer's id: it does not come again.
+    FOR_GOOD = enum.auto()
+    #: Its connection ended: it may come again.
+    LOST = enum.auto()
+
+
+class AnswerLog:
+    """One accepted request, and all that was said of its answer. For any thread."""
+
+    def __init__(
+        self, question: Question, record: Record | None, now: Callable[[], float], client: str = ""
+    ) -> None:
+        """`record`: with it, the answer survives the master; `client`: whose it is, empty where an earlier master
+        accepted it."""
+        self.question = question
+        self.client = client
+        #: How much memory it takes, about.
+        self.held_bytes = question.nbytes
+        #: What was said; only appended to. A later reader hears of no pause that is over.
+        self.events: list[ChoiceEvent] = []
+        #: The number of the last event of each choice.
+        self.last: dict[int, int] = {}
+        #: Whether nothing more comes of it; set after its last event is in the log.
+        self.over = False
+        self.error: BaseException | None = None
+        #: Whether this master sent it to its end.
+        self.sent = False
+        #: Whether it was read, or nobody wants it any more.
+        self.ended = False
+        self._record = record
+        self._now = now
+        #: Held while the record is written: so it has the order of the log.
+        self._order = threading.Lock()
+        self._lock = threading.Lock()
+        self._lacking = set(range(len(question.requests)))
+        self._hearing: Hearing | None = None
+        self._taken_up = self._given_up = False
+        #: By how many masters since something was said last, this one included.
+        self._tries = 0
+        self._reader: AnswerReader | None = None
+        #: The one that came last, whether it still reads or not.
+        self._latest: AnswerReader | None = None
+        self._left_at: float | None = None
+        self._unread_since = now()
+        #: For how long it waits for a reader while it lacks its end, and from that on.
+        self._unfinished_s = self._finished_s = LEFT_S
+        #: When a whole answer was accepted that no reader came for.
+        self._accepted_at: float | None = None
+
+    @classmethod
+    def recovered(cls, found: FoundAnswer, now: Callable[[], float], grace_s: float) -> Self:
+        """Of the master before; `grace_s`: for how long a stream waits for its first reader."""
+        log = cls(found.question, found.record, now)
+        for choice, event in found.said:
+            log._append(choice, event)
+            if log._ends_with(choice, event):
+                log._lacking.discard(choice)
+        log._tries = found.taken_up
+        log.over = not log._lacking
+        if log.over:
+            found.record.finish()
+        log._unfinished_s = log._finished_s = grace_s
+        if not found.question.stream:
+            log._unfinished_s, log._finished_s = UNFINISHED_S, COLLECTED_WITHIN_S
+            log._accepted_at = now() - found.age_s
+        return log
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it is to survive the master."""
+        return self._record is not None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether another master could go on with it."""
+        return self._record is not None and self._record.there
+
+    @property
+    def lost_record(self) -> bool:
+        """Whether it is to be recorded, and the disk had no room."""
+        return self._record is not None and self._record.lost
+
+    @property
+    def lacking(self) -> list[int]:
+        """The choices that have not ended, in their order."""
+        with self._lock:
+            return sorted(self._lacking)
+
+    @property
+    def left_at(self) -> float | None:
+        """When its reader left, or it was sent to its end, if it waits for that client; None while it does not."""
+        with self._lock:
+            return self._left_at if self._reader is None else None
+
+    @property
+    def waited_s(self) -> float | None:
+        """For how long it waited for a reader, where that is too long."""
+        with self._lock:
+            if self._reader is not None:
+                return None
+            limit_s = self._finished_s if self.over else self._unfinished_s
+            if self._now() - self._unread_since > limit_s:
+                return limit_s
+            in_all_s = UNFINISHED_S + (COLLECTED_WITHIN_S if self.over else 0.0)
+            late = self._accepted_at is not None and self._now() - self._accepted_at > in_all_s
+            return in_all_s if late else None
+
+    def follow(self, generations: Mapping[int, Generation], further: FurtherChoices) -> None:
+        """Appends what these say of choices that are `lacking`, and `further` of the others. To be called once. Raises
+        RuntimeError where the system has no thread left: then it is to be ended or kept."""
+        hearing = Hearing(self.question.name, generations, further, self._say, self._fail)
+        with self._lock:
+            self._hearing = hearing
+            self._attend(self._reader is not None)
+        hearing.start()
+
+    def read(self, *, collects: bool = False) -> "AnswerReader":
+        """A new reader, who takes the place of the one before. `collects`: by GET, for the whole of the answer."""
+        reader = AnswerReader(self, collects=collects)
+        with self._lock:
+            before, self._reader, self._accepted_at = self._reader, reader, None
+            self._latest = reader
+            self._attend(True)
+        if before is not None:
+            before.supersede(Superseded())
+        return reader
+
+    def complete(self, choice: int) -> None:
+        """The reader has all of that choice, by a stop string. Idempotent."""
+        if self._hearing is not None:
+            self._hearing.complete(choice)
+
+    def detach(self, reader: "AnswerReader", *, collects: bool) -> None:
+        """The reader reads no more; `collects` as of `read`. Idempotent."""
+        with self._lock:
+            if self._reader is reader:
+                self._reader, self._unread_since = None, self._now()
+                self._left_at = self._unread_since
+                collected = collects and self.lasting
+                self._finished_s = COLLECTED_WITHIN_S if collected else LEFT_S
+                self._unfinished_s = UNFINISHED_S if collected else LEFT_S if self.lasting else BRIEFLY_S
+                self._attend(False)
+
+    def was_sent(self) -> None:
+        """A reader was sent the answer with its end, or what it failed by."""
+        self.sent = True
+        if not self.over:
+            self.end()  # the clock ended it, and nothing else
+        elif self._given_up and self._record is not None:
+            self._record.delete()
+
+    def acknowledge(self, reader: "AnswerReader") -> None:
+        """Its client has read what this reader was sent. No effect where another one came since."""
+        if self._latest is reader:
+            self.end()
+
+    def interrupt(self, why: Exception) -> None:
+        """Its reader, if it has one, is told that."""
+        with self._lock:
+            reader = self._reader
+        if reader is not None:
+            reader.end(why)
+
+    def delete(self) -> None:
+        """Its client wants it no more, whoever reads it."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.supersede(Cancelled("the answer was deleted by its client"))
+        self.end()
+
+    def end(self) -> None:
+        """It was read, or nobody wants it any more: the work and the record end. Idempotent."""
+        self.ended = True
+        if self._record is not None:
+            self._record.delete()
+        self._cancel()
+
+    def keep(self) -> None:
+        """The master ends: the work ends too, but the record stays. Idempotent."""
+        if self._record is not None:
+            self._record.keep()
+        self._cancel()
+
+    def take_back(self) -> None:
+        """After `keep`, as of Record. Idempotent."""
+        if self._record is not None:
+            self._record.take_back()
+
+    def record_again(self) -> bool:
+        """Makes the record anew where the disk had no room for it. Waits for the disk. Returns whether there was
+        room."""
+        if self._record is None:
+            return True
+        with self._order:
+            if self._record.lost:
+                said = [(choice, event) for choice, event in self.events if is_recorded(event)]
+                now_too = self._taken_up and self._tries > 0
+                self._record.write_anew(said, self._tries - now_too, now_too=now_too)
+            if self.over:
+                self._record.finish()
+            return not self._record.lost
+
+    def join(self, limit_s: float) -> None:
+        """Waits for its threads, at most that long."""
+        if self._hearing is not None:
+            self._hearing.join(limit_s)
+
+    # --- in its threads
+
+    def _say(self, choice: int, event: AnswerEvent) -> bool:
+        """What comes of a choice; returns whether that has ended."""
+        with self._order:
+            if self.over or choice not in self._lacking:
+                return True
+            if isinstance(event, TakenUp):
+                if not self._taken_up and self._record is not None:  # once, however many choices there are
+                    self._record.take_up()
+                    self._tries += 1
+                self._taken_up = True
+                return False
+            if is_recorded(event):
+                if self._record is not None:
+                    self._record.add(choice, event)
+                self._tries = 0
+            ends = self._ends_with(choice, event)
+            self._append(choice, event)
+            if ends:
+                with self._lock:
+                    self._given_up |= isinstance(event, Finished) and event.reason == "cancel"
+                    self._lacking.discard(choice)
+                    if not self._lacking:
+                        self._end_work()
+            reader = self._reader
+            if reader is not None:
+                reader.wake()
+            if not self._lacking and self._record is not None:
+                self._record.finish()
+        if ends and isinstance(event, Token):
+            self.complete(choice)
+        return ends
+
+    def _fail(self, error: BaseException) -> None:
+        """What ended the answer; all choices end with it."""
+        with self._lock:
+            if self.over:
+                return
+            if self._record is not None:
+                if isinstance(error, MasterFailed):
+                    error = ServerEnds()
+                else:
+                    self._record.delete()
+            self.error = error
+            self._end_work()
+            reader = self._reader
+        if reader is not None:
+            reader.wake()
+        self._cancel()
+
+    def _append(self, choice: int, event: AnswerEvent) -> None:
+        self.last[choice] = len(self.events)
+        self.events.append((choice, event))
+        self.held_bytes += event_bytes(event)
+
+    def _end_work(self) -> None:
+        """Nothing more comes."""
+        if self._reader is None and self._finished_s != self._unfinished_s:
+            self._unread_since = self._now()
+        self.over = True
+
+    def _ends_with(self, choice: int, event: AnswerEvent) -> bool:
+        """Whether the choice has its end with it; each event of it is to be asked about once."""
+        if isinstance(event, Finished):
+            return True
+        stops = self.question.stops
+        return bool(stops) and isinstance(event, Token) and stops[choice].push(event.token)[1]
+
+    def _attend(self, attended: bool) -> None:
+        if self._hearing is not None:
+            self._hearing.attend(attended)
+
+    def _cancel(self) -> None:
+        if self._hearing is not None:
+            self._hearing.stop(self.lacking)
+
+
+class AnswerReader:
+    """One connection of the answer's client, with a position in the log. Read on one event loop."""
+
+    def __init__(self, log: AnswerLog, *, collects: bool) -> None:
+        self.log = log
+        self._collects = collects
+        self._position = 0
+        #: What was said before it came, of whose pauses it hears nothing.
+        self._old = len(log.events)
+        self._why: BaseException | None = None
+        self._superseded = self._sent = self._acknowledged = False
+        # No lock: its holder could be kept from a busy processor, and the event loop, with all answers, would wait.
+        self._waits = False
+        self._woken = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def next(self, within_s: float) -> ChoiceEvent | None:
+        """The next event; None if there is none `within_s`. Raises what ended the answer, or its reading."""
+        found = self._take()
+        if found is not None:
+            return found
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    self._woken.clear()
+                    self._waits = True
+                    if (
+                        found := self._take()
+                    ) is not None:  # who appends from now on sees that this one waits
+                        return found
+                    await self._woken.wait()
+        except TimeoutError:
+            return None
+        finally:
+            self._waits = False
+
+    def end(self, why: BaseException) -> None:
+        """Has `next` raise this from now on. From any thread."""
+        self._why = self._why or why
+        self.wake()
+
+    def supersede(self, why: Exception) -> None:
+        """It has the place no more, and is told why. From any thread."""
+        self._superseded = True
+        self.end(why)
+
+    def wake(self) -> None:
+        """Something was appended. From any thread."""
+        if self._waits and self._loop is not None:
+            self._waits = False
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+                self._loop.call_soon_threadsafe(self._woken.set)
+
+    def leave(self, parting: Parting) -> None:
+        """The client's parting. Idempotent."""
+        self.log.detach(self, collects=self._collects)
+        if self._superseded or parting is Parting.LOST:
+            return
+        if parting is Parting.FOR_GOOD:
+            self.log.end()
+            return
+        self._sent = True
+        self.log.was_sent()
+        self._end_if_read()
+
+    def acknowledge(self) -> None:
+        """Its client shows that it has read what it was sent. Idempotent."""
+        self._acknowledged = True
+        self._end_if_read()
+
+    def _take(self) -> ChoiceEvent | None:
+        if self._why is not None:
+            raise self._why
+        log, over = self.log, self.log.over  # looked at first: then all events are there
+        while self._position < len(log.events):
+            number, self._position = self._position, self._position + 1
+            choice, event = log.events[number]
+            if number >= self._old or not isinstance(event, Paused | Reading) or number == log.last[choice]:
+                return choice, event
+        if over:
+            raise log.error or InternalError("the answer ended without its end: report it")
+        return None
+
+    def _end_if_read(self) -> None:
+        if self._sent and self._acknowledged:
+            self.log.acknowledge(self)

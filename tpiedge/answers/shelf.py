@@ -1,0 +1,206 @@
+"""All answers, and what they may take.
+
+An answer that waits for a reader for too long is cancelled (`log.py`). Of those that wait for one whose connection
+ended MOST_LEFT are unfinished, and all that wait take LEFT_BYTES of memory, half of them for one client: where they are
+more, the oldest of the client that has most goes. Of more than MOST_RECOVERED of the master before the latest go on,
+the unfinished first.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from tpiedge.answers.generation import Generation, Queue
+from tpiedge.answers.hearing import AT_ONCE, FurtherChoices, submit_choices
+from tpiedge.answers.log import AnswerLog, AnswerReader, ServerEnds
+from tpiedge.answers.record import FoundAnswer, Question, Record, RecordedEvent
+from tpiedge.errors import UserError
+from tpiedge.portions import share_of, too_much
+from tpiedge.units import MIB, counted, format_seconds
+from tpiedge.wire.control import AnswerPart, Finished
+
+_log = logging.getLogger(__name__)
+
+MOST_LEFT: Final = 64
+LEFT_BYTES: Final = 128 * MIB
+MOST_RECOVERED: Final = 512
+"""More than one master has: those that wait and run in full queues, and MOST_LEFT."""
+
+_MOST_AT_ONCE: Final = 256
+"""Of choices of all recovered answers: those of further answers begin one after the other."""
+
+
+class AnswerShelf:
+    """For any thread."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        later: Callable[[Callable[[], None]], None] | None = None,
+        grace_s: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`later` calls what it is given in the thread that waits for the disk, where answers are recorded; `grace_s`:
+        for how long a stream of the master before waits for its reader."""
+        self._queue = queue
+        self._later = later
+        self._grace_s = grace_s
+        self._now = now
+        self._lock = threading.Lock()
+        self._answers: dict[str, AnswerLog] = {}
+        #: Whether records are made anew just now, and whether the server ends.
+        self._recording = self._aborted = False
+
+    def recover(self, found: Sequence[FoundAnswer]) -> int:
+        """Goes on with the answers of the master before; returns how many. To be called before anything is accepted.
+
+        Raises UserError where the system has not enough threads: they stay recorded.
+        """
+        recovered = self._latest(found)
+        threads = 0
+        resumed: list[tuple[AnswerLog, Mapping[int, Generation], FurtherChoices]] = []
+        for answer, said in recovered:
+            self._add(answer)
+            generations, further = self._resume(answer, said, AT_ONCE if threads < _MOST_AT_ONCE else 1)
+            threads += len(generations)
+            resumed.append((answer, generations, further))
+        # Not before: a choice that had not begun is asked for after all that had.
+        try:
+            for answer, generations, further in resumed:
+                answer.follow(generations, further)
+        except RuntimeError as error:
+            self.close()
+            raise UserError(
+                f"the system has no {threads} threads for the answers that are recorded ({error}): they stay recorded; "
+                "allow more processes (ulimit -u), or delete the records"
+            ) from None
+        return len(recovered)
+
+    def accept(self, question: Question, client: str, record: Callable[[], Record | None]) -> AnswerReader:
+        """Submits the request of a `client`, who is the answer's reader; `record` begins its record once it is
+        submitted. Raises as Queue.submit, RuntimeError where the system has no thread left."""
+        generations, further = submit_choices(question.requests, self._queue, client)
+        answer = AnswerLog(question, record(), self._now, client)
+        reader = answer.read()
+        try:
+            answer.follow(generations, further)
+        except RuntimeError:
+            answer.end()
+            raise
+        self._add(answer)
+        if self._aborted:
+            answer.interrupt(ServerEnds())
+        return reader
+
+    def find(self, name: str) -> AnswerLog | None:
+        """The answer with this id, unless it has ended."""
+        with self._lock:
+            answer = self._answers.get(name)
+        return None if answer is None or answer.ended else answer
+
+    def sweep(self) -> None:
+        """Forgets what has ended, cancels what nobody came for, and has made anew what could not be recorded. To be
+        called now and then; does not block."""
+        for answer in self._all():
+            if (waited_s := answer.waited_s) is not None:
+                if answer.lasting and not answer.sent:
+                    _log.warning(
+                        "nobody came for the answer %s within %s: it was deleted",
+                        answer.question.name,
+                        format_seconds(waited_s),
+                    )
+                answer.end()
+        with self._lock:
+            self._answers = {name: one for name, one in self._answers.items() if not one.ended}
+        left = [(since, answer) for answer in self._all() if (since := answer.left_at) is not None]
+        waiting = [answer for _, answer in sorted(left, key=lambda one: one[0])]
+        unfinished = [answer for answer in waiting if not answer.over]
+        _end_some(unfinished, [1 for _ in unfinished], MOST_LEFT, MOST_LEFT)
+        waiting = [answer for answer in waiting if not answer.ended]
+        _end_some(waiting, [answer.held_bytes for answer in waiting], LEFT_BYTES, share_of(LEFT_BYTES))
+        self._record_again()
+
+    def abort(self) -> None:
+        """Tells all readers, those that are still to come, too, that the server ends."""
+        self._aborted = True
+        for answer in self._all():
+            answer.interrupt(ServerEnds())
+
+    def close(self) -> None:
+        """The master ends: what was not delivered stays recorded. Idempotent."""
+        for answer in self._all():
+            answer.keep()
+
+    def ended_in_order(self) -> None:
+        """After `close`, once nothing can fail the master any more: what it took up, and did not get on with, does not
+        count against the requests. Idempotent."""
+        for answer in self._all():
+            answer.take_back()
+
+    def join(self, limit_s: float) -> None:
+        """Waits for the threads, in all at most that long."""
+        deadline = time.monotonic() + limit_s
+        for answer in self._all():
+            answer.join(max(0.0, deadline - time.monotonic()))
+
+    def _record_again(self) -> None:
+        """In the thread that waits for the disk: the smallest first, until one has no room."""
+        lost = sorted((one for one in self._all() if one.lost_record), key=lambda one: one.held_bytes)
+        if not lost or self._recording or self._later is None:
+            return
+
+        def record() -> None:
+            try:
+                all(answer.record_again() for answer in lost)
+            finally:
+                self._recording = False
+
+        self._recording = True
+        self._later(record)
+
+    def _latest(self, found: Sequence[FoundAnswer]) -> list[tuple[AnswerLog, Sequence[RecordedEvent]]]:
+        """Those that go on, in their order, with what was said of them."""
+        answers = [AnswerLog.recovered(one, self._now, self._grace_s) for one in found]
+        first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
+        for number in first[MOST_RECOVERED:]:
+            answers[number].end()
+        if many := len(first[MOST_RECOVERED:]):
+            _log.warning("deleted %s: nobody came for them, and more are recorded", counted(many, "answer"))
+        return [(answers[number], found[number].said) for number in sorted(first[:MOST_RECOVERED])]
+
+    def _resume(
+        self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int
+    ) -> tuple[Mapping[int, Generation], FurtherChoices]:
+        """Those choices that lack their end and had begun, or are among the first that may begin `at_once`, and the
+        others."""
+        parts: dict[int, list[AnswerPart]] = {}
+        for choice, event in said:
+            if not isinstance(event, Finished):
+                parts.setdefault(choice, []).append(event)
+        requests, lacking = answer.question.requests, answer.lacking
+        begun = [choice for number, choice in enumerate(lacking) if number < at_once or choice in parts]
+        generations = {
+            choice: self._queue.resume(requests[choice], parts.get(choice, ())) for choice in begun
+        }
+        # They are of the request that an earlier master accepted, however many wait: these are not counted.
+        left = {choice: requests[choice] for choice in lacking if choice not in generations}
+        return generations, FurtherChoices(left, partial(self._queue.submit, client=answer.client))
+
+    def _add(self, answer: AnswerLog) -> None:
+        with self._lock:
+            self._answers[answer.question.name] = answer
+
+    def _all(self) -> list[AnswerLog]:
+        with self._lock:
+            return list(self._answers.values())
+
+
+def _end_some(answers: Sequence[AnswerLog], amounts: Sequence[int], total: int, share: int) -> None:
+    """Ends those of `answers`, the oldest first, that are too much. Each one of a client that is not known, of the
+    master before, is as one of a client of its own."""
+    clients = [answer.client or answer.question.name for answer in answers]
+    for number in too_much(list(zip(clients, amounts, strict=True)), total, share):
+        answers[number].end()
