@@ -23,7 +23,7 @@ from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
-from tpiedge.model.detokenizer import unfinished
+from tpiedge.model.tokenizer import unfinished
 
 _TOKENS = 16  # OpenAI's default
 
