@@ -3,7 +3,7 @@
 Laws:
 1. A job that takes more time or memory than it may ends its process, and the next job begins another one.
 2. Killing a process from outside does a job no harm: it is begun again once.
-3. No thread waits for longer than the time limit: for the jobs before its own, and as long for its own.
+3. A caller waits for the time limit at most: once for the jobs before its own, and once for its own.
 """
 
 import os
