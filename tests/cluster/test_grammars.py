@@ -62,7 +62,7 @@ WARM = Sampling(temperature=1.2, seed=5, logprobs=3)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.open(DEMO_FOLDER)
+    return Tokenizer.open(DEMO_FOLDER, here=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
-"""A model's chat template, and what its child process answers."""
+"""A model's chat template."""
 
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz.forms import JSON, TEXT
+from tests.fuzz.forms import TEXT
 from tests.fuzz.parser import DEMO, MESSAGES, Parser, Read, words_of
 from tpiedge.errors import UserError
 
@@ -15,18 +15,18 @@ class _Escaped(BaseException):
 
 
 def _template(folder: Path) -> Read:
-    from tpiedge.model import template_child
+    from tpiedge.model import text_child
     from tpiedge.sanitise import sanitised_line
 
     variables = {"messages": MESSAGES, "add_generation_prompt": True, "tools": None, "bos_token": "<s>"}
 
     def read(data: bytes) -> None:
         text = data.decode("utf-8", "replace")
-        job = {"template": text, "variables": variables, "limits": {"characters": 100_000}}
+        job = {"template": text, "variables": variables, "characters": 100_000}
         try:
-            shown = template_child._render(job)
+            shown = text_child._render(job)
         except Exception as error:  # as the child's main does
-            raise UserError(sanitised_line(template_child._describe(error), 320)) from None
+            raise UserError(sanitised_line(text_child._describe(error), 320)) from None
         if any(leak in shown and leak not in text for leak in _LEAKS):
             raise _Escaped(shown[:300])
 
@@ -57,25 +57,8 @@ _TEMPLATE_WORDS = words_of(
 )
 
 
-def _template_output(folder: Path) -> Read:
-    from tpiedge.model.template import _answer
-    from tpiedge.model.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer.open(DEMO)
-
-    def read(data: bytes) -> None:
-        tokenizer.encode(_answer(data, 0), add_special=False)
-
-    return read
-
-
 PARSERS: Final = (
     Parser(
         "template", _template, _template_seeds, form=TEXT, words=_TEMPLATE_WORDS, confined=True,
-    ),
-    Parser(
-        "template-output", _template_output,
-        lambda: [b'{"text": "<s> hello \\ud83d\\ude42"}', b'{"error": "line 1: no"}'], form=JSON,
-        words=words_of("text error"),
     ),
 )  # fmt: skip

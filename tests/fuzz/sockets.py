@@ -44,7 +44,7 @@ def _body(folder: Path) -> Read:
     from tpiedge.model.tokenizer import Tokenizer
     from tpiedge.testing.service import FakeService
 
-    service = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=2048)
+    service = FakeService(Tokenizer.open(DEMO, here=True), InstantTemplate(), vocab_size=2048)
     limits = Limits.of_context(service.max_sequence)
 
     def read(data: bytes) -> None:

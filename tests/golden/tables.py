@@ -40,7 +40,7 @@ def written(name: str) -> str:
     """The table as it would be written now."""
     lines = [json.loads(line) for line in table(name).splitlines()]
     kind, _, rest = name.partition("/")
-    tokenizer = Tokenizer.open(DEMO)
+    tokenizer = Tokenizer.open(DEMO, here=True)
     with fixed():
         if kind == "wire":
             found: list[Any] = list(field_lines())

@@ -76,7 +76,9 @@ def tokenizer():
 
 @pytest.fixture
 def service(tokenizer):
-    return FakeService(tokenizer, InstantTemplate(), vocab_size=2048)
+    made = FakeService(tokenizer, InstantTemplate(), vocab_size=2048)
+    yield made
+    made.template = None  # a test's own has a process
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ BODY = {"model": "babbler", "prompt": "x"}
 PACK = "pack-1"
 CREATED = int(time.time())
 BEGUN = Moment("a boot", 100.0, float(CREATED))
-WORDS = tuple(Tokenizer.open(DEMO).encode("the fox", add_special=False)[:2])
+WORDS = tuple(Tokenizer.open(DEMO, here=True).encode("the fox", add_special=False)[:2])
 CHAT = Reply("chat", True, True, None, (), False)
 TEXT = Reply("completion", True, True, 2, (), True)
 WHOLE = Reply("completion", False, False, None, (), False)

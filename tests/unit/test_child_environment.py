@@ -11,9 +11,9 @@ import pytest
 
 from tpiedge.child_environment import child_environment
 from tpiedge.engine.grammars import Grammars
-from tpiedge.errors import UserError
+from tpiedge.errors import ChildLost
 from tpiedge.launch.child import Child
-from tpiedge.model.template import ChatTemplate
+from tpiedge.model.template import ChatTemplate, RenderLimits
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.writing.child import PackRequest, RandomTensors
@@ -62,8 +62,8 @@ def start_packing(folder: Path) -> None:
 
 
 def start_template(_folder: Path) -> None:
-    with pytest.raises(UserError):
-        ChatTemplate({"default": "{{ messages }}"}, {}).render([])
+    with pytest.raises(ChildLost):  # nobody answers
+        ChatTemplate({"default": "{{ messages }}"}, {}, RenderLimits(wall_s=0.1)).render([])
 
 
 def start_grammar(folder: Path) -> None:

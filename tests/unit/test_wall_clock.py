@@ -28,7 +28,7 @@ ALLOWED = {
     "launch/measurements.py": "the age of a measurement",
     "master/reconciler.py": "when an event happened",
     "master/session.py": "when a step was recorded",
-    "model/template_child.py": "the date in a prompt",
+    "model/text_child.py": "the date in a prompt",
     "testing/service.py": "the field `created`",
 }
 

@@ -29,7 +29,7 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
-from tpiedge.model.detokenizer import unfinished
+from tpiedge.model.tokenizer import unfinished
 
 _TOKENS: Final = 16  # OpenAI's default
 COMPLETION: Final = t.body(

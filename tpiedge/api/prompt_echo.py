@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
-from tpiedge.model.detokenizer import Detokenizer
-from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.model.tokenizer import Detokenizer, Tokenizer
 from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.fields import MaxLength, Packed
 from tpiedge.wire.limits import MAX_PROMPT_TOKENS

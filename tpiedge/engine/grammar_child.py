@@ -52,6 +52,9 @@ __all__: list[str] = []
 _COMPILE_S = 5.0
 _AGAIN_S = 25.0
 _FRAME_S = 1.0
+#: Seconds of CPU and memory for reading the tokenizer.
+_READ_S = 120.0
+_READ_MEMORY = 4 << 30
 #: What the child of one grammar may take beside what it shares with the others.
 _MEMORY = 512 << 20
 _STACK = 8 << 20
@@ -208,14 +211,21 @@ class _TokenizerWrapper:
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
     """Or why there is none. A model may have more rows than its tokenizer has tokens, or fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    known = [limit for limit in (_READ_MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
     try:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        wrapped = _TokenizerWrapper(Tokenizer.open(folder), end)
+        _within(_READ_S)
+        resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
+        wrapped = _TokenizerWrapper(Tokenizer.open(folder, here=True), end)
         most = max(rows, len(wrapped.tokens))
         return LLTokenizer(TokenizerWrapper(wrapped), n_vocab=most, slices=LLTokenizer.json_slices())
     except Exception as error:
         return f"the model's tokenizer cannot be used with grammars ({error})"
+    finally:
+        _within(0.0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _serve_grammar(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:

@@ -14,14 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tokenizers import AddedToken
-
 from tpiedge.model.fields import ConfigFields
 from tpiedge.model.folder import has_file, read_json
+from tpiedge.model.text_child import MAX_TOKEN
 from tpiedge.sanitise import quote
-
-MAX_TOKEN: Final = 1024
-"""Characters of a token: eight times the longest in use, a run of spaces."""
 
 _MAX_BYTES: Final = 10_000_000
 _MAX_TOKENS: Final = 100_000
@@ -30,6 +26,14 @@ _NAME_END: Final = "_token"
 _DECODER, _MAP, _ADDED = "added_tokens_decoder", "special_tokens_map.json", "added_tokens.json"
 _EXTRA, _ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+@dataclass
+class AddedToken:
+    """A token's text and its flags (_FLAGS), as the tokenizers library has them."""
+
+    content: str
+    flags: dict[str, bool]
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def read_named_tokens(folder: Path, own: Mapping[int, AddedToken]) -> NamedToken
         )
     texts = {token.content for token in named.values()}
     for token in added:
-        token.special = token.special or token.content in texts
+        if token.content in texts:
+            token.flags["special"] = True
     more = {name: token.content for name, token in named.items() if name.endswith(_NAME_END)}
     usual = {name: token.content for name, token in _Found(config, config).usual().items()}
     return NamedTokens(config, more | usual, tuple(added))
@@ -170,7 +175,7 @@ def _token(fields: ConfigFields, name: str, value: object, *, special: bool = Tr
         return None
     if not isinstance(text, str) or len(text) > MAX_TOKEN or not _is_unicode(text):
         fields.refuse(name, f"is {quote(value)}, not a token's text of at most {MAX_TOKEN} characters")
-    return AddedToken(text, **(flags | ({"special": True} if special else {})))
+    return AddedToken(text, flags | ({"special": True} if special else {}))
 
 
 def _is_unicode(text: str) -> bool:

@@ -1,44 +1,36 @@
 """Chat templates: from messages to the prompt the model was trained on.
 
-A template is a program by the model's author. It runs in a child process (`template_child.py`) in Jinja's
-sandbox, with limits on CPU, memory, output and time, whichever model it comes from.
+A template is a program by the model's author. It runs in a child process (`text_child.py`) in Jinja's sandbox, with
+limits on CPU, memory, output and time, whichever model it comes from.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tpiedge.errors import ChildLost, UserError
-from tpiedge.lifeline import killed_from_outside
+from tpiedge.errors import UserError
 from tpiedge.model.folder import has_file, list_files, read_json, read_text
 from tpiedge.model.template_habits import TemplateHabits, TemplateRefusal, habits_of
+from tpiedge.model.text_process import TextJob, TextProcess
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import MIB
-
-__all__ = ["ADDITIONAL_TEMPLATES", "ChatTemplate", "RenderLimits", "TemplateRefusal", "has_template"]
 
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """The folder beside `chat_template.jinja` that has the other templates of a model, each in NAME.jinja."""
 
-_CHILD = Path(__file__).parent / "template_child.py"
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_CONFIG_BYTES = 10_000_000
 _MAX_TEMPLATES = 64
 _SUFFIX = ".jinja"
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-_KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """What one rendering may take. The interpreter and Jinja themselves need about 0.1 s and 40 MiB. A template cannot
-    wait for anything: what takes longer than its processor time waits for a processor."""
+    """What one rendering may take. The interpreter and Jinja themselves need 40 MiB. A template cannot wait for
+    anything: what takes longer than its processor time waits for a processor."""
 
     cpu_s: int = 2
     wall_s: float = 30.0
@@ -58,6 +50,10 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._limits = limits or RenderLimits()
+        packages = ("jinja2", "markupsafe")
+        self._process = TextProcess(
+            "the model's chat template", packages, self._limits.memory, self._limits.wall_s
+        )
         self._habits: dict[str, TemplateHabits] = {}
 
     @staticmethod
@@ -92,11 +88,7 @@ class ChatTemplate:
             raise UserError(f"a template variable cannot be called {taken[0]}; choose another name")
         job = {
             "template": self._choose(tools),
-            "limits": {
-                "cpu_s": self._limits.cpu_s,
-                "memory": self._limits.memory,
-                "characters": self._limits.characters,
-            },
+            "characters": self._limits.characters,
             "variables": {
                 **self._special_tokens,
                 **extra,
@@ -106,7 +98,13 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             },
         }
-        return _run(_encode(job), self._limits.wall_s)
+        letter, answer = self._process.do(TextJob(b"R", _encode(job), self._limits.cpu_s))
+        text = answer.decode("utf-8", "surrogatepass")
+        if letter == b"t":
+            return text
+        why = f"the model's chat template failed: {sanitised_line(text, 320)}"
+        # What met a limit would meet it with the same messages in another form, too.
+        raise TemplateRefusal(why) if letter == b"e" else UserError(why)
 
     def habits(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateHabits:
         """Finds out once how the template for chats with or without tools takes calls."""
@@ -182,69 +180,3 @@ def _encode(job: Mapping[str, Any]) -> bytes:
         return json.dumps(job, allow_nan=False).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"the messages are not plain JSON: {sanitised_line(error, 120)}") from None
-
-
-def _run(job: bytes, wall_s: float) -> str:
-    """Have a child process render `job`."""
-    child = _rendered(job, wall_s)
-    if killed_from_outside(child.returncode):
-        child = _rendered(job, wall_s)
-    if killed_from_outside(child.returncode):
-        raise ChildLost(
-            f"the process that renders the chat template was killed twice (signal {-child.returncode}), perhaps "
-            "because this machine is short of memory: try again later"
-        )
-    return _answer(child.stdout, child.returncode)
-
-
-def _rendered(job: bytes, wall_s: float) -> "subprocess.CompletedProcess[bytes]":
-    command = [sys.executable, "-I", "-S", str(_CHILD), *_jinja_folders()]
-    environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-    try:
-        return subprocess.run(
-            command,
-            input=job,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=wall_s,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ChildLost(
-            f"the model's chat template took more than {wall_s:g} s: this machine is too busy for it; try again later"
-        ) from None
-
-
-def _answer(output: bytes, status: int) -> str:
-    try:
-        answer = json.loads(output)
-    except (ValueError, RecursionError):
-        answer = None
-    known = (
-        [answer[key] for key in ("text", "error", "limit") if key in answer]
-        if isinstance(answer, dict)
-        else []
-    )
-    if len(known) != 1 or not isinstance(known[0], str):
-        # Killed by a limit (a negative status), or out of memory before it could say so.
-        reason = f"signal {-status}" if status < 0 else f"exit status {status}"
-        raise UserError(
-            f"the model's chat template took too much time or memory ({reason}); use another template"
-        )
-    if "text" in answer:
-        return str(known[0])
-    why = f"the model's chat template failed: {sanitised_line(known[0], 320)}"
-    # What met a limit would meet it with the same messages in another form, too.
-    raise TemplateRefusal(why) if "error" in answer else UserError(why)
-
-
-def _jinja_folders() -> list[str]:
-    """Where jinja2 and markupsafe lie: the child starts without site-packages, which halves its start-up."""
-    folders = []
-    for name in ("jinja2", "markupsafe"):
-        spec = find_spec(name)
-        if spec is None or spec.origin is None:
-            raise UserError(f"the Python package {name} is missing; install tpiedge again")
-        folders.append(str(Path(spec.origin).parent.parent))
-    return list(dict.fromkeys(folders))

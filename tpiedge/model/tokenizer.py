@@ -1,81 +1,113 @@
-"""Text to token ids and back, with the model's own `tokenizer.json`."""
+"""Text to token ids and back, with the model's own `tokenizer.json`.
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+The file is a stranger's program, so the library that reads it runs in a process of its own (`text_child.py`), with
+limits on memory and time. Ids become text without it: by a table that the process made, and compared with the
+library's decoding of the whole vocabulary.
+"""
+
+import array
+import base64
+import codecs
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, Final, Protocol
 
-from tokenizers import AddedToken, decoders
-from tokenizers import Tokenizer as Backend
-
-from tpiedge.errors import UserError
+from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.model.end_tokens import ending_ids
 from tpiedge.model.fields import ConfigFields
 from tpiedge.model.folder import has_file, read_bytes
-from tpiedge.model.named_tokens import MAX_TOKEN, read_named_tokens
-from tpiedge.model.tokenizer_growth import text_growth
+from tpiedge.model.named_tokens import AddedToken, read_named_tokens
+from tpiedge.model.text_child import LoadedTokenizer
+from tpiedge.model.text_process import TextJob, TextProcess
 from tpiedge.sanitise import quote, sanitised_line
 
-_MAX_BYTES = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
-# Parsing takes memory by the number of JSON values, up to a kilobyte for an object: bound them before parsing. A
-# vocabulary of 262,000 tokens with twice as many merges has 1.4 million commas and 0.6 million lists.
-_MAX_MARKS = {b",": 2_000_000, b"[": 800_000, b"{": 100_000}
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_BYTES: Final = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
+_ENCODING: Final = struct.Struct("<BI")
+_ENCODE_S: Final = 20
+_OPEN_S: Final = 60
+_CHARACTER: Final = 3  # ids of an unfinished character at most
+_CONTEXT: Final = 32  # ids of a text before that are looked at: more than a character has
+_WALL_S: Final = 120.0
+_MEMORY: Final = 3 << 30
+"""What reading a file may take: a large vocabulary takes 200 MB, and reserves more."""
+
+
+class TooManyTokens(Exception):
+    """A text has at least `tokens` of them, which are more than it may have."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"{tokens} tokens")
+        self.tokens = tokens
+
+
+class _Library(Protocol):
+    """The library in this process or another one. What it raises is a ChildLost, a UserError or the library's own."""
+
+    def added(self) -> Sequence[tuple[int, str, Mapping[str, bool]]]: ...
+
+    def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> Mapping[str, Any]: ...
+
+    def encode(self, text: str, *, special: bool, parse: bool, most: int) -> Sequence[int] | int: ...
+
+    def count(self, text: str) -> int: ...
 
 
 @dataclass(frozen=True)
 class _Wrapping:
-    """The ids put around a text. None: what `tokenizer.json` itself says."""
+    """The ids put around a text."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
 
 
 class Tokenizer:
-    """`special_tokens` maps "bos_token", "eos_token", ... to their text, for chat templates. `growth`: how many tokens
-    a byte of a text can become at most."""
+    """`special_tokens` maps "bos_token", "eos_token", ... to their text, for chat templates. `vocabulary` maps the text
+    of every token to its id, added ones included."""
 
     def __init__(
         self,
-        backend: Backend,
+        library: _Library,
         special_tokens: Mapping[str, str],
-        wrapping: _Wrapping | None = None,
-        growth: float = 1.0,
+        tokens: Sequence[AddedToken] = (),
+        config: ConfigFields | None = None,
     ) -> None:
-        self._backend = backend
-        self._wrapping = wrapping
-        self.growth = growth
+        """`tokens` are added to the library's own; `config` may say which are put around a text."""
+        self._library = library
         self.special_tokens = MappingProxyType(dict(special_tokens))
-        self.special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        table = library.add([(token.content, token.flags) for token in tokens])
+        self.vocabulary: Mapping[str, int] = MappingProxyType(table["vocabulary"])
+        self._texts = {number: text for text, number in self.vocabulary.items()}
+        self._parts = [None if part is None else base64.b64decode(part) for part in table["parts"]]
+        self._heads = {int(number): text.encode() for number, text in table["heads"]}
+        self._added = {int(number): text for number, text, _ in table["added"]}
+        self.special_ids = frozenset(int(number) for number, _, flags in table["added"] if flags["special"])
+        self._wrapping = _wrapping(config, self) if config else None
 
     @staticmethod
-    def open(folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json` and what stands beside it. Raises UserError."""
+    def open(folder: Path, *, here: bool = False) -> "Tokenizer":
+        """Read `tokenizer.json` and what stands beside it; `here`: by the library in this process, which has limits of
+        its own. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             _refuse_without_json(folder)
         data = read_bytes(folder, "tokenizer.json", _MAX_BYTES)
-        backend, growth = _parse(data, folder / "tokenizer.json")
-        backend.no_padding()
-        backend.no_truncation()
-        named = read_named_tokens(folder, backend.get_added_tokens_decoder())
-        _add(backend, named.added, folder)
-        wrapping = _wrapping(named.config, backend, named.special)
-        return Tokenizer(backend, named.special, wrapping, growth)
+        path = folder / "tokenizer.json"
+        with _refusing(f"{path} is not a tokenizer that can be read", "; download the model again"):
+            library = LoadedTokenizer.of(data) if here else _RemoteLibrary(data)
+        own = {number: AddedToken(text, dict(flags)) for number, text, flags in library.added()}
+        named = read_named_tokens(folder, own)
+        with _refusing(f"{path} cannot be used", "; get the model from a source you trust"):
+            return Tokenizer(library, named.special, named.added, named.config)
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; a model's embedding may have more rows."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
-
-    @cached_property
-    def vocabulary(self) -> Mapping[str, int]:
-        """Text -> id of every token, added ones included."""
-        return MappingProxyType(self._backend.get_vocab(with_added_tokens=True))
+        return len(self.vocabulary)
 
     @property
     def bos_id(self) -> int | None:
@@ -89,25 +121,24 @@ class Tokenizer:
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer: the tokenizer's own, then those that are known by their texts."""
         own = () if self.eos_id is None else (self.eos_id,)
-        added = self._backend.get_added_tokens_decoder()
-        return tuple(dict.fromkeys((*own, *ending_ids(self.vocabulary, added))))
+        return tuple(dict.fromkeys((*own, *ending_ids(self.vocabulary, self._added))))
 
     def token_id(self, token: str) -> int | None:
         """The id of the token that is written exactly so."""
-        found = self._backend.token_to_id(token)
-        return None if found is None else int(found)
+        return self.vocabulary.get(token)
 
     def token(self, token_id: int) -> str | None:
         """How the vocabulary writes `token_id`; None beyond it."""
-        found = self._backend.id_to_token(token_id)
-        return None if found is None else str(found)
+        return self._texts.get(token_id)
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True, most: int = 0
+    ) -> list[int]:
         """The ids of `text`; special tokens written out in it become themselves, or text without `parse_special`.
 
-        `add_special` puts BOS (and EOS) around it where the model's tokenizer does: wanted for a plain
-        prompt, not for a rendered chat template, which writes its own. Raises UserError for half a surrogate
-        pair, or where the tokenizer has no tokens for the text.
+        `add_special` puts BOS (and EOS) around it where the model's tokenizer does: wanted for a plain prompt, not for
+        a rendered chat template, which writes its own. Raises UserError for half a surrogate pair, or where the
+        tokenizer has no tokens for the text; TooManyTokens where it is far longer than `most` tokens (0: any length).
         """
         try:
             text.encode("utf-8")
@@ -117,149 +148,174 @@ class Tokenizer:
                 "UTF-8"
             ) from None
         wrapping = self._wrapping if add_special else None
-        backend = self._backend if parse_special else self._literal
-        try:
-            ids = backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
-        except BaseException as error:
-            _reraise_own(error)
-            raise UserError(
-                f"the model's tokenizer cannot encode the text ({sanitised_line(error, 120)})"
-            ) from None
-        return ids if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
+        special = add_special and wrapping is None
+        with _refusing("the model's tokenizer cannot encode the text"):
+            ids = self._library.encode(text, special=special, parse=parse_special, most=most)
+        if isinstance(ids, int):
+            raise TooManyTokens(ids)
+        return [*ids] if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
 
-    @cached_property
-    def _literal(self) -> Backend:
-        """The same tokenizer, to which special tokens are text. It shares the vocabulary."""
-        own = self._backend
-        found = Backend(own.model)
-        steps = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
-        for step in steps:
-            if getattr(own, step) is not None:
-                setattr(found, step, getattr(own, step))
-        found.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
-        found.encode_special_tokens = True
-        return found
+    def count(self, text: str) -> int:
+        """Counts the tokens of a text of any length, whatever it has that is no Unicode. Raises UserError."""
+        with _refusing("the model's tokenizer cannot encode the text"):
+            return self._library.count(text.encode(errors="replace").decode())
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; ids beyond the vocabulary have no text. Raises UserError where the decoder fails."""
-        try:
-            return str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
-        except BaseException as error:
-            _reraise_own(error)
-            raise UserError(
-                f"the model's tokenizer cannot decode its tokens ({sanitised_line(error, 120)})"
-            ) from None
+        """The text of `ids`; ids beyond the vocabulary have no text."""
+        detokenizer = Detokenizer(self, skip_special=skip_special)
+        return "".join([*map(detokenizer.push, ids), detokenizer.finish()])
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """What `token_id` adds to a text that has begun: with its leading space, and exact where it is a part of a
         character. None beyond the vocabulary."""
-        token = self.token(token_id)
-        if token is None:
-            return None
-        once, twice = (self.decode([token_id] * count, skip_special=False) for count in (1, 2))
-        exact = _spelled_bytes(token) if _REPLACEMENT in once else None
-        if exact is not None:
-            return exact
-        # A decoder drops the space at the start of a text, which is not the token's second place.
-        return (twice[len(once) :] if twice.startswith(once) else once).encode()
+        return self._parts[token_id] if 0 <= token_id < len(self._parts) else None
+
+    def head_bytes(self, token_id: int) -> bytes:
+        """What `token_id` adds to a text that begins with it."""
+        found = self._heads.get(token_id)
+        return self.token_bytes(token_id) or b"" if found is None else found
 
     def all_bytes(self) -> list[bytes]:
-        """`token_bytes` of every id, empty for those without a token; special tokens as they are written. Takes seconds
-        for large vocabularies of other kinds than byte-level."""
-        added = self._backend.get_added_tokens_decoder()
-        byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
-        found = [b""] * (1 + max(self.vocabulary.values(), default=-1))
-        for token, token_id in self.vocabulary.items():
-            if token_id in added:
-                found[token_id] = added[token_id].content.encode()
-                continue
-            spelled = _spelled_bytes(token) if byte_level else None
-            found[token_id] = (self.token_bytes(token_id) or b"") if spelled is None else spelled
+        """`token_bytes` of every id, empty for those without a token; special tokens as they are written."""
+        found = [part or b"" for part in self._parts]
+        for number, text in self._added.items():
+            found[number] = text.encode()
         return found
 
 
-def fallback_byte(token: str | None) -> int | None:
-    """The byte of a token that SentencePiece writes as "<0xE4>"; None for any other token."""
-    fallback = _FALLBACK.fullmatch(token or "")
-    return None if fallback is None else int(fallback[1], 16)
+class Detokenizer:
+    """The text of one growing sequence of ids. Special tokens are left out unless `skip_special` is False, or they are
+    `shown`.
 
-
-def _spelled_bytes(token: str) -> bytes | None:
-    """The bytes that `token` stands for, if its vocabulary spells bytes, which decoding it alone would not give.
-
-    SentencePiece writes "<0xE4>", byte-level BPE one character per byte. None for any other token.
+    Laws:
+    1. The pieces that `push` and `finish` return, joined, are the library's decoding of all ids at once, save where
+       bytes are no UTF-8: there the characters that are whole are shown, and U+FFFD for the rest.
+    2. A piece never ends within a character, and nothing but the bytes of one is held back.
     """
-    fallback = fallback_byte(token)
-    if fallback is not None:
-        return bytes([fallback])
-    table = _byte_level()
-    if all(character in table for character in token):
-        return bytes(table[character] for character in token)
-    return None
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        shown: frozenset[int] = frozenset(),
+        after: Sequence[int] = (),
+    ) -> None:
+        """`after`: the ids that the text goes on after; without any it begins."""
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids - shown if skip_special else frozenset()
+        self._begin()
+        known = (token for token in after[-_CONTEXT:] if tokenizer.token_bytes(token) is not None)
+        before = [token for token in known if token not in self._skipped]
+        whole = len(before) - unfinished(tokenizer, before)
+        for token in before[:whole]:
+            self.push(token)
+        self._decoder.reset()
+        self._held = "".join(map(self.push, before[whole:]))
+
+    def _begin(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = False
+        self._held = ""
+        """Text of the ids before that stands beside their unfinished character."""
+
+    def push(self, token_id: int) -> str:
+        """Add one id; returns the text that is now certain, often "" or more than one character."""
+        if token_id in self._skipped:
+            return ""
+        data = self._tokenizer.token_bytes(token_id)
+        if not data:
+            return ""
+        if not self._begun:
+            self._begun = True
+            data = self._tokenizer.head_bytes(token_id)
+        text = self._held + self._decoder.decode(data)
+        self._held = ""
+        return text
+
+    def finish(self) -> str:
+        """The rest, with U+FFFD for a character that never became whole. The object is then as new."""
+        text = self._held + self._decoder.decode(b"", final=True)
+        self._begin()
+        return text
 
 
-@cache
-def _byte_level() -> Mapping[str, int]:
-    """GPT-2's alphabet: bytes that are printable in Latin-1 are themselves, the others follow from U+0100 on."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(0x100) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+def unfinished(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """Counts the last ids, which have parts of a character that does not end with them."""
+    data = b""
+    for count, token_id in enumerate(reversed(ids[-_CHARACTER:]), start=1):
+        data = (tokenizer.token_bytes(token_id) or b"") + data
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            if error.end == len(data) and error.reason == "unexpected end of data":
+                return count
+        else:
+            return 0
+    return 0
 
 
-def _parse(data: bytes, path: Path) -> tuple[Backend, float]:
-    """(the library's object, tokens that a byte can become)."""
-    for mark, limit in _MAX_MARKS.items():
-        if data.count(mark) > limit:
-            raise UserError(f"{path} lists more than {limit} values: no model needs as many")
-    # Before the library reads it: it normalizes the added tokens at once.
-    growth = text_growth(data, str(path))
+class _RemoteLibrary:
+    """The library in a process of its own, which gets the same file and tokens whenever it begins anew."""
+
+    def __init__(self, data: bytes) -> None:
+        self._process = TextProcess("the model's tokenizer", ("tokenizers",), _MEMORY, _WALL_S)
+        self._own = self._json(TextJob(b"O", data, _OPEN_S))
+
+    def added(self) -> Sequence[tuple[int, str, Mapping[str, bool]]]:
+        return [(number, text, flags) for number, text, flags in self._own]
+
+    def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._json(TextJob(b"A", json.dumps(tokens).encode(), _OPEN_S))
+        return found
+
+    def encode(self, text: str, *, special: bool, parse: bool, most: int) -> Sequence[int] | int:
+        body = _ENCODING.pack(special + 2 * parse, most) + text.encode()
+        letter, answer = self._answer(TextJob(b"E", body, _ENCODE_S))
+        return array.array("I", answer) if letter == b"i" else int.from_bytes(answer, "little")
+
+    def count(self, text: str) -> int:
+        return int.from_bytes(self._answer(TextJob(b"C", text.encode(), _ENCODE_S))[1], "little")
+
+    def _json(self, job: TextJob) -> Any:
+        """The answer to a job that each process of this tokenizer begins with."""
+        found = json.loads(self._answer(job)[1])
+        self._process.setup.append(job)
+        return found
+
+    def _answer(self, job: TextJob) -> tuple[bytes, bytes]:
+        letter, answer = self._process.do(job)
+        if letter in b"el":
+            raise ValueError(answer.decode("utf-8", "replace"))
+        return letter, answer
+
+
+@contextmanager
+def _refusing(what: str, advice: str = "") -> Iterator[None]:
+    """Makes a UserError of what the library raises, a panic of its Rust side included, which is no Exception."""
     try:
-        backend = Backend.from_buffer(data)
+        yield
+    except TpiedgeError:
+        raise
     except BaseException as error:
-        _reraise_own(error)
-        raise UserError(
-            f"{path} is not a tokenizer that can be read ({sanitised_line(error, 120)}); download the model again"
-        ) from None
-    # A token's text is copied wherever the token is found.
-    longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=0)
-    if longest > MAX_TOKEN:
-        raise UserError(
-            f"{path} has a token of {longest} characters; at most {MAX_TOKEN} are accepted: get the model from a "
-            "source you trust"
-        )
-    return backend, growth
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what} ({sanitised_line(error, 120)}){advice}") from None
 
 
-def _reraise_own(error: BaseException) -> None:
-    """Let KeyboardInterrupt and the like pass: the Rust side reports a panic as one that is no Exception either."""
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-        raise error
-
-
-def _add(backend: Backend, tokens: Sequence[AddedToken], folder: Path) -> None:
-    """Raises UserError where the library cannot have them."""
-    try:
-        backend.add_tokens(list(tokens))
-    except BaseException as error:
-        _reraise_own(error)
-        raise UserError(
-            f"{folder}: the tokens beside tokenizer.json cannot be added ({sanitised_line(error, 120)}); "
-            "download the model again"
-        ) from None
-
-
-def _wrapping(config: ConfigFields, backend: Backend, special: Mapping[str, str]) -> _Wrapping | None:
+def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> _Wrapping | None:
     """`add_bos_token` and `add_eos_token`, if one is given, overrule tokenizer.json, as in transformers 5."""
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None
 
     def wanted(flag: str, name: str) -> tuple[int, ...]:
+        special = tokenizer.special_tokens
         if not config.flag(flag, False) or name not in special:
             return ()
-        found = backend.token_to_id(special[name])
+        found = tokenizer.token_id(special[name])
         if found is None:
             config.refuse(flag, f"is true, but the vocabulary has no {quote(special[name])}")
-        return (int(found),)
+        return (found,)
 
     return _Wrapping(wanted("add_bos_token", "bos_token"), wanted("add_eos_token", "eos_token"))
 

@@ -36,7 +36,7 @@ class InstantTemplate(ChatTemplate):
 
 @pytest.fixture(scope="module")
 def service():
-    return FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=VOCABULARY)
+    return FakeService(Tokenizer.open(DEMO, here=True), InstantTemplate(), vocab_size=VOCABULARY)
 
 
 def completion(service, **fields):
@@ -118,7 +118,7 @@ def test_an_answer_has_at_most_the_tokens_with_which_it_can_go_on_after_a_loss(s
 @pytest.mark.parametrize("ask", [completion, chat])
 def test_the_model_has_other_names(ask):
     """Of the master's machine: an alias, a pack's name, or the path of one, which nobody is told."""
-    known = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=VOCABULARY)
+    known = FakeService(Tokenizer.open(DEMO, here=True), InstantTemplate(), vocab_size=VOCABULARY)
     known.also_called, known.path = ("Babbler-q8",), "/packs/babbler"
     assert ask(known, model="Babbler-q8")
     assert ask(known, model="/packs/babbler")
@@ -524,7 +524,7 @@ def test_any_bytes_are_an_object_or_a_refusal(body):
 @pytest.mark.parametrize("unit", ["once upon a time ", " ", "x", "\N{GRINNING FACE}", "Ärger\n\n"], ids=ascii)
 def test_a_text_that_just_fits_is_taken_however_it_is_counted(unit):
     """Long texts are first counted in pieces: cutting them must not make them too long."""
-    tokenizer = Tokenizer.open(DEMO)
+    tokenizer = Tokenizer.open(DEMO, here=True)
     text = unit * (10_000 // len(unit))
     tokens = len(tokenizer.encode(text))
     exact = FakeService(tokenizer, InstantTemplate(), vocab_size=VOCABULARY, max_sequence=tokens + 1)

@@ -82,7 +82,7 @@ def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 @pytest.fixture(scope="module")
 def service() -> FakeService:
-    return FakeService(Tokenizer.open(DEMO), KnowingTemplate(), vocab_size=2048)
+    return FakeService(Tokenizer.open(DEMO, here=True), KnowingTemplate(), vocab_size=2048)
 
 
 @pytest.mark.parametrize("path", list(READERS))

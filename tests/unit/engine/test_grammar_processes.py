@@ -46,7 +46,7 @@ def _needs_llguidance() -> None:
 @pytest.fixture
 def walker(tmp_path: Path) -> Iterator[Walker]:
     KINDS["byte-level"]().save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.open(tmp_path)
+    tokenizer = Tokenizer.open(tmp_path, here=True)
     with closing(Grammars(tmp_path, tokenizer.vocab_size)) as grammars:
         yield Walker(tokenizer, grammars, tokenizer.vocab_size)
 

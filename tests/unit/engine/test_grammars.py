@@ -60,7 +60,7 @@ def walker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Walker]:
     kind = getattr(request, "param", "byte-level")
     backend = KINDS[kind if kind in KINDS else "byte-level"]()
     backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.open(tmp_path)
+    tokenizer = Tokenizer.open(tmp_path, here=True)
     rows = tokenizer.vocab_size + {"fewer rows": -40, "more rows": 77}.get(kind, 0)
     grammars = Grammars(tmp_path, rows)
     yield Walker(tokenizer, grammars, rows)

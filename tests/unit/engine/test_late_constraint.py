@@ -26,6 +26,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.call_forms import CALL_MARKS, CallForm
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, ReadTool
 from tpiedge.model.speech import SpeechForm, SpeechReader
+from tpiedge.model.text_child import LoadedTokenizer
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 from tpiedge.wire.requests import GenerationRequest, Grammar
@@ -134,7 +135,7 @@ class Model:
             [AddedToken(mark, special=mark.startswith("["), normalized=False) for mark in sorted(marks)]
         )
         backend.save(str(folder / "tokenizer.json"))
-        self.tokenizer = Tokenizer.open(folder)
+        self.tokenizer = Tokenizer.open(folder, here=True)
         self.rows = self.tokenizer.vocab_size
         self.grammars = Grammars(folder, self.rows)
         self.service = FakeService(self.tokenizer, vocab_size=self.rows)
@@ -420,7 +421,7 @@ def test_a_grammar_that_fails_leaves_the_answer_free(
 
 
 def test_without_a_token_for_what_opens_a_call_there_is_no_grammar(model: Model) -> None:
-    bare = FakeService(Tokenizer(byte_level(), {}), vocab_size=400)
+    bare = FakeService(Tokenizer(LoadedTokenizer(byte_level()), {}), vocab_size=400)
     assert begun_call_grammar(TOOLS, "hermes", "", bare) is None
     assert begun_call_grammar(TOOLS, "", "", model.service) is None
     endless = FakeService(model.tokenizer, vocab_size=400, eos_ids=())

@@ -4,6 +4,7 @@ import pytest
 
 from tests.unit.model.vocabularies import KINDS
 from tpiedge.model.end_tokens import ending_ids
+from tpiedge.model.text_child import LoadedTokenizer
 from tpiedge.model.tokenizer import Tokenizer
 
 CASES: list[tuple[list[str], list[int], list[str]]] = [
@@ -40,6 +41,6 @@ def test_texts_tell(texts: list[str], marks: list[int], ends: list[str]) -> None
 def test_the_tokenizers_own_end_comes_first() -> None:
     backend = KINDS["byte-level"]()
     backend.add_special_tokens(["<|im_end|>", "<|finish|>"])
-    tokenizer = Tokenizer(backend, {"eos_token": "<|finish|>"})
+    tokenizer = Tokenizer(LoadedTokenizer(backend), {"eos_token": "<|finish|>"})
     assert tokenizer.end_ids == (402, 401, 2)
-    assert Tokenizer(KINDS["byte-level"](), {}).end_ids == (2,)
+    assert Tokenizer(LoadedTokenizer(KINDS["byte-level"]()), {}).end_ids == (2,)

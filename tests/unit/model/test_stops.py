@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
-from tpiedge.model.stops import StopMatcher
+from tpiedge.model.text import StopMatcher
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tpiedge.api.errors import of_exception
@@ -320,14 +321,14 @@ def test_variables_cannot_replace_the_chat(name: str) -> None:
 
 def test_child_holds_none_of_tpiedge_nor_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    real = subprocess.run
+    real = subprocess.Popen
 
     def spy(command: list[str], **options: Any) -> Any:
         seen.update(command=command, **options)
         return real(command, **options)
 
     monkeypatch.setenv("TPIEDGE_SECRET", "hidden")
-    monkeypatch.setattr(subprocess, "run", spy)
+    monkeypatch.setattr(subprocess, "Popen", spy)
     assert render("x") == "x"
     assert "TPIEDGE_SECRET" not in seen["env"]
     assert seen["command"][:3] == [sys.executable, "-I", "-S"]
@@ -338,33 +339,41 @@ def test_default_limits_are_those_promised() -> None:
 
 
 class _Killed:
-    """Runs what it is given, but for the first processes, which are killed as the OOM killer would."""
+    """Starts what it is given, but for the first processes, which are killed as the OOM killer would."""
 
     def __init__(self, kills: int) -> None:
         self.began = 0
         self._kills = kills
-        self._run = subprocess.run
+        self._start = subprocess.Popen
 
-    def __call__(self, command: list[str], **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    def __call__(self, command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
         self.began += 1
         if self.began <= self._kills:
             command = [sys.executable, "-S", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
-        return self._run(command, **options)
+        return self._start(command, **options)
 
 
 @pytest.mark.fault("P22", "begun again once: the same prompt")
 def test_a_process_that_was_killed_from_outside_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = render(CHATML)
     killed = _Killed(1)
-    monkeypatch.setattr(subprocess, "run", killed)
+    monkeypatch.setattr(subprocess, "Popen", killed)
     assert render(CHATML) == usual
     assert killed.began == 2
+
+
+def test_a_process_that_was_killed_between_two_prompts_is_begun_again() -> None:
+    chats = template(CHATML)
+    usual = chats.render(CHAT)
+    (child,) = psutil.Process().children()
+    child.kill()
+    assert chats.render(CHAT) == usual
 
 
 @pytest.mark.fault("P22", "killed again: 503 and Retry-After")
 def test_a_process_that_is_killed_again_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = _Killed(9)
-    monkeypatch.setattr(subprocess, "run", killed)
+    monkeypatch.setattr(subprocess, "Popen", killed)
     with pytest.raises(ChildLost, match=r"was killed twice .*: try again later") as raised:
         render(CHATML)
     assert killed.began == 2
@@ -375,4 +384,4 @@ def test_a_process_that_is_killed_again_is_no_fault_of_the_template(monkeypatch:
 def test_the_limit_of_processor_time_is_the_template_s_own_fault() -> None:
     """It is told by another signal than a kill from outside, and is not tried again."""
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    refuse(loop, f"took too much time or memory .signal {signal.SIGXCPU:d}.|took more than", cpu_s=1)
+    refuse(loop, f"took too much time or memory .signal {signal.SIGPROF:d}.|took more than", cpu_s=1)

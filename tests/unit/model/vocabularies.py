@@ -6,6 +6,7 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, proces
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from tpiedge.model.text_child import LoadedTokenizer
 from tpiedge.model.tokenizer import Tokenizer
 
 CORPUS = [
@@ -72,5 +73,6 @@ def metaspace() -> Backend:
 
 KINDS = {"byte-level": byte_level, "byte-fallback": byte_fallback, "metaspace": metaspace}
 TOKENIZERS = {
-    name: Tokenizer(build(), {"bos_token": "<s>", "eos_token": "</s>"}) for name, build in KINDS.items()
+    name: Tokenizer(LoadedTokenizer(build()), {"bos_token": "<s>", "eos_token": "</s>"})
+    for name, build in KINDS.items()
 }

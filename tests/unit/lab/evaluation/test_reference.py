@@ -16,6 +16,7 @@ from tpiedge.lab.evaluation.text import refuse_other_vocabulary
 from tpiedge.lab.verbs import eval as eval_agreement
 from tpiedge.lab.verbs.eval import agreement
 from tpiedge.local.prepare import PreparedModel
+from tpiedge.model.text_child import LoadedTokenizer
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
@@ -33,7 +34,7 @@ def model(
         name=name,
         config=SimpleNamespace(vocab_size=rows),
         has_tokenizer=words is not None,
-        tokenizer=Tokenizer(backend, {}),
+        tokenizer=Tokenizer(LoadedTokenizer(backend), {}),
     )
     return cast(PreparedModel, found)
 

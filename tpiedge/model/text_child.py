@@ -1,0 +1,429 @@
+"""Does in a process of its own what a model's files say of text: it makes tokens and renders chat templates.
+
+Started by `text_process.py` as a script (`python -I -S text_child.py FOLDER...`, the folders that hold the packages
+that it needs), with a socket as standard input. Tokenizer and template are hostile until proven otherwise: Jinja's
+immutable sandbox keeps a template from Python's objects, and limits keep both from memory, processor and files. The
+process may die at any job. Imports nothing of tpiedge, to start fast; it ends with its parent's end of the socket.
+
+A frame is a length (u32), a letter, for jobs the seconds of a processor that one may take (u16), and a body. Jobs:
+`L` bytes of memory that the process may have in all, `R` renders a template, `O` opens a tokenizer.json, `A` adds
+tokens to it, `E` encodes a text, `C` counts the tokens of one. Answers: `j` JSON, `t` a text, `i` token ids (u32 each),
+`n` a number of tokens, `e` why the job failed, `l` which limit it met.
+"""
+
+import array
+import base64
+import json
+import os
+import re
+import signal
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+MAX_TOKEN = 1024  # characters of a token: eight times the longest in use, a run of spaces
+_JOB = struct.Struct("<IcH")
+_ANSWER = struct.Struct("<Ic")
+_ENCODING = struct.Struct("<BI")
+_MAX_ERROR = 300
+_MAX_IDS = 1 << 22
+_MAX_TOKEN_BYTES = 8 * MAX_TOKEN  # of a token's text
+_WORKING_MEMORY = 1 << 30  # what encoding may take beside the tokenizer
+_PIECE, _COUNTED_PIECE = 2048, 32_768  # characters that are encoded at a time where tokens are only counted
+_LOST_PER_CUT = 32  # tokens that the end of a piece may have cut in two, generously
+_CHECKED_AT_ONCE = 50
+_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_DESCRIBED = ("TemplateError", "TemplateRuntimeError", "ValueError", "Exception", "PanicException")
+
+
+def main() -> None:
+    """Does jobs until the parent is gone."""
+    sys.path += sys.argv[1:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    worker = _Worker()
+    while (head := _read(_JOB.size)) is not None:
+        length, letter, cpu_s = _JOB.unpack(head)
+        body = _read(length)
+        if body is None:
+            return
+        # The signal's default ends the process, also where no line of Python runs.
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        answer, data = worker.answer(letter, body)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(_ANSWER.pack(len(data), answer) + data)
+
+
+def _read(count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        part = os.read(0, min(count - len(data), 1 << 20))
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+def _write(data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(0, rest) :]
+
+
+class _Worker:
+    """Answers jobs. Its tokenizer is the one that was opened last."""
+
+    def __init__(self) -> None:
+        self._tokenizer: LoadedTokenizer | None = None
+
+    def answer(self, letter: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """(the answer's letter, its body)"""
+        try:
+            return self._done(letter, body)
+        except MemoryError:
+            return b"l", b"it needs too much memory"
+        except RecursionError:
+            return b"l", b"it is nested too deeply"
+        except _TooLong as error:
+            return b"l", str(error).encode()
+        except BaseException as error:  # a panic of the library is no Exception
+            return b"e", _describe(error).encode("utf-8", "replace")
+
+    def _done(self, letter: bytes, body: bytes) -> tuple[bytes, bytes]:
+        if letter == b"R":
+            return b"t", _render(json.loads(body)).encode("utf-8", "surrogatepass")
+        if letter == b"O":
+            self._tokenizer = LoadedTokenizer.of(body)
+            return b"j", json.dumps(self._tokenizer.added()).encode()
+        if letter == b"L":
+            limit_memory(int.from_bytes(body, "little"))
+            return b"n", b""
+        assert self._tokenizer is not None
+        if letter == b"A":
+            table = self._tokenizer.add(json.loads(body))
+            limit_memory(_own_memory() + _WORKING_MEMORY)
+            return b"j", json.dumps(table).encode()
+        if letter == b"C":
+            return b"n", self._tokenizer.count(body.decode()).to_bytes(8, "little")
+        flags, most = _ENCODING.unpack_from(body)
+        text = body[_ENCODING.size :].decode()
+        found = self._tokenizer.encode(text, special=bool(flags & 1), parse=bool(flags & 2), most=most)
+        if isinstance(found, int):
+            return b"n", found.to_bytes(8, "little")
+        return b"i", array.array("I", found).tobytes()
+
+
+class _TooLong(Exception):
+    """The template writes more than it may."""
+
+
+def limit_memory(nbytes: int) -> None:
+    """Bounds this process for good. What the system lacks (macOS: memory) is left to the parent's deadline."""
+    import resource
+
+    for kind, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        try:
+            resource.setrlimit(kind, (value, value))
+        except (ValueError, OSError):
+            continue
+    if sys.platform == "linux":  # where memory is short, the system ends this process first
+        try:
+            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            os.write(fd, b"1000")
+            os.close(fd)
+        except OSError:
+            return
+
+
+def _own_memory() -> int:
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 1 << 40
+
+
+# --- tokenizer
+
+
+class LoadedTokenizer:
+    """A tokenizer of the library, in this process. Methods raise what the library raises."""
+
+    def __init__(self, backend: Any) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+
+    @staticmethod
+    def of(data: bytes) -> "LoadedTokenizer":
+        """The tokenizer of a tokenizer.json."""
+        from tokenizers import Tokenizer
+
+        return LoadedTokenizer(Tokenizer.from_buffer(data))
+
+    def added(self) -> list[tuple[int, str, dict[str, bool]]]:
+        """The added tokens: id, text, flags."""
+        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        own = self._backend.get_added_tokens_decoder()
+        return [
+            (number, one.content, {flag: getattr(one, flag) for flag in flags}) for number, one in own.items()
+        ]
+
+    def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> dict[str, Any]:
+        """Adds tokens. Returns what turns ids into text without the library: `vocabulary` (text -> id), `added` (as
+        of `added`), `parts` (the base64 of the bytes that each id adds to a text that has begun) and `heads` (the text
+        of those that begin a text otherwise). Raises ValueError where the library's decoder does anything else."""
+        from tokenizers import AddedToken
+
+        self._backend.add_tokens([AddedToken(text, **flags) for text, flags in tokens])
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        if (longest := max(map(len, vocabulary), default=0)) > MAX_TOKEN:
+            raise ValueError(f"has a token of {longest} characters; at most {MAX_TOKEN} are accepted")
+        if max(vocabulary.values(), default=0) >= _MAX_IDS:
+            raise ValueError(f"has a token whose number is not below {_MAX_IDS}")
+        parts, heads = self._parts(vocabulary)
+        self._check(parts, heads)
+        listed = [base64.b64encode(part).decode() if part is not None else None for part in parts]
+        return {
+            "vocabulary": vocabulary,
+            "added": self.added(),
+            "parts": listed,
+            "heads": list(heads.items()),
+        }
+
+    def encode(self, text: str, *, special: bool, parse: bool, most: int) -> list[int] | int:
+        """The ids; or how many there are at least, where these are more than `most`."""
+        if most and len(text) > most // 4:  # a text of fewer bytes has rarely more tokens
+            count = 0
+            for start in range(0, len(text), _PIECE):
+                count += self._count(text[start : start + _PIECE]) - _LOST_PER_CUT
+                if count > most:
+                    return count
+        backend = self._backend if parse else self._literal
+        found: list[int] = backend.encode(text, add_special_tokens=special).ids
+        return found
+
+    def count(self, text: str) -> int:
+        """Counts tokens, in pieces that end before a space."""
+        count = start = 0
+        while start < len(text):
+            end = start + _COUNTED_PIECE
+            if end < len(text):
+                end = max(text.rfind(" ", start + 1, end), text.rfind("\n", start + 1, end))
+                end = end if end > start else start + _COUNTED_PIECE
+            count += self._count(text[start:end])
+            start = end
+        return count
+
+    def _count(self, text: str) -> int:
+        return len(self._backend.encode(text, add_special_tokens=False))
+
+    @cached_property
+    def _literal(self) -> Any:
+        """The same tokenizer, to which special tokens are text. It shares the vocabulary."""
+        from tokenizers import Tokenizer
+
+        own = self._backend
+        found = Tokenizer(own.model)
+        for step in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+            if getattr(own, step) is not None:
+                setattr(found, step, getattr(own, step))
+        found.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
+        found.encode_special_tokens = True
+        return found
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=False))
+
+    def _parts(self, vocabulary: Mapping[str, int]) -> tuple[list[bytes | None], dict[int, str]]:
+        from tokenizers import decoders
+
+        parts: list[bytes | None] = [None] * (1 + max(vocabulary.values(), default=-1))
+        heads: dict[int, str] = {}
+        byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
+        for text, number in vocabulary.items():
+            spelled = _spelled_bytes(text) if byte_level else None
+            if spelled is None:
+                once, twice = (self._decode([number] * count) for count in (1, 2))
+                spelled = _spelled_bytes(text) if _REPLACEMENT in once else None
+                if spelled is None:
+                    # A decoder drops the space at the start of a text, which is not the token's second place.
+                    part = twice[len(once) :] if twice.startswith(once) else once
+                    spelled = part.encode()
+                    if part != once:
+                        heads[number] = once
+            if len(spelled) > _MAX_TOKEN_BYTES:
+                raise ValueError("has a decoder that makes a long text of one token")
+            parts[number] = spelled
+        return parts, heads
+
+    def _check(self, parts: Sequence[bytes | None], heads: Mapping[int, str]) -> None:
+        """Compares with the library's decoding what `parts` and `heads` give: of all tokens, and of characters whose
+        bytes are tokens."""
+        bytes_of = {part: number for number, part in enumerate(parts) if part is not None and len(part) == 1}
+        runs = [[bytes_of.get(bytes([byte])) for byte in mark.encode() * 2] for mark in "aé你😀"]
+        whole = [number for number, part in enumerate(parts) if part is not None and _is_text(part)]
+        steps = range(0, len(whole), _CHECKED_AT_ONCE)
+        groups = [[*whole[at : at + _CHECKED_AT_ONCE], whole[at]] for at in steps]
+        groups += [[number for number in run if number is not None] for run in runs if None not in run]
+        for ids in groups:
+            data, begun = b"", False
+            for number in ids:
+                part = parts[number] or b""
+                data += heads[number].encode() if not begun and number in heads else part
+                begun = begun or bool(part)
+            if data.decode("utf-8", "replace") != self._decode(ids):
+                raise ValueError("has a decoder that joins tokens in a way that is not known here")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _spelled_bytes(token: str) -> bytes | None:
+    """The bytes that `token` stands for, if its vocabulary spells bytes, which decoding it alone would not give.
+
+    SentencePiece writes "<0xE4>", byte-level BPE one character per byte. None for any other token.
+    """
+    fallback = _FALLBACK.fullmatch(token)
+    if fallback is not None:
+        return bytes([int(fallback[1], 16)])
+    table = _byte_level()
+    if all(character in table for character in token):
+        return bytes(table[character] for character in token)
+    return None
+
+
+@cache
+def _byte_level() -> Mapping[str, int]:
+    """GPT-2's alphabet: bytes that are printable in Latin-1 are themselves, the others follow from U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+# --- template
+
+
+def _render(job: dict[str, Any]) -> str:
+    pieces, length = [], 0
+    for piece in _compiled(job["template"]).generate(**job["variables"]):
+        length += len(piece)
+        if length > job["characters"]:
+            raise _TooLong(f"it writes more than {job['characters']} characters")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+@lru_cache(maxsize=4)
+def _compiled(template: str) -> Any:
+    return _environment().from_string(template)
+
+
+def _environment() -> Any:
+    """What templates on the Hub expect: transformers' environment."""
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: object) -> None:
+        raise TemplateError(str(message))
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation_extension()]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.pop("lipsum")
+    environment.globals.update(
+        raise_exception=raise_exception,
+        strftime_now=_strftime_now,
+        namespace=_namespace_class(),
+        dict=_Dict(),
+    )
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(form: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().strftime(form)
+
+
+class _Dict:
+    """`dict(...)` for templates, without the attributes of the class `dict`."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+
+def _namespace_class() -> type:
+    from jinja2.exceptions import SecurityError
+    from jinja2.utils import Namespace
+
+    def check(name: object) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace cannot hold {name!r}")
+
+    class SafeNamespace(Namespace):
+        """Refuses names that lead to Python's internals."""
+
+        def __init__(*args: Any, **values: Any) -> None:
+            self, *rest = args  # so that a template may set an attribute called self
+            attributes = dict(*rest, **values)
+            for name in attributes:
+                check(name)
+            Namespace.__init__(self, attributes)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            check(name)
+            super().__setitem__(name, value)
+
+    return SafeNamespace
+
+
+def _generation_extension() -> type:
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class GenerationTag(Extension):
+        """{% generation %}...{% endgeneration %} marks training targets; here it is its contents."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    return GenerationTag
+
+
+def _describe(error: BaseException) -> str:
+    line = getattr(error, "lineno", None)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if type(error).__name__ not in _DESCRIBED:
+        text = f"{type(error).__name__}: {text}"
+    return (text if line is None else f"line {line}: {text}")[:_MAX_ERROR]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The process in which a model's tokenizer or chat template does its work (`text_child.py`), and what ends it.
+
+Laws:
+1. A job that takes more time or memory than it may ends its process, and the next job begins another one.
+2. Killing a process from outside does a job no harm: it is begun again once.
+3. A caller waits for the time limit at most: once for the jobs before its own, and once for its own.
+"""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from tpiedge.errors import ChildLost, UserError
+from tpiedge.lifeline import killed_from_outside
+
+_CHILD: Final = Path(__file__).parent / "text_child.py"
+_JOB: Final = struct.Struct("<IcH")
+_ANSWER: Final = struct.Struct("<Ic")
+_PART: Final = 1 << 20
+_ENDING_S: Final = 10.0
+_KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """`letter` and `body` as `text_child.py` has them; `cpu_s`: what it may take of a processor."""
+
+    letter: bytes
+    body: bytes
+    cpu_s: int
+
+
+class TextProcess:
+    """Does one job after another, in a process that it starts for the first one. For any thread.
+
+    `what` names the model's part in errors; `packages` are those that the process needs, `memory` what it may take, and
+    `setup` the jobs that a process begins with where it takes another one's place.
+    """
+
+    def __init__(self, what: str, packages: Sequence[str], memory: int, wall_s: float) -> None:
+        self.setup: list[TextJob] = []
+        self._what = what
+        self._packages = packages
+        self._memory = memory
+        self._wall_s = wall_s
+        self._lock = threading.Lock()
+        self._link: socket.socket | None = None
+        self._end: weakref.finalize[..., TextProcess] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def do(self, job: TextJob) -> tuple[bytes, bytes]:
+        """The answer's letter and body. Raises UserError where the job has met a limit; ChildLost where its process was
+        killed from outside twice, or got no processor."""
+        if not self._lock.acquire(timeout=self._wall_s):
+            raise self._busy()
+        try:
+            status: int | None = None
+            for _ in range(2):
+                status = self._begin()
+                if status is None:
+                    try:
+                        return self._done(job)
+                    except (EOFError, ConnectionError):
+                        status = self._close()
+                if not killed_from_outside(status):
+                    # Killed by a limit (a negative status), or out of memory before it could say so.
+                    reason = f"signal {-status}" if status < 0 else f"exit status {status}"
+                    raise UserError(f"{self._what} took too much time or memory ({reason}); use another one")
+            raise ChildLost(
+                f"the process of {self._what} was killed twice (signal {-(status or 0)}), perhaps because this "
+                "machine is short of memory: try again later"
+            )
+        except TimeoutError:
+            assert self._process is not None
+            self._process.kill()
+            self._close()
+            raise self._busy() from None
+        finally:
+            self._lock.release()
+
+    def _busy(self) -> ChildLost:
+        return ChildLost(
+            f"{self._what} took more than {self._wall_s:g} s: this machine is too busy for it; try again later"
+        )
+
+    def _done(self, job: TextJob) -> tuple[bytes, bytes]:
+        assert self._link is not None
+        deadline = time.monotonic() + self._wall_s
+        self._link.settimeout(self._wall_s)
+        self._link.sendall(_JOB.pack(len(job.body), job.letter, job.cpu_s) + job.body)
+        length, letter = _ANSWER.unpack(self._receive(_ANSWER.size, deadline))
+        body = self._receive(length, deadline)
+        if letter == b"l":
+            self._close()  # its memory is given back
+        return letter, body
+
+    def _receive(self, count: int, deadline: float) -> bytes:
+        assert self._link is not None
+        data = bytearray()
+        while len(data) < count:
+            self._link.settimeout(max(0.001, deadline - time.monotonic()))
+            part = self._link.recv(min(count - len(data), _PART))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def _begin(self) -> int | None:
+        """Starts the process where there is none; its exit status where that has ended at once."""
+        if self._link is not None:
+            return None
+        self._link, theirs = socket.socketpair()
+        environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_CHILD), *_folders(self._packages)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._end = weakref.finalize(self, _ended, self._process, self._link)
+        self._end.atexit = False  # the system closes the socket
+        try:
+            for job in (TextJob(b"L", self._memory.to_bytes(8, "little"), 1), *self.setup):
+                self._done(job)
+        except (EOFError, ConnectionError):
+            return self._close()
+        return None
+
+    def _close(self) -> int:
+        """Ends the process. Returns its exit status."""
+        assert self._end is not None
+        status, self._link = self._end(), None
+        return int(status or 0)
+
+
+def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
+    link.close()
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(_ENDING_S)
+    process.kill()
+    return process.wait(_ENDING_S)
+
+
+def _folders(packages: Sequence[str]) -> list[str]:
+    """Where the packages lie: the child starts without site-packages, which halves its start-up."""
+    folders = []
+    for name in packages:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            raise UserError(f"the Python package {name} is missing; install tpiedge again")
+        folders.append(str(Path(spec.origin).parent.parent))
+    return list(dict.fromkeys(folders))
