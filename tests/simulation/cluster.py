@@ -15,6 +15,7 @@ from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.roster import Machine
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Token
@@ -24,9 +25,14 @@ from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 _BEAT_S = 0.3
 #: A machine that is silent is lost within it, in seconds.
 _NOTICED_S = 3.0
+#: An epoch that was halted for the next one goes on, or is followed, within it.
+_HALTED_S = 20.0
 #: Messages that answer each other end after so many rounds.
 _ROUNDS = 60
 _SMALLEST_BYTES = 1 << 20
+_ENOUGH_BYTES = 600 << 20
+#: Query heads, and tiles of the FFN.
+_UNITS = 24
 #: In seconds of the cluster: once nothing goes wrong any more, every request has ended within it.
 _PATIENCE_S = 300.0
 
@@ -60,17 +66,22 @@ class Cluster(Story):
         self.machines: dict[str, SimulatedAgent] = {}
         self.live: list[SimulatedNode] = []
         self.clients: list[Client] = []
-        self.load_beats = 1
+        self.load_beats = self.beats_a_step = 1
+        self.beats = 0
         self.drained: dict[str, Future[str]] = {}
         self.drain_nonce: dict[str, int] = {}
         self.revoked: set[str] = set()
         self.silent_since: dict[str, float] = {}
+        self.crashed: set[int] = set()
         self.served_last: float | None = None
         self.epochs: set[int] = set()
+        #: The epoch that left something for each epoch.
+        self.left: dict[int, int] = {}
         self.last_epoch = 0
         self.requests = 0
         self.count = 0
-        super().__init__(replace(SERVED, sequences=setup.parallel), setup.queue_limit)
+        self.served = replace(SERVED, sequences=setup.parallel, kv_head_bytes=1024.0)
+        super().__init__(self.served, setup.queue_limit)
 
     # --- laws
 
@@ -111,8 +122,10 @@ class Cluster(Story):
             self._look_for_silent(status.epoch)
         else:
             self.law(bool(status.reason), "what serves nothing says why")
-        roots = [node.epoch for node in self.live if node.rank == 0]
-        self.law(len(roots) <= 1, "one epoch serves at a time", roots)
+        roots = [node for node in self.live if node.rank == 0]
+        self.law(len(roots) <= 1, "one epoch serves at a time", [root.epoch for root in roots])
+        halted = [root.halted_at for root in roots if root.halted and root.serves]
+        self.law(all(now - since <= _HALTED_S for since in halted), "a halt comes to an end", halted)
 
     def _look_for_silent(self, epoch: int) -> None:
         """Of the machines in the plan, none may be silent, or lack its node, for long."""
@@ -138,6 +151,11 @@ class Cluster(Story):
             status.running,
             len(self.clients),
         )
+        self.law(
+            not status.ready or status.epoch not in self.crashed,
+            "a node that ends is lost as soon as its agent says so",
+            status.epoch,
+        )
         self.law(status.running <= self.setup.parallel, "no more run than may", status.running)
 
     def _is_drained(self, name: str) -> bool:
@@ -150,19 +168,28 @@ class Cluster(Story):
     # --- how it runs
 
     def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
-        """All that are large enough have equal parts, and each of them makes a token quicker."""
+        """All that are large enough have equal parts, and each makes a token quicker. The master's part is smaller
+        where its machine has less than enough."""
         small = {
             one.name: SpareReason("too small", "it is too small")
             for one in machines
             if one.offer.memory_bytes < _SMALLEST_BYTES
         }
         fit = [one.name for one in machines if one.name not in small]
+        own_bytes = self.own_memory[-1] if self.own_memory else _ENOUGH_BYTES
         for name in fit:
             self.law(name in self.members_keys, "only members are planned with", name)
             self.law(not self._is_drained(name), "who is drained is not planned with", name)
         if len(fit) < self.setup.min_workers:
             return NoPlan(f"{len(fit)} of {self.setup.min_workers} workers here", small)
-        return Assignments(assignments_of(*fit), small, 1.0 / (1 + len(fit)))
+        weights = [2 if own_bytes < _ENOUGH_BYTES and fit else 4, *(4 for _ in fit)]
+        ends = [round(_UNITS * sum(weights[:rank]) / sum(weights)) for rank in range(len(weights) + 1)]
+        shares = [Share(*ends[rank : rank + 2]) for rank in range(len(weights))]
+        parts = tuple(
+            replace(part, share=NodeShare(share, share))
+            for part, share in zip(assignments_of(*fit), shares, strict=True)
+        )
+        return Assignments(parts, small, 1.0 / (1 + len(fit)))
 
     def node(self, rank: int, epoch: int) -> SimulatedNode:
         found = self.nodes.get((rank, epoch))
@@ -187,6 +214,7 @@ class Cluster(Story):
             self.live = [node for node in self.live if not node.dead]
             if self._said() == said and sum(len(one.heard) for one in players) == heard:
                 return
+        self.law(rounds < _ROUNDS, "messages that answer each other come to an end")
 
     def _said(self) -> int:
         return sum(one.said for one in (*self.machines.values(), *self.live))
@@ -221,11 +249,16 @@ class Cluster(Story):
             self.turn()
             self.look_at_rest()
 
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+        """Time passes until `condition` holds."""
+        self._until(condition, "what the test waits for comes", limit_s)
+
     def _computes(self, root: SimulatedNode) -> bool:
         """Every rank adds up its part."""
         peers = [self.nodes.get((rank, root.epoch)) for rank in range(root.size)]
         ready = all(isinstance(one, SimulatedNode) and one.serves for one in peers)
-        return bool(peers) and ready and not root.halted
+        self.beats += 1
+        return bool(peers) and ready and not root.halted and self.beats % self.beats_a_step == 0
 
     # --- events
 
@@ -269,6 +302,10 @@ class Cluster(Story):
             if agent.node is not None:
                 agent.node.frozen = False
 
+    def freeze_agent(self, worker: int) -> None:
+        if agent := self._here(worker):
+            agent.frozen = True
+
     def freeze_node(self, worker: int) -> None:
         agent = self._here(worker)
         if agent is not None and agent.node is not None:
@@ -288,6 +325,8 @@ class Cluster(Story):
                 root.die()
                 self.rank_zero.cause = "it was killed by signal 9"
         elif agent := self._here(worker):
+            if agent.node is not None and not agent.frozen:
+                self.crashed.add(agent.node.epoch)
             agent.crash("it was killed by signal 9")
 
     def _root(self) -> SimulatedNode | None:
@@ -375,12 +414,17 @@ class Cluster(Story):
     def slow_loading(self, beats: int) -> None:
         self.load_beats = beats
 
+    def slow_steps(self, beats: int) -> None:
+        """A step takes so many heartbeats: a machine is too hot."""
+        self.beats_a_step = beats
+
     def refuse_processes(self, refused: bool) -> None:
         """The master's system starts no process."""
         self.rank_zero.refusal = ResourceError("no process can be started") if refused else None
 
-    def ask(self, length: int, max_tokens: int, kind: str = "", attended: bool = True) -> None:
-        """Somebody asks. `kind`: "scores", "vector", "grammar", "poison"; "" for text alone."""
+    def ask(self, length: int, max_tokens: int, kind: str = "", attended: bool = True) -> Client | None:
+        """Somebody asks; None where that is refused. `kind`: "scores", "vector", "grammar", "poison", or text: "",
+        "whole" without an end of its own."""
         self.requests += 1
         number = self.requests
         prompt = (formula.POISON if kind == "poison" else number, *range(1, length))
@@ -389,7 +433,7 @@ class Cluster(Story):
             prompt,
             0 if kind == "vector" else max_tokens,
             Sampling(seed=number % 5),
-            (formula.STOP,),
+            () if kind == "whole" else (formula.STOP,),
             prompt_scores=kind == "scores",
             pooling="mean" if kind == "vector" else "none",
             grammar=Grammar("regex", "a*") if kind == "grammar" else None,
@@ -405,6 +449,8 @@ class Cluster(Story):
             self.law(over, "nobody is refused before the grace is over", error)
         else:
             self.clients.append(Client(request, pending, self.law, attended))
+            return self.clients[-1]
+        return None
 
     def _open(self, number: int) -> Client | None:
         return self.clients[number % len(self.clients)] if self.clients else None
@@ -434,11 +480,7 @@ class Cluster(Story):
             node.die()
         self.live = []
         self.hub.close()
-        self.begin_master(
-            replace(SERVED, sequences=self.setup.parallel),
-            self.setup.queue_limit,
-            known=list(self.members_keys),
-        )
+        self.begin_master(self.served, self.setup.queue_limit, known=list(self.members_keys))
         for name, key in self.members_keys.items():
             self.hub.admission.admit(key, name)
         for name, agent in self.machines.items():
@@ -460,7 +502,7 @@ class Cluster(Story):
     def heal(self) -> None:
         """Nothing goes wrong any more."""
         self.refuse_processes(False)
-        self.load_beats = 1
+        self.load_beats = self.beats_a_step = 1
         self.limit(0, 1 << 20)
         for worker in range(1, self.setup.workers + 1):
             self.join(worker)
@@ -486,10 +528,10 @@ class Cluster(Story):
         self.wait(1.0)
         self._look_for_rest()
 
-    def _until(self, condition: Callable[[], bool], law: str) -> None:
+    def _until(self, condition: Callable[[], bool], law: str, limit_s: float = _PATIENCE_S) -> None:
         begun = self.clock.now()
         while not condition():
-            self.law(self.clock.now() - begun < _PATIENCE_S, law, self.master.status.reason)
+            self.law(self.clock.now() - begun < limit_s, law, self.master.status.reason)
             self.wait(_BEAT_S)
 
     def _look_for_rest(self) -> None:

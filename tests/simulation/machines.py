@@ -17,6 +17,7 @@ from tpiedge.wire.control import (
     FinishReason,
     Generate,
     Halt,
+    Halted,
     Heartbeat,
     Listening,
     Loading,
@@ -172,6 +173,8 @@ class SimulatedNode(FakeNode):
         super().__init__(cluster, rank, epoch)
         self.cluster = cluster
         self.dead = self.halted = self.hung = False
+        self.halted_at = 0.0
+        self._halt: Halt | None = None  # that is not answered yet
         self.load_beats = cluster.load_beats
         self.works: dict[str, _Work] = {}
         self.compiling: dict[str, GenerationRequest] = {}
@@ -189,6 +192,10 @@ class SimulatedNode(FakeNode):
             return
         if self.size and self.load_beats is not None:
             self._load()
+        if self._halt is not None:
+            self.say(Halted(self.epoch, self.rank, self._halt.following, 5, ""))
+            self.cluster.left[self._halt.following] = self.epoch
+            self._halt = None
         self.say(Heartbeat(self.epoch, self.rank, self.step, self.block, self.bytes_read))
 
     def _load(self) -> None:
@@ -210,7 +217,11 @@ class SimulatedNode(FakeNode):
 
     def answer(self, message: Message) -> None:
         match message:
-            case Assign(nodes=nodes, collective=collective):
+            case Assign(nodes=nodes, collective=collective, carried=carried):
+                left = None if carried is None else carried.epoch
+                self.cluster.law(
+                    left in (None, self.cluster.left.get(self.epoch)), "what is carried was left", left
+                )
                 self.size = len(nodes)
                 if listens(self.rank, len(nodes), collective):
                     self.say(Listening(self.epoch, self.rank, f"tcp://127.0.0.1:{7071 + self.rank}"))
@@ -228,10 +239,9 @@ class SimulatedNode(FakeNode):
             case Cancel(request=name):
                 self._cancel(name)
             case Resume():
-                self.halted = False
+                self.halted, self._halt = False, None
             case Halt():
-                self.halted = True
-                super().answer(message)
+                self.halted, self.halted_at, self._halt = True, self.cluster.clock.now(), message
             case Shutdown():
                 self.die()
             case _:
@@ -240,12 +250,9 @@ class SimulatedNode(FakeNode):
     def _work(self, request: GenerationRequest) -> _Work:
         work = _Work(request, list(request.answer_ids))
         if request.prompt_scores:
-            found = formula.scores(request)
-            half = len(found) // 2
             work.parts += [
-                PromptScores(self.epoch, request.id, 1 + first, part)
-                for first, part in ((0, found[:half]), (half, found[half:]))
-                if part
+                PromptScores(self.epoch, request.id, 1 + place, (score,))
+                for place, score in enumerate(formula.scores(request))
             ]
         if request.pooling != "none":
             work.parts.append(Embedding(self.epoch, request.id, formula.vector(request)))

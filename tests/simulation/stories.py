@@ -22,11 +22,12 @@ _WEIGHTS = {
     "freeze_machine": 3,
     "thaw": 6,
     "freeze_node": 2,
+    "freeze_agent": 2,
     "hang": 1,
     "crash": 4,
     "restart_agent": 2,
     "break_link": 2,
-    "break_protocol": 1,
+    "break_protocol": 2,
     "echo_of_the_past": 3,
     "revoke": 1,
     "drain": 3,
@@ -36,6 +37,7 @@ _WEIGHTS = {
     "trouble": 2,
     "slow_disk": 2,
     "slow_loading": 1,
+    "slow_steps": 1,
     "refuse_processes": 1,
     "cancel": 5,
     "go_away": 3,
@@ -87,6 +89,8 @@ def _event(name: str, chance: random.Random, setup: Setup) -> Event:
             return name, worker, chance.choice(("", "the disk is full"))
         case "slow_disk":
             return name, worker, chance.choice((0, 1, 4, 60))
+        case "slow_steps":
+            return name, chance.choice((1, 3))
         case "slow_loading":
             return name, chance.choice((0, 1, 5))
         case "refuse_processes":
@@ -111,6 +115,15 @@ def play(setup: Setup, *events: Event) -> Cluster:
         cluster.finish()
     finally:
         cluster.end()
+    return cluster
+
+
+def begun(*events: Event, setup: Setup | None = None) -> Cluster:
+    """A story that goes on: the test says what comes next, and ends the cluster."""
+    cluster = Cluster(setup or Setup())
+    for name, *arguments in events:
+        getattr(cluster, str(name))(*arguments)
+        cluster.look()
     return cluster
 
 
