@@ -111,7 +111,7 @@ def any_bits(rng: random.Random) -> Triple:
 def test_is_rounded_once(sanitized_driver: Path, kind: object) -> None:
     assert callable(kind)
     rng = random.Random(1)
-    assert_exact(sanitized_driver, [kind(rng) for _ in range(4000)])
+    assert_exact(sanitized_driver, [kind(rng) for _ in range(1000)])
 
 
 def test_of_special_numbers(sanitized_driver: Path) -> None:

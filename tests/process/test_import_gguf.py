@@ -58,12 +58,9 @@ def imported(tpiedge, *arguments):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("llama-gqa-odd", "BF16"),
         ("llama-mqa-tied", "F16"),
         ("llama3-published-keys", "F32"),
-        ("llama-rope-linear", "F32"),
         ("qwen2-tied", "BF16"),
-        ("qwen3-biases", "F32"),
     ],
 )
 def test_the_tokens_of_the_checkpoint(tpiedge, generate, references, tmp_path, name, kind):

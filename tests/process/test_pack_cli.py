@@ -11,7 +11,6 @@ from safetensors import safe_open
 
 from tests.process.command import COMMAND
 from tpiedge.local.prepare import prepare
-from tpiedge.model.source import resolve_model
 
 SPEED = ("seconds", "source_bytes", "source_bytes_per_s")
 
@@ -266,27 +265,6 @@ def test_a_random_pack_in_four_bits(tpiedge, tmp_path):
 # Text.
 
 
-@pytest.fixture
-def demo_or_babbler(text_model):
-    """The bundled model where this checkout has it, with a prompt; else the random one that babbles."""
-    try:
-        resolve_model("demo")
-    except Exception:
-        return text_model, "ba be bi"
-    return "demo", "Once upon a time"
-
-
-def test_the_text_of_three_nodes_is_that_of_one(generate, demo_or_babbler):
-    model, prompt = demo_or_babbler
-    arguments = ("--model", model, "--raw", "--prompt", prompt, "--max-tokens", 24)
-    alone = generate(*arguments)
-    together = generate(*arguments, "--nodes", 3, "--shares", "3,1,2")
-    assert together["text"] == alone["text"]
-    assert together["token_ids"] == alone["token_ids"]
-    assert len(together["text"]) > 20
-    assert together["nodes"][0]["attention_units"] != together["nodes"][1]["attention_units"]
-
-
 def test_a_drawn_answer_says_its_seed_and_is_repeated_by_it(generate, tpiedge, text_model):
     arguments = (
         "--model",
@@ -314,15 +292,6 @@ def test_text_for_people(tpiedge, generate, text_model):
     assert ended.status == 0, ended.err
     assert ended.out == generate(*arguments)["text"] + "\n"
     assert "8 tokens (length)" in ended.err.splitlines()[-1]
-
-
-def test_a_stop_string_ends_the_answer_and_is_not_shown(generate, text_model):
-    arguments = ("--model", text_model, "--raw", "--prompt", "ba be bi", "--max-tokens", 8, "--ignore-eos")
-    whole = generate(*arguments)["text"]
-    word = whole.split()[4]
-    record = generate(*arguments, "--stop", word)
-    assert record["finish_reason"] == "stop"
-    assert record["text"] == whole[: whole.index(word)]
 
 
 def _is_progress(line: str) -> bool:

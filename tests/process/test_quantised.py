@@ -21,7 +21,7 @@ def words(_session_cache) -> set[str]:
     return set(re.findall("[a-z]+", json.loads(ended.out)["text"].lower()))
 
 
-@pytest.mark.parametrize("precision", ["q8", "q4"])
+@pytest.mark.parametrize("precision", ["q4"])
 def test_two_nodes_tell_a_story_and_tell_it_again(precision, generate, words):
     flags = ("--model", "demo", "--precision", precision, "--raw", "--prompt", PROMPT, "--max-tokens", TOKENS)
     first, again = (generate(*flags, "--nodes", 2, "--temperature", 0, "--logprobs", 3) for _ in range(2))
@@ -32,16 +32,6 @@ def test_two_nodes_tell_a_story_and_tell_it_again(precision, generate, words):
     said = re.findall("[a-z]+", first["text"].lower())
     assert len(said) > 12
     assert sum(word in words for word in said) > 0.6 * len(said)
-
-
-def test_fewer_bits_take_less_memory(generate):
-    flags = ("--model", "demo", "--raw", "--prompt", PROMPT, "--max-tokens", 2)
-    held = {
-        precision: generate(*flags, "--precision", precision)["nodes"][0]["weight_bytes"]
-        for precision in ("bf16", "q8", "q4")
-    }
-    assert held["q8"] < 0.65 * held["bf16"]
-    assert held["q4"] < 0.75 * held["q8"]
 
 
 def test_a_pack_says_how_it_is_computed_with(tpiedge, generate, tmp_path):

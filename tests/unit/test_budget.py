@@ -24,7 +24,7 @@ ENTRIES: Final = (
     "tpiedge.cli.master",
     "tpiedge.cli.worker",
     "tpiedge.engine.grammar_child",
-    "tpiedge.model.template_child",
+    "tpiedge.model.text_child",
     "tpiedge.node.process",
     "tpiedge.pack.writing.child",
 )

@@ -25,13 +25,6 @@ _FIRST = -20
 
 
 @contextlib.contextmanager
-def slowed_down(node: psutil.Process) -> Iterator[None]:
-    """It gets a fifth of its time, as a machine that is too hot: beside others that it competes with, too."""
-    with _in_turns([node], _Turn.took_s, awake_s=0.02, part=5):
-        yield
-
-
-@contextlib.contextmanager
 def crawling(nodes: Sequence[psutil.Process]) -> Iterator[None]:
     """All of them get a twentieth of their time: they rest by what they computed, not by when they could have. An
     answer of 900 tokens takes at least twenty seconds; what starts meanwhile is quick.

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-CONVERSATIONS = 6
+CONVERSATIONS = 3
 
 
 @pytest.mark.timeout(500)
 def test_every_answer_is_the_one_that_is_given_alone(tmp_path: Path) -> None:
     ended = subprocess.run(
         [
-            sys.executable, "-m", "tools.converse", "demo", "--minutes", "0.15", "--pause", "0.3", "--tokens", "40",
+            sys.executable, "-m", "tools.converse", "demo", "--minutes", "0.05", "--pause", "0.3", "--tokens", "40",
             "--least", "2", "--conversations", str(CONVERSATIONS), "--json", tmp_path / "found.json",
         ],
         cwd=ROOT, capture_output=True, text=True, timeout=450, check=False,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.process.command import run_command, wait_for
 from tests.process.serving.machines import Worker, measured
-from tests.process.serving.serving import START_S, Serving, node_of, rank_of
+from tests.process.serving.serving import START_S, Serving, rank_of
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.numerics import own_numerics
@@ -58,17 +58,6 @@ def test_a_newcomer_with_another_torch(cluster: Serving, another_torch: str, tmp
         enrol(link, "updated", parsed.secret)
 
 
-def test_a_known_worker_whose_torch_has_changed(cluster: Serving, another_torch: str, monkeypatch):
-    ann = cluster.workers["ann"]
-    assert ann.process.end() == 0
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", another_torch)
-        cluster.start_worker("ann", token=False)
-    assert ann.process.wait() == USER
-    assert "the worker has torch 99.0" in last_line(ann)
-    cluster.start_worker("ann", token=False)
-
-
 def test_a_new_master_with_another_torch_turns_its_workers_away(
     cluster: Serving, another_torch: str, monkeypatch
 ):
@@ -84,31 +73,6 @@ def test_a_new_master_with_another_torch_turns_its_workers_away(
     assert cluster.master.end() == 0
     cluster.start_master()
     cluster.start_worker("ann", token=False)
-
-
-def test_a_worker_without_native_kernels_is_welcome(cluster: Serving, exact, monkeypatch):
-    assert cluster.workers["ann"].process.end() == 0
-    monkeypatch.setenv("TPIEDGE_NATIVE", "0")
-    cluster.start_worker("ann", token=False)
-    cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
-    exact(cluster)
-
-
-def test_a_worker_without_native_kernels_has_no_part_in_a_quantised_model(clusters, monkeypatch):
-    """It stays, and both sides say why. With its kernels it is taken in."""
-    cluster = clusters("--precision", "q4", "--min-workers", 1)
-    cluster.start_master()
-    with monkeypatch.context() as patch:
-        patch.setenv("TPIEDGE_NATIVE", "0")
-        ann = cluster.start_worker("ann")
-    words = "it has no native kernels, which weights, keys and values in q8 and q4 need"
-    wait_for(lambda: f"this machine cannot be used now: {words}" in ann.log, START_S)
-    status = cluster.status()
-    assert not status["ready"]
-    assert words in node_of(status, "ann")["why"]
-    assert ann.process.end() == 0
-    cluster.start_worker("ann", token=False)
-    cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
 
 
 @pytest.mark.fault("W9", "other weights are fetched, never mixed")

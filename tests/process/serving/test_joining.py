@@ -13,16 +13,11 @@ from tests.patience import Meanwhile
 from tests.process.command import Ended, gone, run_command, wait_for
 from tests.process.serving.machines import Worker, measured
 from tests.process.serving.serving import HOST, START_S, Serving, free_ports
-from tpiedge import __version__
-from tpiedge.host.addresses import Address
-from tpiedge.joining.connecting import enrol, open_link
-from tpiedge.joining.identity import load_or_create_keys, peer_name
+from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.members import KnownWorker, MemberJournal
 from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import JoinToken, parse_token
+from tpiedge.joining.tokens import JoinToken
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.join import Enrol, Refused
-from tpiedge.wire.messages import PROTOCOL
 
 pytestmark = pytest.mark.usefixtures("serving_on")
 
@@ -63,13 +58,6 @@ def refusal(ended: Ended, status: int) -> str:
     return ended.err
 
 
-def test_a_wrong_token(cluster: Serving, join, tmp_path):
-    """Of the same master by its key, but with a secret that it never gave out."""
-    _, secret = TokenStore(tmp_path).create()
-    token = JoinToken(load_or_create_keys(cluster.state / "master").public, secret, cluster.address)
-    assert "does not know this token" in refusal(join("--token", token.text), USER)
-
-
 def test_an_expired_token(cluster: Serving, join):
     made = run_command(
         "token", "create", "--expires", "1s", "--host", cluster.address, TPIEDGE_STATE=str(cluster.state)
@@ -77,14 +65,6 @@ def test_an_expired_token(cluster: Serving, join):
     expires = time.time() + 1.0
     wait_for(lambda: time.time() > expires, WORDS_S)
     assert "this token has expired" in refusal(join("--token", made.out.strip()), USER)
-
-
-def test_a_used_token(cluster: Serving, join):
-    token = cluster.token()
-    keys = CurveKeys.generate()
-    with open_link(cluster.address, master_key(cluster), keys, peer_name(keys.public)) as link:
-        enrol(link, "somebody", token_secret(token))
-    assert "used before" in refusal(join("--token", token), USER)
 
 
 @pytest.mark.fault("W4", "who has a token of another master is told so in one line")
@@ -100,23 +80,6 @@ def test_a_damaged_token(cluster: Serving, join):
     assert "copy the whole word again" in refusal(join("--token", token.replace("_", "_a", 2)), USER)
 
 
-def test_a_host_that_nobody_knows(cluster: Serving, join):
-    words = refusal(join("--connect", "no-such-host.invalid", "--token", cluster.token()), USER)
-    assert "the host no-such-host.invalid is not known here" in words
-
-
-def test_nobody_listens(join, tmp_path):
-    address = Address(HOST, free_ports())
-    _, secret = TokenStore(tmp_path).create()
-    token = JoinToken(load_or_create_keys(tmp_path).public, secret, address)
-    assert "connection refused" in refusal(join("--token", token.text), PEER)
-
-
-def test_something_else_listens(cluster: Serving, join):
-    token = JoinToken(master_key(cluster), token_secret(cluster.token()), Address(HOST, cluster.port + 4))
-    assert "is not a tpiedge master" in refusal(join("--token", token.text), USER)
-
-
 def test_a_second_master_on_the_same_port(cluster: Serving, undisturbed, tmp_path):
     measured(tmp_path / "master")
     ended = run_command(
@@ -126,17 +89,6 @@ def test_a_second_master_on_the_same_port(cluster: Serving, undisturbed, tmp_pat
     words = refusal(ended, USER)
     assert f"cannot listen on {cluster.address} for workers: another tpiedge master, pid " in words
     assert words.endswith(" has this port; stop it, or give another port with --listen\n")
-
-
-def test_a_second_master_on_the_same_http_port(cluster: Serving, undisturbed, tmp_path):
-    measured(tmp_path / "master")
-    ended = run_command(
-        "master", "--model", "demo", "--listen", f"{HOST}:{free_ports()}", "--http", f"{HOST}:{cluster.port + 4}",
-        "--threads", 1, "--state", tmp_path,
-    )  # fmt: skip
-    words = refusal(ended, USER)
-    assert f"cannot listen on {HOST}:{cluster.port + 4} for the API: another tpiedge master, pid " in words
-    assert words.endswith(" has this port; stop it, or give another port with --http\n")
 
 
 def test_a_second_master_of_the_same_folder(cluster: Serving, undisturbed):
@@ -158,27 +110,6 @@ def test_a_second_worker_with_the_same_identity(cluster: Serving, join, tmp_path
     shutil.copytree(cluster.workers["ann"].state, copy)
     words = refusal(join("--connect", cluster.address, state=copy), PEER)
     assert "stop that process, or give this one a --state of its own" in words
-
-
-def test_a_worker_of_another_protocol(cluster: Serving, undisturbed):
-    keys = CurveKeys.generate()
-    with open_link(cluster.address, master_key(cluster), keys, peer_name(keys.public)) as link:
-        secret = token_secret(cluster.token())
-        forged = Enrol(PROTOCOL + 1, __version__, "future", secret, "1", "2.9.1", "little-endian IEEE 754")
-        link.send(forged, timeout_s=WORDS_S)
-        envelope = link.recv(WORDS_S)
-    assert envelope is not None
-    assert isinstance(envelope.message, Refused)
-    assert envelope.message.kind == "protocol"
-    assert f"protocol {PROTOCOL + 1}" in envelope.message.message
-    assert "update tpiedge on the master's computer" in envelope.message.message
-
-
-def test_a_known_worker_needs_no_token(cluster: Serving):
-    assert cluster.workers["ann"].process.end() == 0
-    cluster.wait_until(lambda status: not status["ready"])
-    cluster.start_worker("ann", token=False)
-    cluster.wait_ready(2)
 
 
 def test_a_worker_that_has_not_come_since_the_start_is_shown_on_request(clusters: Callable[..., Serving]):
@@ -229,11 +160,3 @@ def test_ctrl_c_of_a_worker_that_nobody_let_in_says_what_helps(cluster: Serving,
 
 def last_line(worker: Worker) -> str:
     return worker.log.strip().rsplit("\n", 1)[-1]
-
-
-def token_secret(token: str) -> str:
-    return parse_token(token).secret
-
-
-def master_key(cluster: Serving) -> str:
-    return load_or_create_keys(cluster.state / "master").public

@@ -18,15 +18,12 @@ from tests.process.serving.machines import Worker
 from tests.process.serving.serving import START_S, Serving, node_of, words_of_loss
 from tpiedge.host.memory_group import ENTER, MemoryGroup
 
-LONG = 900
+LONG = 400
 OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
 #: Of a KV cache of KV_TOKENS, one head takes more than what a node has beside its program once it has LOW bytes.
 KV_TOKENS = 65536
 ENOUGH = 600 << 20
 LOW = 400 << 20
-#: Of these, most is reserved for a KV cache, so that there is a plan with three quarters.
-LARGE = 900 << 20
-LARGE_KV_TOKENS = 4 * KV_TOKENS
 #: What another program takes at a time while there is room.
 STEP = 20 << 20
 #: For each line that it gets it takes so many bytes, in a process of its own. Any of them is ended before a master or
@@ -197,58 +194,3 @@ def test_no_more_is_offered_than_the_limit(cluster: Serving, group: MemoryGroup)
     words = f"--memory gives 2.0 TB, but the limit of this machine or of its control group is {most}"
     wait_for(lambda: words in worker.log, START_S)
     cluster.workers.pop(worker.name).process.end()
-
-
-@pytest.fixture
-def start_own(clusters, group: MemoryGroup) -> Iterator[Callable[[int, int, Fault], Serving]]:
-    """Starts a master with so much memory and KV cache, all of whose processes are in the group, and one worker."""
-    started: list[Serving] = []
-
-    def start(memory: int, kv_tokens: int, fault: Fault) -> Serving:
-        options = ("--min-workers", 1, "--precision", "q4", "--speculate", "off", "--kv-tokens", kv_tokens)
-        own = clusters(*options, "--memory", f"{memory >> 20}MiB", program=within(group, *fault.program))
-        started.append(own)
-        own.start_master()
-        own.start_worker("ann", bytes_per_s=SLOW)
-        own.wait_ready(2)
-        return own
-
-    yield start
-    for own in started:
-        for worker in own.workers.values():
-            worker.process.end()
-        own.master.end()
-
-
-@pytest.mark.fault(
-    "P2", "less memory of the master's own machine: a smaller part of it, no loss; the answer is exact"
-)
-def test_the_master_s_own_limit_is_lowered_in_an_answer_and_lifted_after_it(
-    start_own: Callable[[int, int, Fault], Serving], group: MemoryGroup, slow: Fault
-):
-    own = start_own(ENOUGH, KV_TOKENS, slow)
-    follows_its_limit(own, group, slow, "master", lambda: own.master.log, LOW)
-
-
-@pytest.mark.fault(
-    "P2", "the master's own node, killed for it: less is planned for it, and the answer goes on, exactly"
-)
-def test_others_take_the_memory_that_the_master_had(
-    start_own: Callable[[int, int, Fault], Serving], group: MemoryGroup, held: Fault
-):
-    own = start_own(LARGE, LARGE_KV_TOKENS, held)
-    whole, pid, before = own.whole(PROMPT, LONG), own.master.pid, own.node("master")
-    group.limit(LARGE)
-    with own.streaming(PROMPT, LONG) as stream:
-        with held.holding(), memory_taken(group, own.rank_zero()):
-            pass
-        now = own.wait_until(lambda now: now["ready"] and node_of(now, "master")["pid"] != before["pid"])
-        stream.join(START_S)
-    assert (stream.error, stream.text) == (None, whole)
-    assert re.search(words_of_loss(0, OUT_OF_MEMORY), own.master.log)
-    assert re.search(
-        r"ran out of memory with .* planned for it: it offers .* for the next 1 min 0 s", own.master.log
-    )
-    node = node_of(now, "master")
-    assert node["planned_bytes"] <= node["memory_bytes"] < before["planned_bytes"]
-    assert psutil.Process(pid).is_running()

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
-import numpy as np
 import pytest
 
 from tests.process.serving.conftest import PROMPT, TOKENS
@@ -49,20 +47,6 @@ def test_every_client_gets_its_own_exact_answer(cluster: Serving) -> None:
         assert usage["tokens_per_step"] >= 1
 
 
-def test_a_client_that_leaves_disturbs_nobody(cluster: Serving, expected: str) -> None:
-    body = {"model": "demo", "prompt": "A", "max_tokens": 400, "ignore_eos": True}
-    with ThreadPoolExecutor(2) as threads, httpx.Client(base_url=cluster.url, trust_env=False) as leaving:
-        with cluster.crawling():
-            first = threads.submit(ask, cluster, "One day", 200)
-            cluster.wait_until(lambda status: status["running"] == 1)
-            with pytest.raises(httpx.ReadTimeout):
-                leaving.post("/v1/completions", json=body, timeout=httpx.Timeout(LIMIT_S, read=0.05))
-            last = threads.submit(ask, cluster, PROMPT, TOKENS)
-        assert first.result(LIMIT_S)[1]["completion_tokens"] == 200
-        assert last.result(LIMIT_S)[0].startswith(expected)
-    cluster.wait_until(lambda status: status["running"] == status["queued"] == 0, LIMIT_S)
-
-
 @pytest.mark.fault("P1", "every answer that is under way pauses, goes on and is exact, and says so")
 def test_after_a_loss_all_that_run_go_on_and_those_that_wait_follow(cluster: Serving) -> None:
     undisturbed = [ask(cluster, prompt, 400)[0] for prompt in PROMPTS[:PARALLEL]]
@@ -82,26 +66,3 @@ def test_after_a_loss_all_that_run_go_on_and_those_that_wait_follow(cluster: Ser
         assert 1 <= usage["pauses"]["count"] <= cluster.losses() - losses
         assert usage["pauses"]["seconds"] > 0
         assert "tokens_per_step" not in usage
-
-
-@pytest.mark.fault("P1", "embeddings under way are computed anew and are the same")
-def test_embeddings_go_on_after_a_loss(cluster: Serving) -> None:
-    texts = [" ".join([text] * 30) for text in PROMPTS * 10]
-
-    def embed() -> np.ndarray:
-        with cluster.client() as client:
-            answer = client.embeddings.create(model="demo", input=texts)
-        return np.array([one.embedding for one in answer.data])
-
-    undisturbed = embed()
-    with ThreadPoolExecutor(1) as threads:
-        node = cluster.workers["ann"].node
-        with cluster.crawling():
-            running = threads.submit(embed)
-            cluster.wait_until(lambda status: status["running"] > 0)
-        node.kill()
-        found = running.result(LIMIT_S)
-    assert np.allclose(found, undisturbed, atol=1e-5)
-    assert np.allclose(np.linalg.norm(found, axis=1), 1)
-    similar = undisturbed @ undisturbed.T
-    assert np.allclose(similar[: len(PROMPTS), len(PROMPTS) : 2 * len(PROMPTS)].diagonal(), 1, atol=1e-5)

@@ -15,7 +15,7 @@ from tpiedge.master.journal import GUILTY
 
 OTHERS = (PROMPT, "The sun", "Lily and Tom")
 #: Those of others stay shorter than the poison, which is one by its length.
-TOKENS = 250
+TOKENS = 120
 LIMIT_S = 120.0
 #: As they say, so that three machines are better than two.
 SLOW = 1e4

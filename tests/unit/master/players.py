@@ -143,6 +143,7 @@ class _Player:
     def __init__(self, spoke: InProcessSpoke) -> None:
         self.spoke = spoke
         self.heard: list[Message] = []
+        self.said = 0
         self.frozen = False
 
     def listen(self) -> None:
@@ -154,6 +155,7 @@ class _Player:
         raise NotImplementedError
 
     def say(self, message: Message) -> None:
+        self.said += 1
         self.spoke.send(message)
 
     def count(self, kind: type[Message]) -> int:

@@ -1,6 +1,6 @@
 """A master on a manual clock, with agents and nodes that are played: who says what when is the test's to decide."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -55,8 +55,6 @@ class Story:
         self, served: Served = SERVED, queue_limit: int = 4, arranges: Arranges | None = None
     ) -> None:
         self.clock = ManualClock()
-        self.hub = InProcessHub("master", CONTROL, Admission({}))
-        self.rank_zero = FakeRankZero()
         self.door = FakeDoor()
         self.agents: dict[str, FakeAgent] = {}
         self.nodes: dict[tuple[int, int], FakeNode] = {}
@@ -72,6 +70,18 @@ class Story:
         self.wants_memory = False
         #: Why the plan has no part for a machine.
         self.spare: dict[str, SpareReason] = {}
+        self.begin_master(served, queue_limit, arranges)
+
+    def begin_master(
+        self,
+        served: Served,
+        queue_limit: int = 4,
+        arranges: Arranges | None = None,
+        known: Sequence[str] = (),
+    ) -> None:
+        """A new master's process, with nobody connected."""
+        self.hub = InProcessHub("master", CONTROL, Admission({}))
+        self.rank_zero = FakeRankZero()
         self.master = Master(
             self.hub,
             self.clock,
@@ -82,6 +92,7 @@ class Story:
             queue_limit=queue_limit,
             arranges=arranges,
             follow_memory=self.own_memory.append,
+            known=known,
         )
 
     def _arranged(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
@@ -199,6 +210,14 @@ def outcome(answering: PendingAnswer) -> list[Token | Finished] | TpiedgeError:
 def failure(answering: PendingAnswer) -> TpiedgeError:
     found = outcome(answering)
     assert isinstance(found, TpiedgeError)
+    return found
+
+
+def read(answering: PendingAnswer) -> list[object]:
+    """What has come of an answer and was not read yet; does not wait. An error that ended it is among it."""
+    found: list[object] = []
+    while not answering._events.empty():
+        found.append(answering._events.get_nowait())
     return found
 
 

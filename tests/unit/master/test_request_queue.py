@@ -17,7 +17,7 @@ from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_queue import POSTPONED_LIMIT, Dismissed, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
 from tpiedge.testing.clock import ManualClock
-from tpiedge.wire.control import Embedding, Failed, Finished, Heartbeat, PromptScores, Ready, Token
+from tpiedge.wire.control import Failed, Finished, Heartbeat, PromptScores, Ready, Token
 from tpiedge.wire.requests import GenerationRequest
 
 WAIT_S = 10.0
@@ -78,18 +78,6 @@ def events(answering: PendingAnswer) -> list[object]:
     except TpiedgeError as error:
         found.append(error)
     return found
-
-
-def test_an_answer_comes_in_its_order_and_ends_with_finished() -> None:
-    book = Book()
-    answering = book.submit()
-    assert book.submitted == 1
-    assert book.start() == "r-1"
-    said = [PromptScores(1, "r-1", 1, (0.5,)), token(index=0), token(index=1), finished(tokens=2)]
-    for message in said:
-        book.requests.tell(message)
-    assert events(answering) == said
-    assert book.requests.idle
 
 
 def test_what_is_postponed_waits_and_takes_no_place() -> None:
@@ -179,37 +167,6 @@ def test_requests_start_in_their_order_while_fewer_run_than_may() -> None:
     assert [book.start(), book.start(), book.start()] == ["r-4", "r-5", None]
 
 
-def test_running_requests_get_their_own_tokens_and_end_each_for_itself() -> None:
-    book = Book(parallel=2)
-    first, second = book.submit("r-1"), book.submit("r-2")
-    book.start()
-    book.start()
-    said = [token("r-2"), token("r-1"), token("r-2", 1), finished("r-2", 2), token("r-1", 1), token("r-2", 2)]
-    for message in said:
-        book.requests.tell(message)
-    assert events(second) == [token("r-2"), token("r-2", 1), finished("r-2", 2)]
-    assert not book.requests.idle
-    book.requests.tell(Failed(1, 0, "r-1", "UserError", "no"))
-    assert [type(event) for event in events(first)] == [Token, Token, UserError]
-    assert book.requests.idle
-
-
-def test_a_running_request_is_cancelled_and_the_others_go_on() -> None:
-    book = Book(parallel=3)
-    _, second, third = (book.submit(f"r-{number}") for number in (1, 2, 3))
-    for _ in range(3):
-        book.start()
-    second.cancel()
-    assert book.cancelled == ["r-2"]
-    assert book.requests.running == 3, "until rank 0 says that it has ended"
-    book.requests.tell(Finished(1, "r-2", "cancel", 3, 1, 0, 1))
-    book.requests.tell(finished("r-3"))
-    assert [type(event) for event in events(second)] == [Finished]
-    assert events(third) == [finished("r-3")]
-    assert book.requests.running == 1
-    assert book.requests.totals == Totals(finished=1, cancelled=1, prompt_tokens=6)
-
-
 def test_a_request_that_cannot_be_sent_ends_alone() -> None:
     book = Book(parallel=2)
     bad, good = book.submit("r-1"), book.submit("r-2")
@@ -281,24 +238,6 @@ def test_the_queue_has_a_limit_that_the_running_request_does_not_count_for() -> 
     book.submit("r-2")
 
 
-def test_a_waiting_request_ends_where_it_is_cancelled() -> None:
-    book = Book()
-    first, second = book.submit("r-1"), book.submit("r-2")
-    first.cancel()
-    first.cancel()
-    (error,) = events(first)
-    assert isinstance(error, Cancelled)
-    assert book.cancelled == []
-    assert book.start() == "r-2"
-    second.cancel()
-    second.cancel()
-    assert book.cancelled == ["r-2", "r-2"], "rank 0 is asked, and answers"
-    book.requests.tell(finished("r-2"))
-    second.cancel()
-    assert len(book.cancelled) == 2
-    assert events(second) == [finished("r-2")]
-
-
 def test_a_reader_that_stops_early_cancels() -> None:
     book = Book()
     answering = book.submit()
@@ -338,67 +277,6 @@ def test_a_failure_after_the_whole_answer_is_none(all_of_them: bool) -> None:
 # --- an epoch that ends
 
 
-def test_after_a_loss_all_that_ran_go_on_before_those_that_wait_and_say_nothing_twice() -> None:
-    book = Book(limit=1, parallel=2)
-    first, second = book.submit("r-1"), None
-    book.start()
-    second = book.submit("r-2")
-    book.start()
-    book.submit("r-3")
-    for message in (token("r-1"), token("r-1", 1), token("r-2")):
-        book.requests.tell(message)
-    book.lose()
-    with pytest.raises(QueueFull):
-        book.submit("r-4")
-    assert (book.requests.running, book.requests.waiting) == (0, 3)
-    book.requests.tell(token("r-1", 2))  # of the epoch that has ended
-    orders = [book.order(), book.order(), book.order()]
-    assert [(order.id, order.answer_ids) for order in orders if order] == [("r-1", (5, 5)), ("r-2", (5,))]
-    book.clock.advance(3.0)
-    for message in (
-        token("r-1", 1),
-        token("r-1", 2),
-        finished("r-1", 3),
-        token("r-2", 0),
-        finished("r-2", 1),
-    ):
-        book.requests.tell(message)
-    why = "node 1 was lost during the work: gone"
-    assert events(first) == [
-        token("r-1"),
-        token("r-1", 1),
-        Paused(why),
-        Resumed(3.0),
-        token("r-1", 2),
-        replace(finished("r-1", 3), steps=0),
-    ]
-    assert events(second) == [token("r-2"), Paused(why), replace(finished("r-2", 1), steps=0)]
-    assert book.requests.totals == Totals(
-        finished=2, prompt_tokens=6, tokens=4, refused=1, resumed=1, paused_s=3.0
-    )
-    assert book.start() == "r-3"
-
-
-def test_scores_of_a_prompt_are_said_once() -> None:
-    book = Book()
-    answering = book.submit()
-    book.start()
-    book.requests.tell(PromptScores(1, "r-1", 1, (0.1, 0.2)))
-    book.requests.interrupt("a new plan begins")
-    book.start()
-    for message in (
-        PromptScores(2, "r-1", 1, (0.1,)),
-        PromptScores(2, "r-1", 2, (0.2, 0.3)),
-        PromptScores(2, "r-1", 5, (0.9,)),
-        finished(),
-    ):
-        book.requests.tell(message)
-    assert [event for event in events(answering) if isinstance(event, PromptScores)] == [
-        PromptScores(1, "r-1", 1, (0.1, 0.2)),
-        PromptScores(2, "r-1", 3, (0.3,)),
-    ]
-
-
 @pytest.mark.parametrize(
     ("tokens", "stop_ids", "reason"), [(4, (), "length"), (1, (5,), "stop")], ids=["length", "stop"]
 )
@@ -413,27 +291,6 @@ def test_an_answer_that_lacks_only_the_last_word_of_a_lost_rank_0_is_whole(
     book.lose()
     assert events(answering)[-1] == Finished(0, "r-1", reason, 3, tokens, 0, 0)  # type: ignore[arg-type]
     assert book.requests.idle
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_an_embedding_comes_once_whenever_the_epoch_ends(told: bool) -> None:
-    """Before it, the request is done again; after it, nothing is missing."""
-    book = Book()
-    asked = replace(request("r-1"), max_tokens=0, pooling="mean")
-    answering = book.requests.submit(asked)
-    book.start()
-    if told:
-        book.requests.tell(Embedding(1, "r-1", (0.5,)))
-    book.lose("gone")
-    if not told:
-        assert book.order() == asked
-        book.requests.tell(Embedding(2, "r-1", (0.5,)))
-        book.requests.tell(Embedding(2, "r-1", (0.5,)))
-        book.requests.tell(Finished(2, "r-1", "stop", 3, 0, 0, 0))
-    said = [event for event in events(answering) if not isinstance(event, Paused | Resumed)]
-    ended = Finished(0 if told else 2, "r-1", "stop", 3, 0, 0, 0)
-    assert said == [Embedding(1 if told else 2, "r-1", (0.5,)), ended]
-    assert book.requests.totals.finished == 1
 
 
 def test_an_embedding_that_never_came_is_no_success() -> None:
@@ -455,22 +312,6 @@ def test_an_answer_is_never_shorter_than_rank_0_says() -> None:
     assert isinstance(error, InternalError)
     assert "1 of the answer's 3 tokens came" in str(error)
     assert book.requests.totals == Totals(failed=1, tokens=1)
-
-
-def test_a_cancelled_request_does_not_go_on() -> None:
-    book = Book(parallel=2)
-    left, paused = book.submit("r-1"), book.submit("r-2")
-    book.start()
-    book.start()
-    left.cancel()
-    book.lose()
-    assert isinstance(events(left)[-1], Finished)
-    paused.cancel()
-    (_, error) = events(paused)
-    assert isinstance(error, Cancelled)
-    assert "while it paused" in str(error)
-    assert book.requests.idle
-    assert book.requests.totals.cancelled == 2
 
 
 def test_a_request_that_ends_every_epoch_is_found_beside_others_and_fails_alone() -> None:
@@ -666,29 +507,6 @@ def test_a_closed_desk_takes_nothing_and_serves_what_it_took() -> None:
     assert events(answering) == [finished()]
 
 
-def test_requests_of_an_earlier_master_go_on_in_their_order_before_new_ones_whatever_the_limit() -> None:
-    book = Book(limit=1)
-    resumed = [book.resume(f"old-{tokens}", tokens) for tokens in (2, 0, 1)]
-    assert book.submitted == 3
-    book.submit("new")
-    with pytest.raises(QueueFull):
-        book.submit("newer")
-    for one in resumed:
-        one.attend(True)
-    book.clock.advance(1.5)
-    for name, tokens in (("old-2", 2), ("old-0", 0), ("old-1", 1)):
-        order = book.order()
-        assert order is not None
-        assert (order.id, order.answer_ids) == (name, (5,) * tokens)
-        book.requests.tell(token(name, tokens))
-        book.requests.tell(finished(name, tokens + 1))
-    assert book.start() == "new"
-    for tokens, answering in zip((2, 0, 1), resumed, strict=True):
-        *said, last = events(answering)
-        assert said == [Paused("again"), TakenUp(), Resumed(1.5), token(f"old-{tokens}", tokens)]
-        assert last == replace(finished(f"old-{tokens}", tokens + 1), steps=0)
-
-
 def test_those_that_nobody_waits_for_run_behind_the_others() -> None:
     book = Book(limit=4, parallel=1)
     left, come_back = book.resume("r-1", 1), book.resume("r-2", 1)
@@ -702,31 +520,6 @@ def test_those_that_nobody_waits_for_run_behind_the_others() -> None:
         book.requests.tell(finished(name, name in ("r-1", "r-2")))
     assert order == ["r-2", "r-3", "r-5", "r-1", "r-4"]
     assert isinstance(events(left)[-1], Finished)
-
-
-def test_one_that_nobody_waits_for_gives_its_place_back_and_goes_on_where_it_was() -> None:
-    book = Book(parallel=2)
-    absent, present = book.resume("r-1", 1), book.submit("r-2")
-    assert [book.start(), book.start()] == ["r-2", "r-1"]
-    book.requests.tell(token("r-1", 1))
-    book.submit("r-3")
-    assert [book.start(), book.start()] == [None, None]
-    assert book.cancelled == ["r-1"], "once"
-    book.requests.tell(token("r-1", 2))  # before rank 0 heard of it
-    book.requests.tell(Finished(1, "r-1", "cancel", 3, 3, 0, 3))
-    book.requests.explain("whatever others hear", serving=True)
-    assert [book.start(), book.start()] == ["r-3", None]
-    book.requests.tell(finished("r-2"))
-    order = book.order()
-    assert order is not None
-    assert (order.id, order.answer_ids) == ("r-1", (5, 5, 5))
-    book.requests.tell(token("r-1", 3))
-    book.requests.tell(finished("r-1", 4))
-    found = events(absent)
-    assert [one for one in found if isinstance(one, Token)] == [token("r-1", index) for index in (1, 2, 3)]
-    pauses = [one.why for one in found if isinstance(one, Paused)]
-    assert pauses == ["again", "requests that somebody waits for come first"]
-    assert events(present) == [finished("r-2")]
 
 
 def test_one_that_gives_way_may_be_whole_be_cancelled_or_lose_its_epoch() -> None:

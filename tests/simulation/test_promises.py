@@ -1,0 +1,190 @@
+"""Promises of docs/faults.md, each at every moment of an answer, or for as long as it takes on a manual clock."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.clients import Client
+from tests.simulation.cluster import Cluster, Setup
+from tests.simulation.stories import Event, begun, play
+from tpiedge.errors import TpiedgeError
+from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
+from tpiedge.wire.control import Finished
+
+TRIO: tuple[Event, ...] = (("join", 1), ("join", 2), ("wait", 3))
+#: What harms worker 1 or rank 0.
+HARMS: tuple[Event, ...] = (
+    ("vanish", 1),
+    ("crash", 1),
+    ("crash", 0),
+    ("freeze_machine", 1),
+    ("freeze_node", 1),
+    ("break_link", 1),
+    ("restart_agent", 1),
+    ("leave", 1),
+    ("revoke", 1),
+)
+KINDS = ("", "scores", "vector", "grammar")
+
+
+@pytest.fixture
+def trio() -> Iterator[Cluster]:
+    """The master and two workers serve."""
+    cluster = begun(*TRIO)
+    yield cluster
+    cluster.end()
+
+
+def ended(cluster: Cluster, client: Client | None, limit_s: float = 60.0) -> Finished | TpiedgeError:
+    """How the answer ends."""
+    assert client is not None
+    cluster.wait_for(lambda: client.end is not None, limit_s)
+    assert client.end is not None
+    return client.end
+
+
+@pytest.mark.fault("P1", "at any moment of any kind of answer: it pauses, goes on and is exact")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: f"{harm[0]} {harm[1]}")
+def test_whatever_is_lost_whenever(harm: Event, kind: str) -> None:
+    for tenths in range(0, 30, 3):
+        cluster = play(
+            Setup(workers=2),
+            *TRIO,
+            ("ask", 4, 8, kind),
+            ("ask", 3, 8),
+            ("wait", tenths / 10 + 0.1),
+            harm,
+            ("wait", 5),
+        )
+        assert cluster.master.status.totals.failed == 0
+
+
+@pytest.mark.fault("P3", "of a second: the answer is whole, in the same epoch")
+def test_a_freeze_of_a_second(trio: Cluster) -> None:
+    epoch = trio.epoch
+    client = trio.ask(4, 12)
+    trio.wait(1)
+    trio.freeze_machine(1)
+    trio.wait(1)
+    trio.thaw(1)
+    assert isinstance(ended(trio, client), Finished)
+    assert trio.epoch == epoch
+
+
+@pytest.mark.fault(
+    "P4", "too few for longer than --recovery-grace: the answer ends in an error, and others are refused"
+)
+def test_patience_ends() -> None:
+    cluster = begun(("join", 1), ("wait", 3), setup=Setup(min_workers=1))
+    client = cluster.ask(4, 60, "whole")
+    cluster.wait(1)
+    cluster.vanish(1)
+    cluster.wait(RECOVERY_GRACE_S - 5)
+    assert cluster.clients == [client], "it waits"
+    error = ended(cluster, client)
+    assert isinstance(error, NotServing)
+    assert "0 of 1 workers here" in str(error)
+    with pytest.raises(NotServing):
+        cluster.submit()
+    cluster.end()
+
+
+@pytest.mark.fault(
+    "P1", "comes and goes all the time: the others answer, exactly; it is taken back once it stays"
+)
+def test_a_worker_that_comes_and_goes(trio: Cluster) -> None:
+    for _ in range(20):
+        client = trio.ask(4, 4)
+        trio.vanish(1)
+        trio.wait(2)
+        trio.join(1)
+        trio.wait(2)
+        assert isinstance(ended(trio, client), Finished)
+    epoch = trio.epoch
+    trio.vanish(1)
+    trio.wait(2)
+    trio.join(1)
+    trio.wait(2)
+    assert (trio.epoch, trio.members()) == (epoch, ("master", "w-2")), "the others do not notice any more"
+    trio.wait_for(lambda: "w-1" in trio.members(), 3600)
+
+
+@pytest.mark.fault(
+    "P2",
+    "again and again: the others answer without it, exactly; it is tried again after a pause, then a longer one",
+)
+def test_a_node_dies_again_and_again(trio: Cluster) -> None:
+    without_s = [_without(trio) for _ in range(5)]
+    assert without_s[-1] > 30
+    assert without_s[-1] > without_s[-2] > without_s[0]
+
+
+def _without(cluster: Cluster) -> float:
+    """For how long the worker is left out after its node dies in an answer."""
+    client = cluster.ask(4, 6)
+    cluster.wait(1)
+    cluster.crash(1)
+    assert isinstance(ended(cluster, client), Finished)
+    begin = cluster.clock.now()
+    cluster.wait_for(lambda: cluster.ready and "w-1" in cluster.members(), 3600)
+    return cluster.clock.now() - begin
+
+
+@pytest.mark.fault(
+    "P2", "less memory of the master's own machine: another plan, no loss; the answer is exact"
+)
+def test_the_master_s_own_memory_is_lowered_and_lifted(trio: Cluster) -> None:
+    client = trio.ask(4, 100, "whole")
+    trio.wait(1)
+    for mib in (100, 1024):
+        epoch = trio.epoch
+        trio.limit(0, mib)
+        trio.wait_for(lambda before=epoch: trio.ready and trio.epoch > before, 60)  # type: ignore[misc]
+    assert isinstance(ended(trio, client), Finished)
+    assert not [loss for loss in trio.master.status.history.losses if loss]
+
+
+@pytest.mark.fault(
+    "P2", "less than the least: it is idle until it has more, and nothing is tried again and again"
+)
+def test_a_worker_has_too_little_memory_for_a_while(trio: Cluster) -> None:
+    trio.limit(1, 0)
+    trio.crash(1)
+    trio.wait(5)
+    epoch = trio.epoch
+    trio.wait(120)
+    assert (trio.epoch, trio.members()) == (epoch, ("master", "w-2"))
+    trio.limit(1, 1024)
+    trio.wait_for(lambda: "w-1" in trio.members(), 120)
+
+
+@pytest.mark.fault("P6", "it fails alone, while others begin, run and end beside it")
+def test_a_poison_fails_alone() -> None:
+    cluster = begun(*TRIO, setup=Setup(parallel=4, queue_limit=8))
+    others = [cluster.ask(4, 8) for _ in range(3)]
+    poison = cluster.ask(4, 8, "poison")
+    assert isinstance(ended(cluster, poison, 300), TpiedgeError)
+    assert all(isinstance(ended(cluster, other), Finished) for other in others)
+    cluster.finish()
+    cluster.end()
+
+
+@pytest.mark.fault("P17", "answers are exact and slower, by the same plan; nobody is lost")
+def test_steps_take_five_times_as_long(trio: Cluster) -> None:
+    epoch = trio.epoch
+    client = trio.ask(4, 12)
+    trio.slow_steps(5)
+    assert isinstance(ended(trio, client, 120), Finished)
+    assert trio.epoch == epoch
+
+
+@pytest.mark.fault("P18", "it takes part in the middle of an answer, which pauses, goes on and is exact")
+def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(trio: Cluster) -> None:
+    client = trio.ask(4, 600, "whole")
+    trio.wait(1)
+    trio.join(3)
+    trio.wait_for(lambda: "w-3" in trio.members(), 150)
+    assert trio.clients == [client], "it runs"
+    assert isinstance(ended(trio, client, 300), Finished)
+    assert trio.master.status.totals.resumed == 1
