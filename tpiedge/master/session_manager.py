@@ -6,7 +6,7 @@ Laws:
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
@@ -18,7 +18,9 @@ from tpiedge.master.blame import Distrust, Failure
 from tpiedge.master.epoch import Epoch
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.rank_zero import RankZero
+from tpiedge.master.roster import Roster
 from tpiedge.master.session import Phase, Session
+from tpiedge.master.workers import WorkerEvent
 from tpiedge.transport.hub import Hub
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Cancel, Carried, Shutdown
@@ -47,6 +49,7 @@ class SessionManager:
         self,
         hub: Hub,
         outbox: Outbox,
+        roster: Roster,
         rank_zero: RankZero,
         served: Served,
         timing: Timing,
@@ -58,6 +61,7 @@ class SessionManager:
         self.coming: Session | None = None
         self._hub = hub
         self._outbox = outbox
+        self._roster = roster
         self._rank_zero = rank_zero
         self._served = served
         self._timing = timing
@@ -107,15 +111,13 @@ class SessionManager:
             message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
         for session in self.active:
             session.heard(machine, message)
+        if self.coming is not None and self.coming.progress(machine) == "prepared":
+            self._note(WorkerEvent.PREPARED, [machine])
 
     def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
         """The machine is lost, and its nodes with it. `intended`: as in Failure."""
         for session in self.active:
             session.lose(machine, cause, intended=intended)
-
-    def machine_of(self, rank: int) -> str:
-        """The worker of the serving session's node `rank`; "" for the master's own."""
-        return self.serving.assignments[rank].machine if self.serving is not None else ""
 
     def tick(self, *, excused: bool) -> None:
         """A heartbeat: looks for nodes that ended, fell silent or are stuck, and how much memory there is. `excused`:
@@ -181,19 +183,22 @@ class SessionManager:
             step_s=step_s,
         )
         self.warm()
+        self._note(WorkerEvent.ASKED, self.coming.machines)
         self.coming.prepare()
 
     def abandon(self) -> None:
         """Ends the coming session, if there is one."""
         if self.coming is not None:
             self.coming.end()
-            self.coming = None
+            ended, self.coming = self.coming, None
+            self._release(ended)
 
     def switch(self, session: Session, carried: Carried | None = None) -> None:
         """Ends the serving session and launches the prepared one, which fails if rank 0 cannot be started. `carried`:
         what the nodes of the former have left for the latter."""
         self.end_serving()
         self.coming, self.serving = None, session
+        self._note(WorkerEvent.LAUNCHED, session.machines)
         keys = CurveKeys.generate()
         self._hub.admission.admit(keys.public, control_name(0, session.number))
         for rank, key in session.keys.items():
@@ -222,6 +227,16 @@ class SessionManager:
         for name in names:
             self._hub.admission.revoke(name)
             self._hub.disconnect(name)
+        self._release(session)
+
+    def _release(self, ended: Session) -> None:
+        """The workers of a session that has ended have no part any more, unless another session has one for them."""
+        busy = {name for session in self.active for name in session.machines}
+        self._note(WorkerEvent.RELEASED, set(ended.machines) - busy)
+
+    def _note(self, event: WorkerEvent, machines: Iterable[str]) -> None:
+        for name in machines:
+            self._roster.step(name, event, self._clock.now())
 
     def cancel(self, request: str) -> None:
         """Tells rank 0 to stop working on the request. From any thread; does not block."""

@@ -6,6 +6,7 @@ from tests.unit.master.players import offer
 from tests.unit.master.stories import Story
 from tpiedge.master.chronicle import EVENTS, Chronicle
 from tpiedge.master.roster import STOPPED, Roster
+from tpiedge.master.workers import WorkerEvent
 from tpiedge.wire.epochs import Leaving
 
 
@@ -35,12 +36,12 @@ def test_machines_come_and_go() -> None:
     book.offers("bob")
     assert book.new() == [("joined", "ann's", ""), ("joined", "bob's", "")]
     assert book.new() == []
-    book.roster.drain("ann", True)
+    book.roster.step("ann", WorkerEvent.DRAINED, 0.0)
     assert book.new() == [("drained", "ann's", "")]
-    book.roster.drain("ann", False)
+    book.roster.step("ann", WorkerEvent.UNDRAINED, 0.0)
     assert book.new() == [("undrained", "ann's", "")]
-    book.roster.lose("ann", STOPPED)
-    book.roster.lose("bob", "silent for 1.6 s")
+    book.roster.lose("ann", STOPPED, 0.0)
+    book.roster.lose("bob", "silent for 1.6 s", 0.0)
     assert book.new() == [("left", "ann's", STOPPED), ("lost", "bob's", "silent for 1.6 s")]
     book.offers("bob")
     assert book.new() == [("joined", "bob's", "")]
@@ -53,7 +54,7 @@ def test_one_that_was_lost_and_is_back_before_the_next_look() -> None:
     book.offers("ann")
     book.new()
     book.now = 5.0
-    book.roster.lose("ann", "its agent was started anew")
+    book.roster.lose("ann", "its agent was started anew", 0.0)
     book.offers("ann", nonce=2)
     assert book.new() == [("lost", "ann's", "its agent was started anew"), ("joined", "ann's", "")]
     assert book.chronicle.events[0].at == 1005.0

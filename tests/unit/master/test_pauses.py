@@ -76,7 +76,7 @@ def test_who_is_waited_for() -> None:
     assert told.waiting("nothing fits") == "nothing fits"
     told.lost(LOST, ["w-dell-1", "w-attic"])
     assert told.waiting("nothing fits") == "nothing fits"
-    roster.lose("w-dell-1", "cut off")
+    roster.lose("w-dell-1", "cut off", 0.0)
     assert told.waiting("1 of 2 workers here") == "waiting for dell-1: 1 of 2 workers here"
 
 
