@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpiedge.errors import TpiedgeError
-from tpiedge.master.chronicle import ClusterEvent
+from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast
+from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
-from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import AnswerPart, Finished

@@ -10,14 +10,14 @@ from tpiedge.errors import UserError
 from tpiedge.joining.entrance import Entrance
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.master import foresight
-from tpiedge.master.chronicle import ClusterEvent
+from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast, PlaceNodes
+from tpiedge.master.history import ClusterEvent
 from tpiedge.master.master import Master, NotServing
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.status import ClusterStatus
-from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.identity import manifest_bytes, pack_id

@@ -22,8 +22,9 @@ from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
 from tpiedge.master.arranging import Arranger, Arranges
 from tpiedge.master.assignments import Served
-from tpiedge.master.chronicle import ClusterEvent
+from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Foresight, PlaceNodes
+from tpiedge.master.history import ClusterEvent
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.rank_zero import RankZero
@@ -32,10 +33,9 @@ from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
 from tpiedge.master.roster import Machine, Roster
-from tpiedge.master.seats import SeatKeeper
+from tpiedge.master.seats import SeatFile
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus
-from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.hub import Hub
 from tpiedge.wire.control import AnswerPart
@@ -70,7 +70,7 @@ class Master:
         recovery_grace_s: float = RECOVERY_GRACE_S,
         stock: bool = True,
         arranges: Arranges | None = None,
-        seats: SeatKeeper | None = None,
+        seats: SeatFile | None = None,
         follow_memory: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how

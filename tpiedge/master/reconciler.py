@@ -16,18 +16,15 @@ from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.launch.slot import SETTLED_S
 from tpiedge.master.assignments import Assignments, NoPlan
-from tpiedge.master.chronicle import Chronicle, ClusterEvent
 from tpiedge.master.foresight import Foresight, PlaceNodes
-from tpiedge.master.handover import Handover
-from tpiedge.master.history import History
-from tpiedge.master.pauses import Pauses
+from tpiedge.master.history import ClusterEvent, History
+from tpiedge.master.pace import note_speeds
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.selection import FETCHES, Selection
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.snapshot import snapshot
-from tpiedge.master.speeds import note_speeds
 from tpiedge.master.status import ClusterStatus
 from tpiedge.master.switching import Switching
 from tpiedge.master.workers import WorkerEvent
@@ -93,8 +90,7 @@ class Reconciler:
         self._grace_s = recovery_grace_s
         self._stuck: float | None = None  # since when nothing is served nor about to be
         self._served = False  # whether a session was ready, of this master or of the one before
-        self._handover = Handover(requests, roster, sessions.served)
-        self._switching = Switching(requests, self._handover)
+        self._switching = Switching(requests, roster, sessions.served)
         self._clock = clock
         self._roster = roster
         self._sessions = sessions
@@ -118,15 +114,13 @@ class Reconciler:
         self._reason = "starting"
         self._proven = 0  # the last epoch that has proven itself
         self._later = ""  # when the next attempt is made, in words
-        self._pauses = Pauses(roster)
-        self._history = History()
-        self._chronicle = Chronicle(time.time)
+        self._history = History(roster, time.time)
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     @property
     def events(self) -> tuple[ClusterEvent, ...]:
         """What happened last. For any thread."""
-        return self._chronicle.events
+        return self._history.events
 
     @property
     def usable(self) -> tuple[Machine, ...]:
@@ -136,13 +130,13 @@ class Reconciler:
     def served_before(self) -> str:
         """A master before this one served, and requests of it wait: for machines, too. Returns what they are told."""
         self._served = True
-        return self._pauses.started_again()
+        return self._history.started_again()
 
     def clear(self, name: str) -> None:
         """An administrator wants the worker tried again: nothing waits for its time to pass any longer."""
         now, machine = self._clock.now(), self._roster.get(name)
         if machine is not None and machine.standing.fault:
-            self._chronicle.cleared(machine)
+            self._history.cleared(machine)
             self._roster.step(name, WorkerEvent.CLEARED, now)
         self._again()
 
@@ -176,7 +170,7 @@ class Reconciler:
     def reconcile(self) -> None:
         """Takes every step that is due now."""
         sessions, now = self._sessions, self._clock.now()
-        self._chronicle.look(self._roster)
+        self._history.look()
         if sessions.serving is not None and sessions.serving.phase is Phase.ENDED:
             self._end_serving(sessions.serving)
         if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
@@ -186,12 +180,12 @@ class Reconciler:
         self._look_at_own_memory()
         self._look_for_slow(now)
         if sessions.serving is not None and sessions.serving.phase is Phase.READY:
-            note_speeds(self._roster, sessions.serving, now)
+            note_speeds(self._roster, sessions.serving.machines, sessions.serving.slowdowns, now)
         if now >= self._due:
             self._again()
         if self._is_due(now):
             self._replan()
-        begun = self._handover.begun(sessions.serving, sessions.coming)
+        begun = self._switching.begun(sessions.serving, sessions.coming)
         if sessions.coming is not None and (
             begun or self._may_switch(sessions.coming, sessions.serving, now)
         ):
@@ -250,16 +244,15 @@ class Reconciler:
         """The coming session takes the place of the serving one, once that has left for it what it can use."""
         carried = None
         if serving is not None:
-            if not self._handover.ready(serving, coming, now):
-                if now - self._handover.since >= _TOLD_S:
-                    self._requests.pause(self._pauses.planned(), self._handover.since)
+            if not self._switching.ready(serving, coming, now):
+                if now - self._switching.since >= _TOLD_S:
+                    self._requests.pause(self._history.planned(), self._switching.since)
                 return
-            carried = self._handover.carried(serving)
-            self._requests.interrupt(self._pauses.planned(), since=self._handover.since)
+            carried = self._switching.carried(serving)
+            self._requests.interrupt(self._history.planned(), since=self._switching.since)
         self._reason = "loading the weights"
         self._sessions.switch(coming, carried)
-        self._history.begun(replaces=serving is not None)
-        self._chronicle.planned(coming.assignments)
+        self._history.began(coming.assignments, replaces=serving is not None)
         self._notify()  # the plan was made while those it leaves out still had a part
 
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
@@ -271,10 +264,10 @@ class Reconciler:
         """What answers that pause are told now."""
         takes_over = self._sessions.serving or self._sessions.coming
         if takes_over is not None:
-            return self._pauses.going_on(takes_over.machines)
+            return self._history.going_on(takes_over.machines)
         if self._planless and self._known == self._generation:
-            return self._pauses.waiting(self._reason)
-        return self._pauses.undecided(self._later)
+            return self._history.waiting(self._reason)
+        return self._history.undecided(self._later)
 
     def _is_stuck(self, stuck: bool) -> None:
         if not stuck:
@@ -394,15 +387,14 @@ class Reconciler:
         for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}
         self._spare = {**self._departed(), **present, **for_good}
         self._reason = "; ".join([found.reason, *self._selection.absent(self._spare)])
-        self._chronicle.no_plan(found.reason)
+        self._history.no_plan(found.reason)
         self._sessions.abandon()
 
     def _dispatch(self) -> None:
         serving, coming = self._sessions.serving, self._sessions.coming
         if serving is None or serving.phase is not Phase.READY or serving.halting:
             return
-        self._history.serves(self._clock.now())
-        self._chronicle.serves(serving.number, self._clock.now())
+        self._history.serves(serving.number, self._clock.now())
         if serving.proven and self._proven != serving.number:
             self._proven = serving.number
             self._roster.proved(serving.machines)
@@ -428,10 +420,9 @@ class Reconciler:
         _log.warning("stopped serving: %s", error)
         self._attribute(session)  # first: whoever has no part any more fails in none
         self._sessions.end_serving()
-        self._history.lost(session.failure, breached=bool(session.breaches), now=self._clock.now())
-        self._chronicle.interrupted(error, self._clock.now())
+        breached, now = bool(session.breaches), self._clock.now()
+        self._history.lost(error, session.failure, session.machines, now, breached=breached)
         self._reason = str(error)
-        self._pauses.lost(error, session.machines)
         self._publish()  # first: a client that sees its answer pause must not read a status that says ready
         self._interrupt(session, error)
         self._retry(session)
@@ -440,7 +431,7 @@ class Reconciler:
         """The requests of a session that was lost pause. One that is at fault fails."""
         failure = session.failure
         lost = None if failure is not None and failure.intended else error
-        self._requests.interrupt(self._pauses.undecided(""), lost, died=failure is not None and failure.died)
+        self._requests.interrupt(self._history.undecided(""), lost, died=failure is not None and failure.died)
 
     def _attribute(self, session: Session) -> None:
         """Records whose failure ended a session: a worker's that broke the protocol or failed by itself, or else the
@@ -466,11 +457,8 @@ class Reconciler:
         error = session.failure.error if session.failure else None
         _log.debug("epoch %d was not prepared: %s", session.number, type(error).__name__)
         _log.warning("the new plan failed: %s", error)
-        self._history.failed()
-        self._chronicle.plan_failed(error)
+        self._history.failed(error, serves=self._sessions.serving is not None)
         self._reason = str(error)
-        if error is not None and self._sessions.serving is None:
-            self._pauses.failed(error)
         self._attribute(session)
         self._sessions.abandon()
         self._retry(session)

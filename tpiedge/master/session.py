@@ -15,13 +15,12 @@ from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment, Fetching, Served
 from tpiedge.master.blame import Failure, failure_of
-from tpiedge.master.counters import Counted, CounterLog
+from tpiedge.master.counters import Counted, CounterLog, StepTimeline, Timelines
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership, NodeState
 from tpiedge.master.pace import WINDOW_S, Pace
 from tpiedge.master.request_watch import RequestWatch
 from tpiedge.master.status import collective_names
-from tpiedge.master.step_timeline import StepTimeline, Timelines
 from tpiedge.planner.carriage import Carriage
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key

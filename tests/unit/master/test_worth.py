@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.master.players import offer
 from tests.unit.master.stories import SERVED, Story, assignments_of, paused, request, two_machines
 from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.switching import Worth
 from tpiedge.master.workers import WorkerEvent
-from tpiedge.master.worth import Worth
 from tpiedge.wire.requests import GenerationRequest
 
 _SECONDS = st.lists(st.floats(0.0, 10.0), min_size=1, max_size=50)
