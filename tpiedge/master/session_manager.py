@@ -7,6 +7,7 @@ Laws:
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
@@ -14,7 +15,7 @@ from tpiedge.launch.bootstrap import control_name
 from tpiedge.launch.slot import SETTLED_S
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment, Served
-from tpiedge.master.blame import Distrust, Failure
+from tpiedge.master.blame import Failure
 from tpiedge.master.epoch import Epoch
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.rank_zero import RankZero
@@ -29,6 +30,7 @@ from tpiedge.wire.messages import Message
 
 _log = logging.getLogger(__name__)
 
+STAR_S: Final = 600.0
 _GRACE_S = 0.2
 #: For how long after a look at the nodes' counters they are kept up to date, and how often they are asked for: before a
 #: second later somebody who looks twice is to have a rate.
@@ -68,7 +70,7 @@ class SessionManager:
         self._clock = clock
         self._tell = tell
         self._busy = busy
-        self._distrust = Distrust()
+        self._dispute, self._star_until = "", 0.0  # the last dispute between workers
         self._number = 0
         self._observed_until = self._watched_until = 0.0
         self._counted = self._recorded = 0.0  # when counters, and a step, were last asked for
@@ -111,7 +113,7 @@ class SessionManager:
             message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
         for session in self.active:
             session.heard(machine, message)
-        if self.coming is not None and self.coming.progress(machine) == "prepared":
+        if self.coming is not None and self.coming.is_prepared(machine):
             self._note(WorkerEvent.PREPARED, [machine])
 
     def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
@@ -211,8 +213,8 @@ class SessionManager:
         session.launch(keys.public, self._overruled(session), carried)
 
     def distrust(self, cause: str) -> None:
-        """Two workers are in dispute over `cause`: the next epochs go by the star for a while."""
-        self._distrust.disputed(cause, self._clock.now())
+        """Two workers are in dispute over `cause`: for STAR_S the all-reduces of epochs that begin go by the star."""
+        self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:
         """Ends the serving session and its nodes, if there is one. Blocks up to _GRACE_S for rank 0."""
@@ -248,7 +250,12 @@ class SessionManager:
         """Why the session's all-reduces must go by the star, whatever the user chose; "" if they need not."""
         if len(session.assignments) <= 2 or self._served.collective == "star":
             return ""
-        return self._distrust.reason(self._clock.now())
+        if self._clock.now() >= self._star_until:
+            return ""
+        return (
+            f"the star for {round(STAR_S / 60)} minutes, because one worker's word stands against another's; there the "
+            f"master sees every message: {self._dispute}"
+        )[:2000]
 
     def close(self) -> None:
         """Ends both sessions and rank 0's processes, without waiting for the workers' nodes."""

@@ -1,11 +1,13 @@
 """What a worker is and how long one that failed waits: the table is walked, and stories are lists of (event, state)."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpiedge.master.session import PHASES
 from tpiedge.master.workers import (
     FIRST_S,
     HALVED_S,
@@ -47,6 +49,27 @@ def test_each_line_of_the_table_does_what_it_says(state: WorkerState, event: Wor
     assert (found.failed == 100.0) == ("count" in actions)
     assert found.waits(100.0) == (found.until > 100.0)
     assert found.drained == (event is E.DRAINED or (state is S.DRAINED and event is not E.UNDRAINED))
+
+
+def diagrams() -> tuple[str, str]:
+    """The tables in mermaid's words: what leads from one state to another."""
+    found = []
+    for table in (TRANSITIONS, PHASES):
+        arrows: dict[tuple[str, str], list[str]] = {}
+        for state, moves in table.items():
+            for event, move in moves.items():
+                to = move[0] if isinstance(move, tuple) else move
+                if to is not state:
+                    arrows.setdefault((state, to), []).append(event)
+        lines = [f"    {state} --> {to}: {', '.join(events)}" for (state, to), events in arrows.items()]
+        found.append("\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"]))
+    return found[0], found[1]
+
+
+def test_the_page_shows_the_tables() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "failures.md").read_text()
+    for one in diagrams():
+        assert one in page, f"docs/failures.md is to have this diagram:\n{one}"
 
 
 #: What happens to a worker, in seconds since its first offer, and what it is then.
