@@ -147,6 +147,7 @@ class Roster:
                 name, offer, now, now, now, cause=cause, claim=claim, standing=standing
             )
             self.step(name, WorkerEvent.OFFERED, now)
+            self.own = replace(self.own, due=min(self.own.due, now))  # the next plan is another one
             return True
         if known.offer != offer:
             if known.standing.deaf(now):

@@ -131,6 +131,8 @@ class Standing:
     #: Doublings of the wait, and failures in a row since a session with the worker proved itself.
     doublings: int = 0
     row: int = 0
+    #: When a plan may begin that needs the worker.
+    due: float = -math.inf
     #: Changes of its offer in a row, and when the last one came.
     changes: int = 0
     changed: float = -math.inf
@@ -146,12 +148,6 @@ class Standing:
         """Whether changes of the worker's offer mean nothing now."""
         return self.waits(now) and self.fault == "offers"
 
-    @property
-    def due(self) -> float:
-        """When a plan may begin that needs the worker: at once after one failure of its own."""
-        wait_s = 0.0 if self.row < 2 else min(LONGEST_DUE_S, 2.0 ** (self.row - 1))
-        return min(self.failed + wait_s, self.until)
-
     def why(self, now: float) -> str:
         """Why the worker waits, and for how long from `now` on."""
         return f"{self.cause} (for another {max(1, math.ceil(self.until - now))} s)"
@@ -165,13 +161,13 @@ def step(
     if event in (_E.DRAINED, _E.UNDRAINED):
         one = replace(one, drained=event is _E.DRAINED)
     if event is _E.CLEARED:
-        one = replace(one, until=min(one.until, now), row=0)
+        one = replace(one, until=min(one.until, now), due=min(one.due, now), row=0)
     if event in (_E.OVER, _E.CLEARED):
         one = replace(one, fault="")
     if "count" in actions and not (one.drained and event is _E.LOST):
         one = failed(one, now, fault, cause)
     if "take back" in actions and not one.barred(now):
-        one = replace(one, until=now, doublings=max(0, one.doublings - 1), row=max(0, one.row - 1))
+        one = replace(one, until=now, due=now, doublings=max(0, one.doublings - 1), row=max(0, one.row - 1))
     if to in (_S.PRESENT, _S.WAITING, _S.DRAINED):
         to = _S.DRAINED if one.drained else _S.WAITING if one.waits(now) else _S.PRESENT
     return replace(one, state=to), actions
@@ -190,9 +186,11 @@ def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
     """A failure that counts. What a machine's loss costs is no failure in a row: it comes back by itself."""
     calm = max(0.0, now - max(one.until, one.failed))
     before = max(0, one.doublings - int(calm // HALVED_S)) if one.doublings else 0
-    doublings = min(before + (4 if fault == "breach" else 1), 16)
+    doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))
     wait_s = min(LONGEST_S, FIRST_S * 2.0 ** (doublings - 1))
-    row = one.row + (fault in ("died", "unfit"))
+    row, due = one.row, one.due
+    if fault in ("died", "unfit"):
+        row, due = row + 1, now + (min(LONGEST_DUE_S, 2.0**row) if row else 0.0)
     return replace(
         one,
         fault=fault,
@@ -201,4 +199,5 @@ def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
         until=now + wait_s,
         doublings=doublings,
         row=row,
+        due=due,
     )

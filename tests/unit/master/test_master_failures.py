@@ -234,25 +234,6 @@ def test_a_request_that_slips_in_while_nothing_can_be_served_ends_as_well(story:
     assert isinstance(failure(late), NotServing)
 
 
-def test_attempts_that_fail_come_ever_later_until_requests_are_refused(story: Story) -> None:
-    story.loads = False
-    starts: list[float] = []
-    waiting = story.submit()
-    seen = 0
-    for _ in range(120):
-        story.wait(0.1)
-        if story.rank_zero.calls.count(f"start {story.epoch}") and story.epoch != seen:
-            seen = story.epoch
-            starts.append(story.clock.now())
-            story.rank_zero.cause = "its process ended with status 1"
-    gaps = [later - sooner for sooner, later in itertools.pairwise(starts)]
-    assert gaps == sorted(gaps)
-    assert gaps[-1] > 4.0
-    error = failure(waiting)
-    assert isinstance(error, NotServing)
-    assert "ended with status 1" in str(error)
-
-
 def test_the_first_answer_ends_the_waiting(story: Story) -> None:
     """Retries are counted anew after a success."""
     for _ in range(5):
@@ -295,24 +276,6 @@ def test_nodes_of_different_workers_that_die_one_after_the_other_make_nobody_wai
     assert story.ready
 
 
-def test_a_worker_that_waits_for_its_next_attempt_is_tried_at_once_when_its_user_wants_that(
-    story: Story,
-) -> None:
-    story.min_workers = 1
-    two_machines(story)
-    for _ in range(5):
-        away(story, kill(story, "w-1"))
-
-    def killed_and_cleared() -> None:
-        kill(story, "w-1")()
-        story.wait(1.0)
-        assert (story.worker().state, round(story.worker().left_out_s)) == ("left out", 959)
-        assert "w-1" not in story.members()
-        story.master.clear_worker("w-1")
-
-    assert away(story, killed_and_cleared) < 2.0
-
-
 def test_a_worker_without_which_nothing_serves_is_tried_ever_later_when_its_node_dies_again_and_again(
     story: Story,
 ) -> None:
@@ -332,16 +295,6 @@ def test_a_worker_without_which_nothing_serves_is_tried_ever_later_when_its_node
     story.join("w-2")
     story.settle()
     assert (story.ready, story.members()) == (True, ("master", "w-2"))
-
-
-def test_two_workers_without_either_of_which_nothing_serves_are_tried_ever_later(story: Story) -> None:
-    story.min_workers = 2
-    for name in ("w-1", "w-2"):
-        story.join(name)
-    story.settle()
-    pauses = [away(story, kill(story, name)) for name in 5 * ("w-1", "w-2")]
-    assert sum(pauses[:2]) < 2.0
-    assert min(pauses[-2:]) > 9.0
 
 
 def test_a_worker_whose_node_dies_again_and_again_is_left_out_at_once_where_others_serve(
@@ -375,17 +328,6 @@ def test_rank_0_that_dies_again_and_again_makes_everybody_wait_ever_longer(story
         story.rank_zero.cause = "its process was killed by SIGSEGV"
 
     assert [int(away(story, die)) for _ in range(5)] == [0, 2, 4, 8, 10]
-
-
-def test_half_a_minute_of_service_ends_the_waiting_as_well(story: Story) -> None:
-    for _ in range(5):
-        story.settle()
-        assert story.ready
-        story.wait(31.0)
-        story.rank_zero.cause = "its process ended with status 1"
-        story.wait(0.4)
-    story.settle()
-    assert story.ready
 
 
 def test_requests_wait_for_lost_machines_as_long_as_they_are_to(story: Story) -> None:

@@ -324,15 +324,6 @@ def test_a_worker_that_is_lost_is_left_out_for_a_while_each_time_for_twice_as_lo
     assert {kind for kind, _ in told(story.agents["w-1"])} == {"excluded"}
 
 
-def test_a_node_that_is_lost_counts_as_well(story: Story) -> None:
-    agent = two_machines(story)
-    story.answer()
-    agent.failed("its process was killed by SIGKILL")
-    story.wait(3.0)
-    assert story.members() == ("master",)
-    assert "node 1 (pi) was lost during the work: its process was killed by SIGKILL" in story.worker().why
-
-
 @pytest.mark.fault("P5", "taken where nothing serves without it")
 def test_a_worker_that_was_lost_is_better_than_none(story: Story) -> None:
     """Where there is no plan without it; and what serves is not ended for it."""

@@ -185,7 +185,7 @@ def test_a_machine_that_is_lost_again_and_again_makes_no_plan_wait_that_needs_it
     one = PRESENT
     for number in range(6):
         one = failed(one, float(number), "lost", "cut off")
-        assert one.due == number
+        assert one.due <= number
 
 
 @pytest.mark.parametrize(("fault", "barred"), [("breach", True), ("planner", True), ("died", False)])
@@ -231,7 +231,7 @@ def test_whatever_happens_the_laws_hold(events: list[tuple[WorkerEvent, float]])
         assert one.drained or one.state is not S.DRAINED
         assert one.waits(now) or one.state is not S.WAITING
         assert one.until - now <= LONGEST_S
-        assert one.due <= one.until
+        assert one.due <= max(now + LONGEST_DUE_S, one.until)
         assert ("count" in actions) <= (one.until > now or (one.drained and event is E.LOST))
         if before.state in (S.WAITING, S.AWAY) and event is not E.BREACHED:
             assert one.doublings <= before.doublings, "what happens to it meanwhile counts no more"
