@@ -19,8 +19,8 @@ from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
 from tpiedge.api.service import ModelInfo, StepTimeline
 from tpiedge.api.timeline import shown_step
-from tpiedge.master.chronicle import EVENTS, ClusterEvent
 from tpiedge.master.counters import Counted
+from tpiedge.master.history import EVENTS, ClusterEvent
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.request_times import RequestTimes, Timeline
 from tpiedge.master.status import ClusterStatus, NodeStatus

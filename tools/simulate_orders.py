@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from tpiedge.master.arranging import Arranger
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
+from tpiedge.master.foresight import PlaceNodes
 from tpiedge.master.placement import OWN_NAME, NodePlacement
-from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.roster import Machine
 from tpiedge.planner.fractions import whole_bytes
 from tpiedge.planner.needs import ModelFacts

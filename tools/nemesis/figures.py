@@ -6,7 +6,7 @@ from typing import Any
 
 from tools.nemesis.readers import Found
 from tpiedge.lab.bench.serve_figures import percentile
-from tpiedge.master.pauses import PLANNED
+from tpiedge.master.history import PLANNED
 
 #: The design's bounds: reading and prefill come on top. What moves in place of a prefill takes no longer.
 _NOTICE_S, _STAND_S = 2.0, 1.5

@@ -15,8 +15,6 @@ from tools.nemesis.stage import Stage
 _SETTLED_S = 120.0
 _POLL_S = 0.5
 _PART = 1 << 20
-#: The beginning of why a worker rests.
-_LOST_OFTEN = "it was lost "
 
 
 @dataclass(frozen=True)
@@ -92,13 +90,9 @@ def left_over(
 
 
 def _whole(status: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Whether it serves, and every worker takes part, or may (one more is not always worth a new plan), or rests
-    because it was lost often: for half an hour at most."""
-    there = {
-        node["host"]
-        for node in status["nodes"]
-        if node["state"] in ("ready", "spare") or (node["state"] == "left out" and _LOST_OFTEN in node["why"])
-    }
+    """Whether it serves, and every worker takes part, or may (one more is not always worth a new plan), or waits
+    because it failed: for half an hour at most."""
+    there = {node["host"] for node in status["nodes"] if node["state"] in ("ready", "spare", "left out")}
     return status["ready"] and there.issuperset(names)
 
 

@@ -23,7 +23,7 @@ from tpiedge.errors import (
     UnknownWorker,
     UserError,
 )
-from tpiedge.master.drains import CannotDrain
+from tpiedge.master.reconciler import CannotDrain
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.rate_limited_log import RateLimitedLog
 

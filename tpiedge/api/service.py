@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpiedge.answers.generation import AnswerEvent, Busy, Generation, Queue, Unavailable
-from tpiedge.master.chronicle import ClusterEvent
+from tpiedge.master.counters import StepTimeline
+from tpiedge.master.foresight import Forecast
+from tpiedge.master.history import ClusterEvent
 from tpiedge.master.reading_progress import Reading
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
-from tpiedge.master.step_timeline import StepTimeline
-from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.requests import Sampling

@@ -48,7 +48,7 @@ from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
-from tpiedge.master.seat_file import SeatFile
+from tpiedge.master.seats import SeatFile
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.store.locks import FileLock, holder_of

@@ -9,16 +9,15 @@ from tpiedge.api.service import Busy, EnrolledWorker, ModelInfo, PendingJoin, Un
 from tpiedge.errors import UserError
 from tpiedge.joining.entrance import Entrance
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.master import what_if
-from tpiedge.master.chronicle import ClusterEvent
+from tpiedge.master import foresight
+from tpiedge.master.counters import StepTimeline
+from tpiedge.master.foresight import Forecast, PlaceNodes
+from tpiedge.master.history import ClusterEvent
 from tpiedge.master.master import Master, NotServing
 from tpiedge.master.pending_answer import PendingAnswer
-from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.status import ClusterStatus
-from tpiedge.master.step_timeline import StepTimeline
-from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.identity import manifest_bytes, pack_id
@@ -142,10 +141,10 @@ class MasterService:
         except TimeoutError:
             raise Unavailable("the master is busy: try again later") from None
         if name:
-            return what_if.without(self._placement, machines, name)
+            return foresight.without(self._placement, machines, name)
         if not machines:
             raise UserError("there is no worker yet that another one could be like")
-        return what_if.with_another(self._placement, machines)
+        return foresight.with_another(self._placement, machines)
 
     def drain(self, name: str) -> Future[str]:
         return self._master.drain_worker(self._entrance.called(name, self._hosts()))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
-from tpiedge.master.planning import PlaceNodes
+from tpiedge.master.foresight import PlaceNodes
 from tpiedge.master.roster import Machine
 from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.share import NodeShare

@@ -55,11 +55,13 @@ class Assignments:
 @dataclass(frozen=True)
 class NoPlan:
     """Why there are no assignments, in one line; `spare` says of machines why no plan can have a part for them.
-    `wants_memory`: whether there would be some if the master's own machine had more memory."""
+    `wants_memory`: whether there would be some if the master's own machine had more memory; `broken`: whether the
+    planner failed."""
 
     reason: str
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
     wants_memory: bool = False
+    broken: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,8 @@
-"""Which worker caused the end of an epoch, as far as a master can know, and what follows from a dispute. Pure.
+"""Which worker caused the end of an epoch, as far as a master can know. Pure.
 
 A worker that stays silent towards one other worker, or sends it junk, ends the epoch, and the master cannot tell which
 of the two is at fault: that is a dispute. In the star every message passes rank 0, which is the master's own process,
-so the sender of junk is known.
-
-Laws of Distrust:
-1. For STAR_S after a dispute all-reduces go by the star; without a dispute, and after that time, they need not.
-2. A later dispute restarts the time; nothing else changes it.
+so the sender of junk is known: after a dispute all-reduces go by the star for a while (`session_manager.py`).
 """
 
 import re
@@ -21,7 +17,6 @@ from tpiedge.master.membership import NodeState
 from tpiedge.planner.linking import are_linked
 from tpiedge.wire.fields import CollectiveChoice
 
-STAR_S: Final = 600.0
 #: A rank in the words of a node, which knows no names.
 _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
 
@@ -105,25 +100,3 @@ def _named(found: re.Match[str], assignments: Sequence[Assignment]) -> str:
 def machine_words(assignment: Assignment) -> str:
     """What the user calls the machine."""
     return assignment.host or assignment.machine or "the master"
-
-
-class Distrust:
-    """Remembers the last dispute between workers. Times are seconds on the caller's clock."""
-
-    def __init__(self) -> None:
-        self._until = 0.0
-        self._cause = ""
-
-    def disputed(self, cause: str, now: float) -> None:
-        """An epoch ended in a dispute; `cause` is what the worker that gave up said."""
-        self._cause, self._until = cause, now + STAR_S
-
-    def reason(self, now: float) -> str:
-        """Why an epoch that begins now goes by the star, in words; "" if it need not."""
-        if not self._cause or now >= self._until:
-            return ""
-        minutes = round(STAR_S / 60)
-        return (
-            f"the star for {minutes} minutes, because one worker's word stands against another's; there the master "
-            f"sees every message: {self._cause}"
-        )[:2000]

@@ -1,25 +1,45 @@
-"""Looks ahead while an epoch serves: plans for the loss of each of its workers, and what machines stock for them.
+"""Plans for what may come: a machine less or more, as somebody asks, and, while an epoch serves, the loss of each of
+its workers, with what machines stock for that.
 
 Such a plan is at hand when it is needed, and what it lacks has come to the machines' disks before, so that those that
 are left read it instead of fetching it.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
-from tpiedge.master.assignments import Assignments
-from tpiedge.master.planning import PlaceNodes, plan_without_breakers
+from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.roster import Machine
 from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Stock, Stocked
 from tpiedge.wire.fields import UnitRange
+
+_log = logging.getLogger(__name__)
+
+PlaceNodes: TypeAlias = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignments | NoPlan]
+"""(present machines, workers that serve now) -> assignments, or why there are none."""
 
 _Share = tuple[UnitRange, UnitRange]
 
 #: In place of a worker's name: its node is lost, and the machine stays.
 _NOBODY: Final = ""
+_ANOTHER: Final = "another"
+
+
+def plan_safely(
+    plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[str, ...]
+) -> Assignments | NoPlan:
+    """The plan; where the planner raises, the reason why there is none."""
+    try:
+        return plan(tuple(machines), serving)
+    except Exception as error:
+        _log.debug("the planner failed", exc_info=True)
+        what = sanitised_line(f"{type(error).__name__}: {error}")
+        return NoPlan(f"the planner fails ({what}): please report it", broken=True)
 
 
 class Foresight:
@@ -78,7 +98,7 @@ class Foresight:
     def _foresee(self, left: tuple[Machine, ...]) -> None:
         # What other plans need of a machine will be there.
         left = tuple(replace(one, held=_with_shares(one.held, self._needed[one.name])) for one in left)
-        found, _ = plan_without_breakers(self._plan, left, ())
+        found = plan_safely(self._plan, left, ())
         if isinstance(found, Assignments):
             for one in found.assignments:
                 if one.machine:  # the master's own has the whole pack
@@ -106,3 +126,51 @@ def _with_shares(held: HeldUnits, shares: Iterable[_Share]) -> HeldUnits:
     for attention, ffn in shares:
         held = held.with_share(NodeShare(Share(*attention), Share(*ffn)))
     return held
+
+
+# --- what the planner predicts for one machine less or one more
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predicted seconds for a token, now and then; None where no plan can be made, `why` says then why not. `machines`:
+    how many computing ones the plan then has; `takes_part`: whether the one that it is about has a part in the plan,
+    now for one less, then for one more."""
+
+    now_s: float | None
+    then_s: float | None
+    machines: int
+    takes_part: bool
+    why: str
+
+
+def without(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Forecast:
+    """The best plans with all `machines`, which may be in plans now, and without the one of that name."""
+    now = _plan(place, machines)
+    return _forecast(now, _plan(place, [one for one in machines if one.name != name]), _has(now, name))
+
+
+def with_another(place: PlaceNodes, machines: Sequence[Machine]) -> Forecast:
+    """The best plans with all `machines`, of which there is one at least, and with one more like the last."""
+    another = replace(machines[-1], name=_ANOTHER, claim=None)
+    then = _plan(place, [*machines, another])
+    return _forecast(_plan(place, machines), then, _has(then, _ANOTHER))
+
+
+def _plan(place: PlaceNodes, machines: Sequence[Machine]) -> Assignments | NoPlan:
+    """Without regard to what serves: the question is what is best."""
+    return plan_safely(place, machines, ())
+
+
+def _has(plan: Assignments | NoPlan, name: str) -> bool:
+    return isinstance(plan, Assignments) and any(one.machine == name for one in plan.assignments)
+
+
+def _forecast(now: Assignments | NoPlan, then: Assignments | NoPlan, takes_part: bool) -> Forecast:
+    return Forecast(
+        now.step_s if isinstance(now, Assignments) else None,
+        then.step_s if isinstance(then, Assignments) else None,
+        len(then.assignments) if isinstance(then, Assignments) else 0,
+        takes_part,
+        then.reason if isinstance(then, NoPlan) else "",
+    )

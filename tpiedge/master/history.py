@@ -1,11 +1,70 @@
-"""How often plans began and ended, why, and how long it took to serve again: a machine without sockets or clock."""
+"""What became of plans and machines: counted, listed as the last events, and said to those whose answers pause. Without
+sockets, threads or clock.
+
+Laws:
+1. The last EVENTS are kept, each with the wall clock's time of its happening. What became of machines is found by
+   comparing the roster with the one before, whenever that has changed.
+2. A plan is said to serve once. After a loss it has recovered from it; then the time since the loss is said.
+3. Those who wait are told who was lost, who is waited for, and without whom their answers go on. Machines are called
+   what their users call them.
+"""
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
+from tpiedge.errors import PeerLost, TpiedgeError
+from tpiedge.master.assignments import Assignment
 from tpiedge.master.blame import Failure
 from tpiedge.master.histogram import SECONDS, GrowingHistogram, Histogram
+from tpiedge.master.roster import STOPPED, Machine, Roster
+from tpiedge.sanitise import sanitised_line
+from tpiedge.units import format_seconds
+
+PLANNED: Final = "a new plan begins"
+"""What is told of a pause for a plan that takes the place of one that serves."""
+_STARTED_AGAIN: Final = "the master was started again"
+EVENTS: Final = 100
+_LONGEST: Final = 300
+
+EventKind: TypeAlias = Literal[
+    "joined",
+    "left",
+    "lost",
+    "drained",
+    "undrained",
+    "cleared",
+    "revoked",
+    "planned",
+    "serving",
+    "recovered",
+    "interrupted",
+    "plan failed",
+    "no plan",
+]
+"""A machine came, was stopped there, was lost, was taken out by its user or back in, is to be tried again at once, may
+not come any more; a plan begins, serves, serves after a loss, was lost so that answers pause, came to nothing, or none
+can be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEvent:
+    """`at`: seconds since 1970. `machine` is what its user calls it, "" for an event of all. `detail` is one line."""
+
+    at: float
+    kind: EventKind
+    machine: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    host: str
+    since: float
+    present: bool
+    drained: bool
+
 
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
 """What ended a plan that served: a worker that was stopped or revoked, a machine that was lost, one that broke the
@@ -34,55 +93,182 @@ class PlanHistory:
 
 
 class History:
-    """Is told what happens to plans. Times are seconds on the caller's clock."""
+    """One thread tells what happens; any thread may read `events` and `so_far`. Times are seconds on the caller's
+    clock; `wall` gives seconds since 1970."""
 
-    def __init__(self) -> None:
-        #: What happened so far.
+    def __init__(self, roster: Roster, wall: Callable[[], float]) -> None:
+        #: The last events, the latest first, and what is counted of plans.
+        self.events: tuple[ClusterEvent, ...] = ()
         self.so_far = PlanHistory()
+        self._roster = roster
+        self._wall = wall
+        self._generation = -1
+        self._seen: Mapping[str, _Seen] = {}
         self._begun: Counter[PlanCause] = Counter()
         self._failed = 0
         self._losses: Counter[LossCause] = Counter()
         self._recoveries = GrowingHistogram(SECONDS)
+        self._serving = 0  # the latest epoch that was said to serve
         self._answers = False  # whether the latest plan has served
         self._lost: float | None = None  # when one that served was lost, until another one serves
+        self._interrupted: float | None = (
+            None  # when a plan ended that nobody had ended, whether it had served or not
+        )
+        self._no_plan = ""
+        #: What ended the last session, in words and by the machine's name, and its workers; None: those of the master
+        #: before, whom nobody knows.
+        self._loss = self._lost_host = ""
+        self._members: Collection[str] | None = ()
 
-    def begun(self, *, replaces: bool) -> None:
+    def look(self) -> None:
+        """Notes what became of machines since the last look."""
+        if self._roster.generation == self._generation:
+            return
+        self._generation = self._roster.generation
+        before, machines = self._seen, self._roster.machines
+        self._seen = {one.name: _Seen(_called(one), one.since, one.present, one.drained) for one in machines}
+        for machine in machines:
+            self._compare(machine, before.get(machine.name), self._seen[machine.name])
+        for name, seen in before.items():
+            if seen.present and name not in self._seen:
+                self._add("revoked", seen.host)
+
+    def started_again(self) -> str:
+        """This master goes on with answers of the one before. Returns what is told of it."""
+        self._members, self._loss = None, _STARTED_AGAIN
+        return self._loss
+
+    def planned(self) -> str:
+        """A new plan takes the place of the one that serves. Returns what is told of it."""
+        self._loss = ""
+        return PLANNED
+
+    def began(self, assignments: Sequence[Assignment], *, replaces: bool) -> None:
         """The nodes of a plan start; `replaces`: in the place of those of another one."""
-        lost = self._losses.total() > 0
-        self._begun["plan" if replaces else "loss" if lost else "start"] += 1
-        self._answers = False
-        self._note()
+        self._begun["plan" if replaces else "loss" if self._losses.total() else "start"] += 1
+        self._answers, self._no_plan = False, ""
+        self._add("planned", detail=", ".join(one.host or "master" for one in assignments))
+        self._count()
 
-    def serves(self, now: float) -> None:
-        """Requests are answered."""
+    def serves(self, epoch: int, now: float) -> None:
+        """Requests are answered in the epoch; may be said again and again."""
         self._answers = True
+        if epoch == self._serving:
+            return
+        self._serving = epoch
         if self._lost is not None:
             self._recoveries.observe(now - self._lost)
-            self._lost = None
-            self._note()
+        if self._interrupted is None:
+            self._add("serving")
+        else:
+            self._add("recovered", detail=f"after {format_seconds(now - self._interrupted)}")
+        self._lost = self._interrupted = None
+        self._count()
 
-    def failed(self) -> None:
-        """A plan came to nothing before its nodes started."""
-        self._failed += 1
-        self._note()
-
-    def lost(self, failure: Failure | None, *, breached: bool, now: float) -> None:
-        """The nodes of the latest plan ended, and nobody had planned it. `breached`: a worker broke the protocol."""
+    def lost(
+        self,
+        error: TpiedgeError,
+        failure: Failure | None,
+        members: Collection[str],
+        now: float,
+        *,
+        breached: bool = False,
+    ) -> None:
+        """The nodes of the latest plan, of the workers `members`, ended, and nobody had planned it. `breached`: one of
+        them broke the protocol."""
         if self._answers:
             self._losses[_cause(failure, breached)] += 1
-            self._answers = False
             self._lost = now
         else:
             self._failed += 1
-        self._note()
+        if self._interrupted is None and self._serving:
+            self._interrupted = now
+        self._answers = False
+        self._add("interrupted", detail=str(error))
+        self._count()
+        self._members = members
+        self._say(error)
 
-    def _note(self) -> None:
+    def failed(self, error: TpiedgeError | None, *, serves: bool) -> None:
+        """A plan came to nothing before its nodes started. `serves`: another one serves meanwhile."""
+        self._failed += 1
+        self._add("plan failed", detail=str(error))
+        self._count()
+        if error is not None and not serves:
+            self._say(error)
+
+    def no_plan(self, reason: str) -> None:
+        """None can be made; may be said again and again."""
+        if reason != self._no_plan:
+            self._no_plan = reason
+            self._add("no plan", detail=reason)
+
+    def cleared(self, machine: Machine) -> None:
+        """Its user wants it tried again, though it would wait for longer."""
+        self._add("cleared", _called(machine))
+
+    def waiting(self, reason: str) -> str:
+        """What is told where nobody can serve, for this reason."""
+        machines = {name: self._roster.get(name) for name in self._members or ()}
+        gone = self._hosts(name for name, one in machines.items() if one is None or not one.present)
+        return f"waiting for {', '.join(gone)}: {reason}" if self._loss and gone else reason
+
+    def going_on(self, machines: Collection[str]) -> str:
+        """What is told where these workers take over, or do so already."""
+        if not self._loss:
+            return PLANNED
+        if self._members is None:
+            return self._loss
+        without = self._hosts(name for name in self._members if name not in machines)
+        if not without:
+            return f"{self._loss}; going on with the same machines"
+        return (
+            f"{self._loss}; going on without {'it' if without == [self._lost_host] else ', '.join(without)}"
+        )
+
+    def undecided(self, again: str) -> str:
+        """What is told where there is no plan yet; `again` says when the next attempt is made, if that is known."""
+        return f"{self._loss or PLANNED}{again}"
+
+    def _say(self, error: TpiedgeError) -> None:
+        """The error is what is told from now on."""
+        if not isinstance(error, PeerLost):
+            self._lost_host, self._loss = "", str(error)
+            return
+        node = f"node {error.rank}{error.host and f' ({error.host})'}"
+        self._lost_host = error.host if error.host and error.rank else node
+        during = "" if error.waited_for == "the work" else f" during {error.waited_for}"
+        self._loss = f"{self._lost_host} was lost{during}: {error.cause}"
+
+    def _hosts(self, names: Iterable[str]) -> list[str]:
+        machines = {name: self._roster.get(name) for name in names}
+        return [name if one is None else _called(one) for name, one in machines.items()]
+
+    def _compare(self, machine: Machine, before: _Seen | None, found: _Seen) -> None:
+        was_here = before is not None and before.present
+        stayed = was_here and found.present and before is not None and before.since == found.since
+        if was_here and not stayed:
+            self._add("left" if machine.cause == STOPPED else "lost", found.host, machine.cause)
+        if found.present and not stayed:
+            self._add("joined", found.host)
+        if found.drained != (before is not None and before.drained):
+            self._add("drained" if found.drained else "undrained", found.host)
+
+    def _add(self, kind: EventKind, machine: str = "", detail: str = "") -> None:
+        event = ClusterEvent(self._wall(), kind, machine, sanitised_line(detail, _LONGEST))
+        self.events = (event, *self.events[: EVENTS - 1])
+
+    def _count(self) -> None:
         self.so_far = PlanHistory(
             tuple(self._begun[cause] for cause in PLAN_CAUSES),
             self._failed,
             tuple(self._losses[cause] for cause in LOSS_CAUSES),
             self._recoveries.histogram(),
         )
+
+
+def _called(machine: Machine) -> str:
+    return machine.offer.host or machine.name
 
 
 def _cause(failure: Failure | None, breached: bool) -> LossCause:

@@ -22,23 +22,20 @@ from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
 from tpiedge.master.arranging import Arranger, Arranges
 from tpiedge.master.assignments import Served
-from tpiedge.master.chronicle import ClusterEvent
-from tpiedge.master.drains import Drains
-from tpiedge.master.foresight import Foresight
+from tpiedge.master.counters import StepTimeline
+from tpiedge.master.foresight import Foresight, PlaceNodes
+from tpiedge.master.history import ClusterEvent
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.pending_answer import PendingAnswer
-from tpiedge.master.planning import PlaceNodes
-from tpiedge.master.quarantine import Reputation
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.reception import Reception
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
 from tpiedge.master.roster import Machine, Roster
-from tpiedge.master.seats import SeatKeeper
+from tpiedge.master.seats import SeatFile
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus
-from tpiedge.master.step_timeline import StepTimeline
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.hub import Hub
 from tpiedge.wire.control import AnswerPart
@@ -73,7 +70,7 @@ class Master:
         recovery_grace_s: float = RECOVERY_GRACE_S,
         stock: bool = True,
         arranges: Arranges | None = None,
-        seats: SeatKeeper | None = None,
+        seats: SeatFile | None = None,
         follow_memory: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
@@ -83,7 +80,7 @@ class Master:
         in bytes."""
         timing = timing or Timing()
         roster = Roster(timing.timeout_s, known, None if seats is None else seats.seats)
-        reputation, outbox = Reputation(), Outbox(hub)
+        outbox = Outbox(hub)
         self._roster = roster
         self._seats = seats
         self._hub = hub
@@ -95,7 +92,7 @@ class Master:
         )
         requests = self._requests
         self._sessions = SessionManager(
-            hub, outbox, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
+            hub, outbox, roster, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
         )
         if arranges is not None:
             sessions = self._sessions
@@ -105,16 +102,13 @@ class Master:
             )
             plan = arranger.over(plan)
         foresight = Foresight(plan, outbox.send, served.pack_id, stock=stock)
-        self._drains = Drains(roster)
         self._reception = Reception(
-            hub, clock, outbox, door, roster, reputation, self._sessions, foresight, timing.heartbeat_s
+            hub, clock, outbox, door, roster, self._sessions, foresight, timing.heartbeat_s
         )
         self._reconciler = Reconciler(
             clock,
             plan,
             roster,
-            reputation,
-            self._drains,
             self._sessions,
             requests,
             outbox.send,
@@ -200,14 +194,16 @@ class Master:
         self._hub.wake()
 
     def drain_worker(self, name: str) -> Future[str]:
-        """Takes the worker out of plans while answers go on; as Drains.order. `status` says when it has no part."""
-        ordered = self._drains.order(name)
+        """Takes the worker out of plans while answers go on; the result is its name once `status` shows
+        that, or CannotDrain. Cancelled, the order is void."""
+        ordered: Future[str] = Future()
+        self._calls.put(lambda: self._reconciler.drain(name, ordered))
         self._hub.wake()
         return ordered
 
     def undrain_worker(self, name: str) -> None:
         """Lets plans have the worker again, if they may not."""
-        self._drains.undo(name)
+        self._calls.put(lambda: self._reconciler.undrain(name))
         self._hub.wake()
 
     def clear_worker(self, name: str) -> None:

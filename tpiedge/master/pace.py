@@ -1,4 +1,5 @@
-"""Which workers compute slower or faster than the plan expects: a machine without clock, sockets or threads.
+"""Which workers compute slower or faster than they measured, and for how long the roster believes it: without clock,
+sockets or threads.
 
 All nodes take the same steps, and the FFN of a step of answers costs each of them its part of the weights. So the time
 of a node's FFN, divided by what the plan expects of it, is the same on all, whatever the steps were; where it is not,
@@ -15,11 +16,15 @@ Laws:
    where fewer than MIDDLE workers have one: of two, either could make the other one look slow.
 """
 
+import logging
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, TypeAlias
 
+from tpiedge.master.roster import Machine, Roster
 from tpiedge.wire.control import Stats
+
+_log = logging.getLogger(__name__)
 
 WINDOW_S: Final = 8.0
 STEPS: Final = 16
@@ -28,6 +33,18 @@ OFF: Final = 2.0
 MIDDLE: Final = 3
 #: More tokens in a step are a prompt's, or those of so many answers that arithmetic counts, not reading weights.
 _MOST_TOKENS: Final = 4.0
+
+
+#: So long a machine without a part counts as slow as it was when it had one, and another's speed as what it was found
+#: to be; twice as long after each change, up to _LONGEST times: a machine that its owner uses now and then would
+#: otherwise have everybody pause again and again.
+_TRIED_S: Final = 600.0
+_KEPT_S: Final = 30.0
+_LONGEST: Final = 16
+
+
+Slowdowns: TypeAlias = Callable[[Mapping[str, float]], Mapping[str, float]]
+"""What is believed of machines -> how many times slower than they measured they turn out to be, where that differs."""
 
 
 class Pace:
@@ -96,3 +113,29 @@ class Pace:
             return paces.get(0, 0.0)
         known = [pace / believed.get(rank, 1.0) for rank, pace in paces.items() if pace > 0]
         return statistics.median_low(known) if len(known) >= MIDDLE else 0.0
+
+
+def note_speeds(
+    roster: Roster,
+    machines: Collection[str],
+    slowdowns: Callable[[Mapping[str, float]], Mapping[str, float]],
+    now: float,
+) -> None:
+    """Has the roster know what the nodes of a session show, which has a part for these `machines`. Others show nothing:
+    they are tried again after a while."""
+    for machine in roster.present:
+        if machine.slowdown != 1 and machine.name not in machines and _settled(machine, now, _TRIED_S):
+            roster.slowed(machine.name, 1.0, now)
+    present = {machine.name: machine for machine in roster.present}
+    found = slowdowns({name: machine.slowdown for name, machine in present.items()})
+    for name, slowdown in found.items():
+        if _settled(present[name], now, _KEPT_S):
+            _log.info("%s takes %.1f times as long as it measured", present[name].offer.host, slowdown)
+            roster.slowed(name, slowdown, now)
+
+
+def _settled(machine: Machine, now: float, least_s: float) -> bool:
+    """Whether the machine's speed may change again. The first change may come at any time."""
+    if not machine.changes:
+        return True
+    return now - machine.slowed >= least_s * min(_LONGEST, 1 << (machine.changes - 1))

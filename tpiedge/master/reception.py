@@ -1,18 +1,19 @@
 """Handles what reaches the master from machines and their nodes: messages, broken links, and silence."""
 
 import logging
+from collections import Counter
 from dataclasses import replace
+from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.joining.door import Door
 from tpiedge.launch.bootstrap import node_of
 from tpiedge.launch.timing import OwnStalls
 from tpiedge.master.foresight import Foresight
-from tpiedge.master.offer_rate import OfferRate
 from tpiedge.master.outbox import Outbox
-from tpiedge.master.quarantine import Reputation, Traffic
 from tpiedge.master.roster import STOPPED, Roster
 from tpiedge.master.session_manager import SessionManager
+from tpiedge.master.workers import WorkerEvent
 from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_name
 from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage
@@ -40,6 +41,8 @@ _log = logging.getLogger(__name__)
 _BURST = 5000
 #: So long a round hears what waits although its heartbeat is due: late ones must not end all hearing.
 _LEAST_S = 0.1
+#: A peer that sends so many messages between two heartbeats breaks the protocol.
+FLOOD: Final = 3000
 _GONE = "its process ended or its connection broke"
 #: The handshakes of TCP and of CURVE.
 _DIALLING_TRIPS = 4
@@ -55,7 +58,6 @@ class Reception:
         outbox: Outbox,
         door: Door,
         roster: Roster,
-        reputation: Reputation,
         sessions: SessionManager,
         foresight: Foresight,
         heartbeat_s: float,
@@ -65,12 +67,10 @@ class Reception:
         self._outbox = outbox
         self._door = door
         self._roster = roster
-        self._reputation = reputation
         self._sessions = sessions
         self._foresight = foresight
-        self._traffic = Traffic()
+        self._traffic = Counter[str]()  # messages since the last heartbeat
         self._stalls = OwnStalls(heartbeat_s)
-        self._offer_rate = OfferRate()
         self._probings: dict[str, Probing] = {}
         #: Machines whose connection was gone at the last heartbeat, and since when.
         self._cut_off: dict[str, float] = {}
@@ -81,6 +81,8 @@ class Reception:
 
         Raises EndpointClosed once the hub is closed.
         """
+        while self._roster.asked:
+            self._outbox.send(AskOffer(0), self._roster.asked.pop())
         self._door.settle()
         for name in self._door.newcomers():
             self._roster.expect(name)
@@ -94,18 +96,12 @@ class Reception:
         """A heartbeat, so long after it was due: machines that were silent for too long are lost, unless the silence
         may be this process's own (OwnStalls), and the others get the master's pulse."""
         now, excused = self._clock.now(), self._stalls.beat(late_s)
-        self._traffic.tick()
+        self._traffic.clear()
         self._door.tick(now)
         for name, cause in () if excused else self._roster.tick(now):
             self._sessions.lose(name, cause)
-            self._count_loss(name, cause)
-            self._offer_rate.lost(name)
         self._look_at_links()
         self._sessions.tick(excused=excused)
-        for session in self._sessions.active:
-            crashed = session.failure.crashed if session.failure is not None else None
-            if crashed is not None:  # its machine may have fallen silent with it
-                self._roster.doubt(crashed)
         for machine in self._roster.present:
             self._outbox.send(self._sessions.pulse, machine.name)
 
@@ -113,8 +109,6 @@ class Reception:
         """The worker was revoked: its node is lost at once."""
         self._roster.forget(name)
         self._probings.pop(name, None)
-        self._reputation.forget(name)
-        self._offer_rate.forget(name)
         self._sessions.lose(name, "its membership was revoked", intended=True)
 
     def _hear_one(self, wait_s: float) -> bool:
@@ -133,7 +127,8 @@ class Reception:
     def _handle(self, envelope: Envelope) -> None:
         sender, message = envelope.sender, envelope.message
         rank, number = node_of(sender)
-        if rank != 0 and self._traffic.floods(sender):
+        self._traffic[sender] += 1
+        if rank != 0 and self._traffic[sender] == FLOOD:
             self._broke_protocol(sender, "it floods the master with messages")
         elif rank is not None:
             epoch = self._sessions.epoch(number)
@@ -163,8 +158,8 @@ class Reception:
                 if self._known(name, now) and pack == self._sessions.served.pack_id:
                     self._roster.holds(name, HeldUnits.of(attention, ffn))
             case Leaving():
-                self._lose(name, STOPPED, intended=True)
-                self._reputation.stopped(name, now)
+                self._sessions.lose(name, STOPPED, intended=True)
+                self._roster.lose(name, STOPPED, now, WorkerEvent.STOPPED)
             case Enrol():
                 self._door.heard(name, message, now)
             case _:
@@ -175,13 +170,15 @@ class Reception:
     def _hear_offer(self, name: str, offer: Offer, now: float) -> None:
         known = self._roster.get(name)
         if known is not None and known.offer.nonce != offer.nonce:
-            self._vanished(name, "its agent was started anew")
+            self._lose(name, "its agent was started anew")
         offer = replace(offer, host=sanitised_name(offer.host))
-        if self._is_known_offer(name, offer, now) or not self._offer_rate.admits(name, now):
+        if self._is_known_offer(name, offer, now):
             return
+        known = self._roster.get(name)
         if known is None or not known.present:
             self._sessions.warm()  # while the link is measured and others come
-        self._roster.offered(name, offer, now)
+        if not self._roster.offered(name, offer, now):
+            return
         probing = self._probings[name] = Probing()
         self._outbox.send(probing.begin(now), name)
 
@@ -203,7 +200,7 @@ class Reception:
     def _known(self, name: str, now: float) -> bool:
         """Hears the machine, and asks it for an offer where one is missing."""
         known = self._roster.heard(name, now)
-        if not known or self._offer_rate.owed(name, now):
+        if not known:
             self._outbox.send(AskOffer(0), name)
         return known
 
@@ -226,11 +223,9 @@ class Reception:
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
         if rank is None:
-            self._offer_rate.lost(peer)
-            self._vanished(peer, cause)
+            self._lose(peer, cause)
         elif epoch is not None:
             epoch.lose(rank, cause)
-            self._roster.doubt(self._sessions.machine_of(rank))
 
     def _broke_protocol(self, peer: str, cause: str) -> None:
         """Loses the peer, cuts its connection, and leaves its machine out of plans for a while."""
@@ -238,26 +233,14 @@ class Reception:
         epoch = self._sessions.epoch(number)
         if rank is None and self._roster.get(peer) is not None:
             _log.warning("%s broke the protocol: %s", peer, cause)
-            self._reputation.penalise(peer, cause, self._clock.now())
+            self._roster.step(peer, WorkerEvent.BREACHED, self._clock.now(), "breach", cause)
             self._lose(peer, cause)
-            self._offer_rate.lost(peer)
         elif rank is not None and epoch is not None:
             # Rank 0 as well: the bad message may have been the end of an answer.
             epoch.broke_protocol(rank, cause)
         self._hub.disconnect(peer)
 
-    def _vanished(self, name: str, cause: str) -> None:
+    def _lose(self, name: str, cause: str) -> None:
         """The machine was lost and had not said that it leaves."""
-        if self._lose(name, cause):
-            self._count_loss(name, cause)
-
-    def _count_loss(self, name: str, cause: str) -> None:
-        """A drained machine may be switched off: that is nobody's fault."""
-        machine = self._roster.get(name)
-        if machine is None or not machine.drained:
-            self._reputation.lost(name, cause, self._clock.now())
-
-    def _lose(self, name: str, cause: str, *, intended: bool = False) -> bool:
-        """Loses the machine; returns whether it was present until now."""
-        self._sessions.lose(name, cause, intended=intended)
-        return self._roster.lose(name, cause)
+        self._sessions.lose(name, cause)
+        self._roster.lose(name, cause, self._clock.now())

@@ -6,39 +6,33 @@ requests wait for `recovery_grace_s`; they are refused, and those that wait fail
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.launch.slot import SETTLED_S
-from tpiedge.master.absent import absent_words
 from tpiedge.master.assignments import Assignments, NoPlan
-from tpiedge.master.chronicle import Chronicle, ClusterEvent
-from tpiedge.master.debounce import Debounce
-from tpiedge.master.drains import Drains
-from tpiedge.master.foresight import Foresight
-from tpiedge.master.handover import Handover
-from tpiedge.master.history import History
-from tpiedge.master.notices import Notices
-from tpiedge.master.pauses import Pauses
-from tpiedge.master.planning import PlaceNodes
-from tpiedge.master.quarantine import Reputation
+from tpiedge.master.foresight import Foresight, PlaceNodes
+from tpiedge.master.history import ClusterEvent, History
+from tpiedge.master.pace import note_speeds
 from tpiedge.master.request_queue import RequestQueue
-from tpiedge.master.retries import Retries
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.selection import FETCHES, Selection
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.snapshot import snapshot
-from tpiedge.master.speeds import note_speeds
 from tpiedge.master.status import ClusterStatus
 from tpiedge.master.switching import Switching
+from tpiedge.master.workers import WorkerEvent
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
 from tpiedge.wire.epochs import Spare
+from tpiedge.wire.fields import SpareKind
 
 RECOVERY_GRACE_S: Final = 120.0
 """For how long requests wait for lost machines to return, unless the user says otherwise."""
@@ -51,12 +45,25 @@ _PATIENCE_S = 10.0
 _MEASURED_AFTER_S = 2.0
 _SILENCE_S = 20.0
 
+#: A plan waits until no worker has arrived for QUIET_S, so that those who arrive together get one plan, but at most
+#: LONGEST_S after the first change.
+QUIET_S: Final = 0.3
+LONGEST_S: Final = 2.0
+#: After so many attempts to serve in a row that came to nothing, requests wait as long as they wait for machines. One
+#: that failed counts as _FAILED of those that made way for another plan, as where machines come and go.
+_FUTILE: Final = 30
+_FAILED: Final = 8
+
 #: Answers that pause for longer are told so.
 _TOLD_S = 0.5
 
 
 class NotServing(PeerError):
     """The cluster cannot answer now; the message says what is missing."""
+
+
+class CannotDrain(TpiedgeError):
+    """The worker is away, or the others cannot serve without it. Nothing was changed."""
 
 
 class Reconciler:
@@ -69,8 +76,6 @@ class Reconciler:
         clock: Clock,
         plan: PlaceNodes,
         roster: Roster,
-        reputation: Reputation,
-        drains: Drains,
         sessions: SessionManager,
         requests: RequestQueue,
         tell: Callable[[Spare, str], None],
@@ -85,38 +90,37 @@ class Reconciler:
         self._grace_s = recovery_grace_s
         self._stuck: float | None = None  # since when nothing is served nor about to be
         self._served = False  # whether a session was ready, of this master or of the one before
-        self._handover = Handover(requests, roster, sessions.served)
-        self._switching = Switching(requests, self._handover)
+        self._switching = Switching(requests, roster, sessions.served)
         self._clock = clock
         self._roster = roster
-        self._reputation = reputation
-        self._drains = drains
         self._sessions = sessions
         self._requests = requests
         self._tell = tell
         self._foresight = foresight
         self._follow_memory = follow_memory
         self._own_bytes = sessions.rank_zero.memory_bytes  # for which plans are made
-        self._selection = Selection(clock, plan, roster, reputation, sessions)
-        self._notices = Notices()
-        self._retries = Retries()
-        self._changes = Retries()  # of what is to take the place of what serves, which goes on meanwhile
-        self._debounce = Debounce(roster)
+        self._selection = Selection(clock, plan, roster, sessions)
+        #: Since when a worker is present, and the kind of reason that it was told.
+        self._told: dict[str, tuple[float, SpareKind]] = {}
+        self._drained: list[tuple[Future[str], str | CannotDrain]] = []  # settled, and not told yet
+        self._futile = 0  # attempts since requests could last be served, as of _FUTILE
+        self._known: int | None = None  # the roster's generation of the last plan
+        self._changed: float | None = None  # when it changed first since then
+        self._due = math.inf  # when a plan that was put off is due
         self._begun = 0.0  # when the coming session began
         self._planned = 0.0  # when the last plan was made
-        self._planless: int | None = None  # the roster's generation for which none can be made
+        self._planless = False  # whether none can be made
         self._spare: Mapping[str, SpareReason] = {}
         self._reason = "starting"
-        self._again = ""  # when the next attempt is made, in words
-        self._pauses = Pauses(roster)
-        self._history = History()
-        self._chronicle = Chronicle(time.time)
+        self._proven = 0  # the last epoch that has proven itself
+        self._later = ""  # when the next attempt is made, in words
+        self._history = History(roster, time.time)
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     @property
     def events(self) -> tuple[ClusterEvent, ...]:
         """What happened last. For any thread."""
-        return self._chronicle.events
+        return self._history.events
 
     @property
     def usable(self) -> tuple[Machine, ...]:
@@ -126,15 +130,38 @@ class Reconciler:
     def served_before(self) -> str:
         """A master before this one served, and requests of it wait: for machines, too. Returns what they are told."""
         self._served = True
-        return self._pauses.started_again()
+        return self._history.started_again()
 
     def clear(self, name: str) -> None:
         """An administrator wants the worker tried again: nothing waits for its time to pass any longer."""
         now, machine = self._clock.now(), self._roster.get(name)
-        if self._reputation.clear(name, now) and machine is not None:
-            self._chronicle.cleared(machine)
-        for attempts in (self._retries, self._changes):
-            attempts.hurry(now)
+        if machine is not None and machine.standing.fault:
+            self._history.cleared(machine)
+            self._roster.step(name, WorkerEvent.CLEARED, now)
+        self._again()
+
+    def drain(self, name: str, ordered: Future[str]) -> None:
+        """Takes the worker out of plans, if the others can serve without it. The result is its name, or CannotDrain,
+        once the status shows it; an order that was cancelled is void."""
+        if not ordered.set_running_or_notify_cancel():
+            return
+        machine = self._roster.get(name)
+        called = name if machine is None else machine.offer.host or name
+        if machine is None or not machine.present:
+            error = CannotDrain(f"{called} is away: it has no part that could be taken from it")
+            self._drained.append((ordered, error))
+            return
+        found = None if machine.drained else self._selection.find(without=name)
+        if isinstance(found, NoPlan):
+            words = f"without {called} the others cannot serve, so it keeps its part: {found.reason}"
+            self._drained.append((ordered, CannotDrain(words)))
+            return
+        self._roster.step(name, WorkerEvent.DRAINED, self._clock.now())
+        self._drained.append((ordered, name))
+
+    def undrain(self, name: str) -> None:
+        """Lets plans have the worker again, if they may not."""
+        self._roster.step(name, WorkerEvent.UNDRAINED, self._clock.now())
 
     def not_serving(self) -> NotServing:
         """The error of a request that cannot be served. For any thread."""
@@ -143,22 +170,22 @@ class Reconciler:
     def reconcile(self) -> None:
         """Takes every step that is due now."""
         sessions, now = self._sessions, self._clock.now()
-        self._chronicle.look(self._roster)
+        self._history.look()
         if sessions.serving is not None and sessions.serving.phase is Phase.ENDED:
             self._end_serving(sessions.serving)
         if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
             self._drop_coming(sessions.coming)
-        if self._reputation.readmit(now, self._beginning()):
-            self._debounce.again()
+        if self._is_ready or not sessions.active:  # who comes back would end what begins
+            self._roster.readmit(now)
         self._look_at_own_memory()
         self._look_for_slow(now)
         if sessions.serving is not None and sessions.serving.phase is Phase.READY:
-            note_speeds(self._roster, sessions.serving, now)
-        self._drains.settle(self._selection.find_without)
-        newest = max((one.since for one in self._selection.steady(())), default=0.0)
-        if self._attempts.may_try(now, newest) and self._debounce.due(now):
+            note_speeds(self._roster, sessions.serving.machines, sessions.serving.slowdowns, now)
+        if now >= self._due:
+            self._again()
+        if self._is_due(now):
             self._replan()
-        begun = self._handover.begun(sessions.serving, sessions.coming)
+        begun = self._switching.begun(sessions.serving, sessions.coming)
         if sessions.coming is not None and (
             begun or self._may_switch(sessions.coming, sessions.serving, now)
         ):
@@ -170,24 +197,36 @@ class Reconciler:
             self._requests.fail_all(self.not_serving())
         self._requests.explain(self._why_paused(), serving=self._is_ready)
         self._publish()
-        self._drains.tell()
+        for ordered, result in self._drained:
+            if isinstance(result, CannotDrain):
+                ordered.set_exception(result)
+            else:
+                ordered.set_result(result)
+        self._drained.clear()
+
+    def _is_due(self, now: float) -> bool:
+        """Whether a plan is due. The first call after a change starts the wait."""
+        if self._known == self._generation:
+            return False
+        if self._changed is None:
+            self._changed = now
+        newest = max((one.since for one in self._roster.present), default=0.0)
+        return now - self._changed >= LONGEST_S or now >= newest + QUIET_S
 
     @property
-    def _attempts(self) -> Retries:
-        """Those that failed in the present situation: what serves proves nothing of what is to take its place."""
-        return self._changes if self._is_ready else self._retries
+    def _generation(self) -> int:
+        """Changes whenever another plan may be made. Where there is one, it makes no difference who waits."""
+        return self._roster.generation if self._planless else -self._roster.steady
+
+    def _again(self) -> None:
+        """Makes a plan due although the roster has not changed."""
+        self._known = None
 
     @property
     def _is_ready(self) -> bool:
         """Whether a session answers requests."""
         serving = self._sessions.serving
         return serving is not None and serving.phase is Phase.READY
-
-    def _beginning(self) -> list[tuple[str, ...]]:
-        """The workers of each session that is about to serve, while none does."""
-        if self._is_ready:
-            return []
-        return [session.machines for session in self._sessions.active]
 
     def _look_ahead(self) -> None:
         """While nobody asks: it takes the master's time."""
@@ -205,32 +244,30 @@ class Reconciler:
         """The coming session takes the place of the serving one, once that has left for it what it can use."""
         carried = None
         if serving is not None:
-            if not self._handover.ready(serving, coming, now):
-                if now - self._handover.since >= _TOLD_S:
-                    self._requests.pause(self._pauses.planned(), self._handover.since)
+            if not self._switching.ready(serving, coming, now):
+                if now - self._switching.since >= _TOLD_S:
+                    self._requests.pause(self._history.planned(), self._switching.since)
                 return
-            carried = self._handover.carried(serving)
-            self._requests.interrupt(self._pauses.planned(), since=self._handover.since)
+            carried = self._switching.carried(serving)
+            self._requests.interrupt(self._history.planned(), since=self._switching.since)
         self._reason = "loading the weights"
-        self._changes.succeeded()
         self._sessions.switch(coming, carried)
-        self._history.begun(replaces=serving is not None)
-        self._chronicle.planned(coming.assignments)
+        self._history.began(coming.assignments, replaces=serving is not None)
         self._notify()  # the plan was made while those it leaves out still had a part
 
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
         """Whether the coming session takes the place of the serving one."""
-        usable = self._selection.steady(serving.machines if serving is not None else ())
+        usable = self._selection.steady()
         return self._switching.due(coming, serving, {one.name: one for one in usable}, self._own_bytes, now)
 
     def _why_paused(self) -> str:
         """What answers that pause are told now."""
         takes_over = self._sessions.serving or self._sessions.coming
         if takes_over is not None:
-            return self._pauses.going_on(takes_over.machines)
-        if self._planless == self._roster.generation:
-            return self._pauses.waiting(self._reason)
-        return self._pauses.undecided(self._again)
+            return self._history.going_on(takes_over.machines)
+        if self._planless and self._known == self._generation:
+            return self._history.waiting(self._reason)
+        return self._history.undecided(self._later)
 
     def _is_stuck(self, stuck: bool) -> None:
         if not stuck:
@@ -256,21 +293,20 @@ class Reconciler:
         if serving is not None:
             if self._selection.slow and serving.phase is Phase.READY:
                 self._selection.slow = frozenset()
-                self._debounce.again()
+                self._again()
         elif (
             coming is not None
             and now - self._begun >= _MEASURED_AFTER_S
             and self._selection.add_slow(coming.late(_PATIENCE_S, _SILENCE_S))
         ):
-            self._debounce.again()
+            self._again()
 
     def _publish(self) -> None:
         self.status = snapshot(
             self._roster,
             self._sessions,
             self._requests,
-            self._selection.left_out(),
-            {**self._spare, **self._selection.drained()},
+            {**self._spare, **self._selection.excluded()},
             self._foresight.stocked,
             self._reason,
             self._clock.now(),
@@ -278,51 +314,32 @@ class Reconciler:
         )
 
     def _replan(self) -> None:
+        self._due = math.inf
         found = self._selection.find()
         if isinstance(found, NoPlan) and found.wants_memory and self._sessions.rank_zero.insist():
             return  # it stays due, with more memory of the master's own machine
-        self._debounce.planned()
-        self._planned = self._clock.now()
-        self._planless = self._roster.generation if isinstance(found, NoPlan) else None
+        self._planless, self._planned = isinstance(found, NoPlan), self._clock.now()
+        self._known, self._changed = self._generation, None
         if isinstance(found, NoPlan):
             self._is_stuck(self._sessions.serving is None)
             self._give_up(found)
-        elif self._put_off(found):
-            self._debounce.again()
-            return
         else:
             self._spare = {**self._departed(), **found.spare}
             self._apply(found)
-            self._is_stuck(self._retries.hopeless and not self._is_ready)
         self._notify()
 
-    def _put_off(self, found: Assignments) -> bool:
-        """Whether the plan waits, because nothing can serve without a worker whose node fails again and again."""
-        now, due = self._clock.now(), max(self._reputation.due(one.machine) for one in found.assignments)
-        if self._sessions.serving is not None or due <= now:
-            return False
-        self._retries.put_off(now, due)
-        self._say_when(now, due)
-        return True
-
-    def _say_when(self, now: float, due: float) -> None:
-        """The next attempt is made then."""
-        if not self._again:
-            self._again = f"; it is tried again after {format_seconds(due - now)}"
-            self._reason += self._again
-
     def _notify(self) -> None:
-        """Tells the workers that the plan has no part for why that is so, unless they have made another offer since."""
-        now = self._clock.now()
-        excluded = {
-            name: SpareReason("excluded", exclusion.why(now))
-            for name, exclusion in self._selection.left_out().items()
-        }
+        """Tells the workers that the plan has no part for why that is so, unless they have made another offer since:
+        once, and again when the kind of reason changes."""
+        reasons = {**self._spare, **self._selection.excluded()}
         busy = {name for session in self._sessions.active for name in session.machines}
-        known = (machine for machine in self._roster.present if machine.offered <= self._planned)
-        idle = [machine for machine in known if machine.name not in busy]
-        for name, reason in self._notices.due(idle, {**self._spare, **excluded, **self._selection.drained()}):
-            self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), name)
+        told, self._told = self._told, {}
+        for one in self._roster.present:
+            if one.offered <= self._planned and one.name in reasons and one.name not in busy:
+                reason = reasons[one.name]
+                self._told[one.name] = one.since, reason.kind
+                if told.get(one.name) != self._told[one.name]:
+                    self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), one.name)
 
     def _departed(self) -> Mapping[str, SpareReason]:
         """The reasons of the machines that have left, for those who wonder why."""
@@ -342,10 +359,26 @@ class Reconciler:
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
         elif coming is None or coming.assignments != assignments:
+            now, due = self._clock.now(), self._selection.due(assignments)
+            if due > now:
+                self._put_off(due, now)
+                return
             self._reason = f"preparing {counted(len(assignments), 'node')}"
-            self._begun = self._clock.now()
-            self._retries.begun()
+            self._later, self._begun = "", now
+            self._count_futile(1)
             self._sessions.begin(assignments, found.step_s)
+
+    def _put_off(self, due: float, now: float) -> None:
+        """The plan waits: it needs a worker that fails again and again, or the master's own node does."""
+        self._due = due
+        if not self._later and not self._is_ready:
+            self._later = f"; it is tried again after {format_seconds(due - now)}"
+            self._reason += self._later
+
+    def _count_futile(self, attempts: int) -> None:
+        """So many attempts to serve began or failed."""
+        self._futile += 0 if self._is_ready else attempts
+        self._is_stuck(self._futile > _FUTILE and not self._is_ready)
 
     def _give_up(self, found: NoPlan) -> None:
         """No plan fits the present machines. A serving session goes on."""
@@ -353,21 +386,18 @@ class Reconciler:
         present = {machine.name: waiting for machine in self._roster.present}
         for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}
         self._spare = {**self._departed(), **present, **for_good}
-        absent = absent_words(self._roster, self._spare, self._reputation.left_out, self._clock.now())
-        self._reason = "; ".join([found.reason, *absent])
-        self._chronicle.no_plan(found.reason)
+        self._reason = "; ".join([found.reason, *self._selection.absent(self._spare)])
+        self._history.no_plan(found.reason)
         self._sessions.abandon()
 
     def _dispatch(self) -> None:
         serving, coming = self._sessions.serving, self._sessions.coming
         if serving is None or serving.phase is not Phase.READY or serving.halting:
             return
-        self._retries.started()
-        self._history.serves(self._clock.now())
-        self._chronicle.serves(serving.number, self._clock.now())
-        if serving.proven:
-            self._retries.succeeded()
-            self._reputation.proved(serving.machines)
+        self._history.serves(serving.number, self._clock.now())
+        if serving.proven and self._proven != serving.number:
+            self._proven = serving.number
+            self._roster.proved(serving.machines)
         self._stuck, self._served = None, True
         self._reason = ""
         if (
@@ -378,7 +408,7 @@ class Reconciler:
             self._reason = "a faster plan waits until it is worth the pause"
         if coming is not None and self._switching.awaits_readers(coming):
             return
-        self._retries.served()
+        self._futile = 0
         while self._requests.prepare(serving.compile):
             pass
         while self._requests.start(serving.ask):
@@ -388,78 +418,54 @@ class Reconciler:
         error = session.failure.error if session.failure else PeerError("the cluster was stopped")
         _log.debug("epoch %d ended: %s", session.number, type(error).__name__)
         _log.warning("stopped serving: %s", error)
+        self._attribute(session)  # first: whoever has no part any more fails in none
         self._sessions.end_serving()
-        self._history.lost(session.failure, breached=bool(session.breaches), now=self._clock.now())
-        self._chronicle.interrupted(error, self._clock.now())
+        breached, now = bool(session.breaches), self._clock.now()
+        self._history.lost(error, session.failure, session.machines, now, breached=breached)
         self._reason = str(error)
-        self._pauses.lost(error, session.machines)
-        unfit = session.failure.unfit if session.failure else None
-        if self._retries.false_starts or (unfit is not None and self._reputation.failing(unfit)):
-            self._exclude(session)  # a single one may be bad luck
-        self._attribute(session)
         self._publish()  # first: a client that sees its answer pause must not read a status that says ready
         self._interrupt(session, error)
         self._retry(session)
 
     def _interrupt(self, session: Session, error: TpiedgeError) -> None:
-        """The requests of a session that was lost pause. Where one of them may be at fault, or else the worker whose
-        node died again, both are tried without the other."""
+        """The requests of a session that was lost pause. One that is at fault fails."""
         failure = session.failure
         lost = None if failure is not None and failure.intended else error
-        died = failure is not None and failure.died
-        if self._requests.interrupt(self._pauses.undecided(""), lost, died=died):
-            self._reputation.trust()
-        elif failure is not None and died and failure.crashed is not None and self._requests.suspected:
-            self._reputation.doubt(failure.crashed, str(error), self._clock.now())
+        self._requests.interrupt(self._history.undecided(""), lost, died=failure is not None and failure.died)
 
     def _attribute(self, session: Session) -> None:
-        """Records which workers broke the protocol or failed by themselves, or that two are in dispute."""
+        """Records whose failure ended a session: a worker's that broke the protocol or failed by itself, or else the
+        master's own node's. A lost machine was noted when it was lost."""
         now, failure = self._clock.now(), session.failure
         if failure is not None and failure.disputed:
             _log.warning("all-reduces go by the star for a while: two workers contradict each other")
             self._sessions.distrust(failure.disputed)
         for name, cause in session.breaches.items():
             _log.warning("%s broke the protocol: %s", name, cause)
-            self._reputation.penalise(name, cause, now)
-        if failure is not None and failure.crashed is not None and failure.crashed not in session.breaches:
-            self._reputation.crashed(failure.crashed, str(failure.error), now)
+            self._roster.step(name, WorkerEvent.BREACHED, now, "breach", cause)
+        if failure is None or failure.machine_lost or session.breaches:
+            return
+        if failure.unfit is not None:
+            event = WorkerEvent.UNPREPARED if session.epoch is None else WorkerEvent.FAILED
+            self._roster.step(failure.unfit, event, now, "unfit", str(failure.error))
+        elif failure.crashed is not None:
+            self._roster.step(failure.crashed, WorkerEvent.FAILED, now, "died", str(failure.error))
+        else:
+            self._roster.failed_itself(now, str(failure.error))
 
     def _drop_coming(self, session: Session) -> None:
         error = session.failure.error if session.failure else None
         _log.debug("epoch %d was not prepared: %s", session.number, type(error).__name__)
         _log.warning("the new plan failed: %s", error)
-        self._history.failed()
-        self._chronicle.plan_failed(error)
+        self._history.failed(error, serves=self._sessions.serving is not None)
         self._reason = str(error)
-        if error is not None and self._sessions.serving is None:
-            self._pauses.failed(error)
-        self._exclude(session)
+        self._attribute(session)
         self._sessions.abandon()
         self._retry(session)
 
-    def _exclude(self, session: Session) -> None:
-        """Leaves the worker that made the session fail, if there is one, for a while out of plans that can be made
-        without it. If it serves meanwhile, that goes on, and only plans that would give it another part are left out.
-        """
-        failure = session.failure
-        if failure is not None and failure.unfit is not None:
-            serves = failure.unfit in self._selection.serving_on()
-            note = self._reputation.bind if serves else self._reputation.unfit
-            note(failure.unfit, str(failure.error), self._clock.now())
-
     def _retry(self, session: Session) -> None:
-        """Plans again: at once where a machine was lost, or one worker's node of what served, which is that worker's
-        trouble, or where a worker is bound to its part now; otherwise after a delay that grows with each failure."""
-        self._debounce.again()
-        self._again, self._planless = "", None
-        failure = session.failure
-        at_once = failure is not None and (
-            failure.machine_lost or failure.of_one_worker or failure.unfit in self._reputation.bound
-        )
-        if not at_once:
-            now, attempts = self._clock.now(), self._attempts
-            attempts.failed(now)
-            if attempts.due > now:
-                self._say_when(now, attempts.due)
-        if self._retries.hopeless:
-            self._is_stuck(True)
+        """Plans again: at once, but for what `_put_off` waits for."""
+        self._again()
+        self._later, self._planless = "", False
+        if session.failure is None or not session.failure.machine_lost:
+            self._count_futile(_FAILED)

@@ -5,22 +5,31 @@ Laws:
    broke.
 2. A machine that was lost is present again with its next Offer, and only then; the master answers anything else that
    it sends by asking for one.
-3. A machine whose node was lost is doubted until it is heard again, or lost.
-4. Of the machines that are not present the GONE that were heard last are remembered, and of the PLACES before them
+3. Of the machines that are not present the GONE that were heard last are remembered, and of the PLACES before them
    their places alone: each turn of the master looks at all machines, and a member may come with ever new keys.
-5. A drained machine stays so, lost or not, until its agent is started anew (another nonce) or the drain is undone.
-6. A machine's slowdown lasts until it offers another speed, or returns.
-7. `generation` changes whenever the set of present machines, of those that are drained, an offer, or what is known of a
-   link or of a machine's speed changes, and only then. What is on a machine's disk leads to no other plan, nor does
-   the claim that a plan gave it.
+4. A drained machine stays so, lost or not, until its agent is started anew (another nonce) or the drain is undone.
+5. A machine's slowdown lasts until it offers another speed, or returns.
+6. `generation` changes whenever a plan may become another one: the machines that are present, wait or are drained, an
+   offer, a link, a machine's speed. `steady` does not change where a machine comes or goes that waits or is drained.
+   What is on a machine's disk leads to no other plan, nor does the claim that a plan gave it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tpiedge.master.seats import Claim, Seats
+from tpiedge.master.workers import (
+    Fault,
+    Standing,
+    WorkerAction,
+    WorkerEvent,
+    WorkerState,
+    changed,
+    failed,
+    step,
+)
 from tpiedge.pack.held import HeldUnits
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
@@ -28,6 +37,7 @@ from tpiedge.wire.probing import LinkSpeed
 GONE: Final = 64
 PLACES: Final = 1024
 
+_PRESENT: Final = Standing(WorkerState.PRESENT)
 STOPPED: Final = "it was stopped there"
 """The cause of a loss that is none: the machine said that it leaves."""
 
@@ -43,15 +53,11 @@ class Machine:
     since: float
     #: When it made this offer, or made it again after it was lost.
     offered: float = 0.0
-    present: bool = True
     #: The link to the master; None until it is measured.
     link: LinkSpeed | None = None
     #: Why it was lost the last time; "" if it never was.
     cause: str = ""
-    #: Whether its node was just lost, so that the machine may be lost too.
-    doubted: bool = False
-    #: Whether its user takes it out of plans.
-    drained: bool = False
+    standing: Standing = _PRESENT
     #: By how much it computes slower than it measured, since when, and how often that has changed.
     slowdown: float = 1.0
     slowed: float = 0.0
@@ -60,6 +66,15 @@ class Machine:
     held: HeldUnits = field(default_factory=HeldUnits)
     #: To a part of --shares.
     claim: Claim | None = None
+
+    @property
+    def present(self) -> bool:
+        return self.standing.state is not WorkerState.AWAY
+
+    @property
+    def drained(self) -> bool:
+        """Whether its user takes it out of plans."""
+        return self.standing.drained
 
     @property
     def planned_by(self) -> tuple[str, Offer, LinkSpeed | None, float, Claim | None]:
@@ -82,7 +97,11 @@ class Roster:
         self._next_place = len(known)
         #: Those of which only the places are remembered, in the order in which these are given up.
         self._away: dict[str, None] = {}
-        self.generation = 0
+        self.generation = self.steady = 0
+        #: The machines that are to be asked for their offer.
+        self.asked: list[str] = []
+        #: Of the master's own machine: the failures that are no worker's.
+        self.own = _PRESENT
         self._seats = seats or Seats()
         for name in set(self._seats.names).difference(known):
             self._seats = self._seats.without(name)
@@ -106,11 +125,6 @@ class Roster:
     def present(self) -> tuple[Machine, ...]:
         return tuple(machine for machine in self.machines if machine.present)
 
-    @property
-    def doubtful(self) -> bool:
-        """Whether a machine that counts as present is doubted."""
-        return any(machine.doubted for machine in self.present)
-
     def get(self, name: str) -> Machine | None:
         return self._machines.get(name)
 
@@ -120,53 +134,80 @@ class Roster:
             self._take_place(name)
             self._keep_place(name)
 
-    def offered(self, name: str, offer: Offer, now: float) -> None:
-        """The machine made an offer: it is present from now on."""
+    def offered(self, name: str, offer: Offer, now: float) -> bool:
+        """The machine makes an offer: it is present from now on. Returns whether the offer counts."""
         known = self._machines.get(name)
         self._take_place(name)
-        if known is None or not known.present or known.offer != offer:
-            self.generation += 1
-        drained = known is not None and known.drained and known.offer.nonce == offer.nonce
         if known is None or not known.present:
-            cause = known.cause if known else ""
-            claim = self._seats.claim(name)
+            standing = Standing() if known is None else known.standing
+            if known is not None and known.offer.nonce != offer.nonce:
+                standing = replace(standing, drained=False)
+            cause, claim = known.cause if known else "", self._seats.claim(name)
             self._machines[name] = Machine(
-                name, offer, now, now, now, cause=cause, drained=drained, claim=claim
+                name, offer, now, now, now, cause=cause, claim=claim, standing=standing
             )
-            return
+            self.step(name, WorkerEvent.OFFERED, now)
+            self.own = replace(self.own, due=min(self.own.due, now))  # the next plan is another one
+            return True
         if known.offer != offer:
-            known = replace(known, offered=now)
+            if known.standing.deaf(now):
+                self.heard(name, now)
+                return False
             if known.offer.capacity != offer.capacity:
                 known = replace(known, slowdown=1.0, changes=0)
-        self._machines[name] = replace(known, offer=offer, heard=now, doubted=False, drained=drained)
+            known = replace(known, offered=now)
+            self._take(known, *changed(known.standing, now))
+            known = replace(known, standing=self._machines[name].standing)
+        self._machines[name] = replace(known, offer=offer, heard=now)
+        return True
 
     def heard(self, name: str, now: float) -> bool:
         """The machine sent something. False if it must first make its offer (again)."""
         machine = self._machines.get(name)
         if machine is None or not machine.present:
             return False
-        self._machines[name] = replace(machine, heard=now, doubted=False)
+        self._machines[name] = replace(machine, heard=now)
         return True
 
-    def doubt(self, name: str) -> None:
-        """The machine's node was lost."""
+    def step(self, name: str, event: WorkerEvent, now: float, fault: Fault = "", cause: str = "") -> None:
+        """Something happens to the worker; to one that is not known, nothing does."""
         machine = self._machines.get(name)
-        if machine is not None and machine.present:
-            self._machines[name] = replace(machine, doubted=True)
+        if machine is not None:
+            self._take(machine, *step(machine.standing, event, now, fault, cause))
 
-    def drain(self, name: str, drained: bool) -> None:
-        """The machine's user takes it out of plans, or back in."""
-        machine = self._machines.get(name)
-        if machine is not None and machine.drained != drained:
-            self._machines[name] = replace(machine, drained=drained)
+    def failed_itself(self, now: float, cause: str) -> None:
+        """Something failed that is no worker's, as the master's own node."""
+        self.own = failed(self.own, now, "died", cause)
+
+    def proved(self, names: Iterable[str]) -> None:
+        """A session of these workers has proven itself: earlier failures are in no row with later ones."""
+        self.own = replace(self.own, row=0)
+        for name in names:
+            machine = self._machines.get(name)
+            if machine is not None:
+                self._machines[name] = replace(machine, standing=replace(machine.standing, row=0))
+
+    def readmit(self, now: float) -> None:
+        """Ends the waits whose time is over."""
+        for one in self.present:
+            if one.standing.fault and not one.standing.waits(now):
+                self.step(one.name, WorkerEvent.OVER, now)
+
+    def _take(self, machine: Machine, standing: Standing, actions: Sequence[WorkerAction]) -> None:
+        rests = (WorkerState.AWAY, WorkerState.WAITING, WorkerState.DRAINED)
+        if "plan" in actions:
             self.generation += 1
+            self.steady += not (machine.standing.state in rests and standing.state in rests)
+        if "ask" in actions:
+            self.asked.append(machine.name)
+        self._machines[machine.name] = replace(machine, standing=standing)
 
     def measured(self, name: str, link: LinkSpeed) -> None:
         """The speed of the link to the machine was measured."""
         machine = self._machines.get(name)
         if machine is not None and machine.present:
             self._machines[name] = replace(machine, link=link)
-            self.generation += 1
+            self.changed_beside()
 
     def holds(self, name: str, held: HeldUnits) -> None:
         """The machine said what is on its disk."""
@@ -182,23 +223,24 @@ class Roster:
         if machine is not None and machine.present and machine.slowdown != slowdown:
             changes = machine.changes + 1
             self._machines[name] = replace(machine, slowdown=slowdown, slowed=now, changes=changes)
-            self.generation += 1
+            self.changed_beside()
 
     def changed_beside(self) -> None:
         """What plans depend on beside the machines has changed."""
         self.generation += 1
+        self.steady += 1
 
     def take_seats(self, names: Sequence[str]) -> None:
         """A plan was made in which `names[number]` has that part of --shares."""
         self._seat(self._seats.taken(names))
 
-    def lose(self, name: str, cause: str) -> bool:
+    def lose(self, name: str, cause: str, now: float, event: WorkerEvent = WorkerEvent.LOST) -> bool:
         """Marks the machine as lost; returns whether it was present until now."""
         machine = self._machines.get(name)
         if machine is None or not machine.present:
             return False
-        self._machines[name] = replace(machine, present=False, cause=cause, doubted=False)
-        self.generation += 1
+        words = f"it was lost: {cause}"
+        self._take(replace(machine, cause=cause), *step(machine.standing, event, now, "lost", words))
         gone = [one for one in self._machines.values() if not one.present]
         if len(gone) > GONE:
             first = min(gone, key=lambda one: one.heard).name
@@ -211,7 +253,7 @@ class Roster:
         self._seat(self._seats.without(name))
         if self._machines.pop(name, None) is not None:
             self._keep_place(name)
-            self.generation += 1
+            self.changed_beside()
 
     def tick(self, now: float) -> tuple[tuple[str, str], ...]:
         """Loses every machine that has been silent for too long, and returns (name, cause) of each."""
@@ -221,7 +263,7 @@ class Roster:
             if now - machine.heard > self._timeout_s
         ]
         for name, cause in overdue:
-            self.lose(name, cause)
+            self.lose(name, cause, now)
         return tuple(overdue)
 
     def _take_place(self, name: str) -> None:

@@ -1,4 +1,5 @@
-"""Whose the parts of the master's --shares are: a table of names, and who takes part by it. Pure.
+"""Whose the parts of the master's --shares are: a table of names, who takes part by it, and the file that keeps it
+from one master to the next.
 
 A seat is one of the parts that --shares gives to workers. Laws:
 1. A seat belongs to a worker by name, here or away, until that is revoked. A worker that is let in gets the first seat
@@ -12,9 +13,20 @@ A seat is one of the parts that --shares gives to workers. Laws:
 5. No name is in the table twice: the owner of a seat that stands in for another one is not noted there.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Final
+
+from tpiedge.errors import DiskFull, UserError
+from tpiedge.host.private_file import read_private, replace_private
+from tpiedge.joining.disk_thread import DiskThread
+
+_log = logging.getLogger(__name__)
+
+SEATS_FILE: Final = "seats.json"
+_CLOSE_S: Final = 10.0
 
 
 @dataclass(frozen=True, order=True)
@@ -68,19 +80,6 @@ class Seats:
     def without(self, name: str) -> "Seats":
         """The worker was revoked."""
         return Seats(tuple(_without(seat, name) for seat in self.seats))
-
-
-class SeatKeeper(Protocol):
-    """Keeps the table from one master to the next."""
-
-    @property
-    def seats(self) -> Seats:
-        """The table of the master before."""
-        ...
-
-    def keep(self, seats: Seats) -> None:
-        """For the control thread: does not block."""
-        ...
 
 
 def seated(
@@ -138,3 +137,67 @@ def _without(seat: Seat, name: str) -> Seat:
     if name == seat.owner:
         return Seat(seat.stand_in)
     return replace(seat, stand_in="") if name == seat.stand_in else seat
+
+
+class SeatFile:
+    """`folder`/seats.json, written by a thread of its own from the construction to `close`."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        """So many seats: more than were kept belong to nobody yet, fewer are the first ones. Raises UserError for a
+        file that is damaged or cannot be read."""
+        self._path = folder / SEATS_FILE
+        kept = _read(self._path)[:count]
+        self._latest = self._written = Seats((*kept, *[Seat()] * (count - len(kept))))
+        self._disk = DiskThread("tpiedge-seats", 1)
+
+    @property
+    def seats(self) -> Seats:
+        """The latest."""
+        return self._latest
+
+    def keep(self, seats: Seats) -> None:
+        """Does not block."""
+        self._latest = seats
+        self._disk.put(self._write)  # where one waits already, that writes the latest, too
+
+    def close(self) -> None:
+        """Tries once more to write what could not be written, and waits for the disk, for a while. Idempotent."""
+        self._disk.put(self._write)
+        if not self._disk.close(_CLOSE_S):
+            _log.error("the disk does not take what it should: %s may be old", self._path)
+
+    def _write(self) -> None:
+        latest = self._latest
+        if latest == self._written:
+            return
+        try:
+            replace_private(self._path, {"seats": [[one.owner, one.stand_in] for one in latest.seats]})
+        except (UserError, DiskFull) as error:
+            _log.error("after a restart workers may have other parts of --shares than now: %s", error)
+        else:
+            self._written = latest
+
+
+def _read(path: Path) -> tuple[Seat, ...]:
+    seats = (read_private(path) or {"seats": []}).get("seats")
+    if not isinstance(seats, list):
+        raise _damaged(path)
+    found = tuple(_seat(one, path) for one in seats)
+    names = Seats(found).names
+    if len(set(names)) < len(names):
+        raise _damaged(path)
+    return found
+
+
+def _seat(values: object, path: Path) -> Seat:
+    match values:
+        case [str(owner), str(stand_in)]:
+            return Seat(owner, stand_in)
+    raise _damaged(path)
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(
+        f"{path} is damaged: restore it from a backup; or delete it, and workers get the parts of --shares in the "
+        "order in which they joined"
+    )

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from tpiedge.clock import Clock
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
-from tpiedge.master.planning import PlaceNodes, plan_without_breakers
-from tpiedge.master.quarantine import Exclusion, Reputation
+from tpiedge.master.foresight import PlaceNodes, plan_safely
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import SessionManager
+from tpiedge.master.workers import WorkerEvent, WorkerState
 from tpiedge.planner.capacity import MOST_MACHINES
 from tpiedge.planner.reasons import SpareReason, drained
 
@@ -21,22 +21,20 @@ _MOST_WORKERS = MOST_MACHINES - 1
 _TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
 FETCHES = SpareReason("fetching", "its weights take long to come, and the others begin without it")
 """Of a worker in `Selection.slow`."""
+#: How many workers of each kind `absent` names: the last ones that were let in.
+_NAMED = 3
 
 
 class Selection:
     """For the control thread."""
 
-    def __init__(
-        self, clock: Clock, plan: PlaceNodes, roster: Roster, reputation: Reputation, sessions: SessionManager
-    ) -> None:
+    def __init__(self, clock: Clock, plan: PlaceNodes, roster: Roster, sessions: SessionManager) -> None:
         #: Workers that fetch for long, or get no further, while nothing is served.
         self.slow: frozenset[str] = frozenset()
         self._clock = clock
         self._plan = plan
         self._roster = roster
-        self._reputation = reputation
         self._sessions = sessions
-        self._resting: tuple[str, ...] = ()  # avoided workers that the last plan leaves out
 
     def add_slow(self, names: Collection[str]) -> bool:
         """These are slow, too; returns whether that is new of one of them."""
@@ -45,90 +43,114 @@ class Selection:
         self.slow = self.slow.union(names) & {machine.name for machine in self._roster.machines}
         return True
 
-    def find(self) -> Assignments | NoPlan:
-        """The plan of now; those that it leaves out because they are avoided are `left_out` from now on."""
-        found, self._resting = self._find(())
-        return found
+    def find(self, without: str = "") -> Assignments | NoPlan:
+        """The plan of now, or the one that there would be without a worker: without waiting and slow workers, or else
+        with the waiting ones, the one whose wait ends first before the others, or else with the slow ones."""
+        serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
+        able = [one for one in self.able() if one.name != without]
+        waiting = sorted(self._waiting(able, self.serving_on()), key=lambda one: one.standing.until)
+        names = [one.name for one in waiting]
+        fewer = [frozenset(names[count:]) for count in range(len(names) + 1)]
+        for shunned in dict.fromkeys([*(one | self.slow for one in fewer), *fewer]):
+            found = self._plan_for([one for one in able if one.name not in shunned], serving)
+            if isinstance(found, Assignments):
+                break
+        return replace(found, spare={**dict.fromkeys(self.slow, FETCHES), **found.spare})
 
-    def find_without(self, name: str) -> Assignments | NoPlan:
-        """The plan that there would be without that worker."""
-        return self._find([name])[0]
-
-    def able(self, without: Collection[str] = ()) -> list[Machine]:
+    def able(self) -> list[Machine]:
         """Those that plans may have."""
-        shunned = {*self._reputation.left_out, *without}
-        return [one for one in self._roster.present if not one.drained and one.name not in shunned]
+        now = self._clock.now()
+        return [one for one in self._roster.present if not one.drained and not one.standing.barred(now)]
 
-    def steady(self, serving: tuple[str, ...]) -> list[Machine]:
-        """Those that plans are made for first, while the workers `serving` serve."""
-        shunned = {*self._reputation.avoided(serving), *self.slow}
-        return [one for one in self.able() if one.name not in shunned]
+    def steady(self) -> list[Machine]:
+        """Those that plans are made for first."""
+        able = self.able()
+        shunned = {*self.slow, *(one.name for one in self._waiting(able, self.serving_on()))}
+        return [one for one in able if one.name not in shunned]
 
     def plannable(self) -> list[Machine]:
-        """The workers of the plan that would be made now."""
-        return self.steady(())[:_MOST_WORKERS]
+        """The workers of the plan that would be made if nothing served."""
+        able = self.able()
+        waiting = {one.name for one in self._waiting(able, ())}
+        return [one for one in able if one.name not in waiting][:_MOST_WORKERS]
 
     def serving_on(self) -> tuple[str, ...]:
         """The workers of what serves, if that can go on."""
         serving = self._sessions.serving
         if serving is None or serving.phase is not Phase.READY:
             return ()
-        steady = {one.name for one in self.steady(serving.machines)}
-        return serving.machines if steady.issuperset(serving.machines) else ()
+        return serving.machines if {one.name for one in self.able()}.issuperset(serving.machines) else ()
 
     def bound(self, assignments: Sequence[Assignment]) -> SpareReason | None:
-        """Why what serves goes on instead of that plan: it gives another part to a worker that could not prepare one.
-        None where it does not, or where what serves is not to go on."""
-        if self._sessions.serving is None:
-            return None
-        parts = {one.machine: one for one in self._sessions.serving.assignments}
-        held = {name: one for name, one in self._reputation.bound.items() if name in self.serving_on()}
+        """Why what serves goes on instead of that plan: it gives another part to a worker that could not prepare one
+        and waits for that. None where it does not, or where what serves is not to go on."""
+        serving, serving_on = self._sessions.serving, self.serving_on()
+        parts = {one.machine: one for one in serving.assignments} if serving is not None else {}
         for one in assignments:
-            if one.machine in held and one != parts[one.machine]:
-                cause = held[one.machine].cause
+            machine = self._roster.get(one.machine)
+            if machine is None or one.machine not in serving_on or one == parts[one.machine]:
+                continue
+            if machine.standing.fault == "unfit" and machine.standing.waits(self._clock.now()):
+                cause = machine.standing.cause
                 return SpareReason("no plan", f"the plan with it failed, and what serves goes on ({cause})")
         return None
 
-    def left_out(self) -> Mapping[str, Exclusion]:
-        """The workers that are excluded from plans, each with the reason; where no session is there, also those with
-        which the next one waits."""
-        present = {machine.name for machine in self._roster.present}
-        avoided = self._reputation.avoided()
-        resting = {name: avoided[name] for name in self._resting if name in avoided and name in present}
-        excluded = {**resting, **self._reputation.left_out}
-        if not self._sessions.active:
-            waiting = present.intersection(self._reputation.waiting(self._clock.now()))
-            due = {name: replace(avoided[name], until=self._reputation.due(name)) for name in waiting}
-            excluded = {**due, **excluded}
-        without = self.drained()
-        return {name: why for name, why in excluded.items() if name not in without}
+    def due(self, assignments: Sequence[Assignment]) -> float:
+        """When that plan may begin."""
+        machines = (self._roster.get(one.machine) for one in assignments)
+        return max(self._roster.own.due, *(one.standing.due for one in machines if one is not None), 0.0)
 
-    def drained(self) -> Mapping[str, SpareReason]:
-        """The workers that their users do without."""
-        return {one.name: drained(one.name) for one in self._roster.present if one.drained}
+    def excluded(self) -> Mapping[str, SpareReason]:
+        """Why workers that are present wait, or are drained."""
+        now = self._clock.now()
+        found = {}
+        for one in self._roster.present:
+            if one.drained:
+                found[one.name] = drained(one.name)
+            elif one.standing.state is WorkerState.WAITING:
+                found[one.name] = SpareReason("excluded", one.standing.why(now))
+        return found
 
-    def _find(self, without: Collection[str]) -> tuple[Assignments | NoPlan, tuple[str, ...]]:
-        """A plan without those workers, drained, avoided and slow ones, or else one with the latter two, if it can be
-        without those that are to wait, or the last that failed. Beside it the avoided workers that it leaves out."""
-        serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
-        able, avoided = self.able(without), self._reputation.avoided(serving)
-        names = {one.name for one in able}
-        failed, waiting = self._reputation.last_unfit, self._reputation.waiting(self._clock.now())
-        ever_fewer = ({*avoided, *self.slow}, {*failed, *waiting}, failed, ())
-        for shunned in dict.fromkeys(frozenset(names.intersection(each)) for each in ever_fewer):
-            found = self._plan_for([one for one in able if one.name not in shunned], serving)
-            resting = tuple(name for name in avoided if name in shunned or name not in names)
-            if isinstance(found, Assignments):
-                break
-        return replace(found, spare={**dict.fromkeys(self.slow, FETCHES), **found.spare}), resting
+    def absent(self, spare: Mapping[str, SpareReason]) -> list[str]:
+        """Who could serve, is not in any plan, and why, in words: for where the others are too few. `spare`: why plans
+        have no part for machines."""
+        small = {name: reason.why for name, reason in spare.items() if reason.kind == "too small"}
+        excluded = self.excluded()
+        causes = {**small, **{name: one.why for name, one in excluded.items() if one.kind == "excluded"}}
+        machines, present = self._roster.machines, self._roster.present
+        # Who is too small leaves.
+        lost = [f"{one.offer.host}: {small.get(one.name, one.cause)}" for one in machines if not one.present]
+        out = [f"{one.offer.host} is left out: {causes[one.name]}" for one in present if one.name in causes]
+        away = [f"{one.offer.host} is drained" for one in present if one.drained]
+        return [*lost[-_NAMED:], *out[-_NAMED:], *away[-_NAMED:]]
+
+    def _waiting(self, able: Sequence[Machine], serving: Collection[str]) -> list[Machine]:
+        """Those that plans have only where there is none without them."""
+        now = self._clock.now()
+        return [one for one in able if one.standing.waits(now) and one.name not in serving]
 
     def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
-        """A plan for the machines, but for those that break the planner: they are left out for a while."""
-        machines = [one for one in machines if one.name not in self._reputation.left_out]
-        first = tuple(machines[:_MOST_WORKERS])
-        found, broken = plan_without_breakers(self._plan, first, serving)
-        for name, cause in broken.items():
-            _log.warning("%s is left out of plans: %s", name, cause)
-            self._reputation.exclude(name, cause, self._clock.now())
-        beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
+        """A plan for the machines. Where the numbers of one break the planner, it is left out for a while: the newest
+        without which there is a plan, or else the newest."""
+        left = list(machines)
+        while True:
+            found = plan_safely(self._plan, left[:_MOST_WORKERS], serving)
+            if not _is_broken(found) or not left:
+                break
+            newest = sorted(left, key=lambda one: -one.offered)
+            tried = ((one, [other for other in left if other is not one]) for one in newest)
+            plans = ((one, plan_safely(self._plan, others, serving)) for one, others in tried)
+            breaker = next((one for one, plan in plans if not _is_broken(plan)), None)
+            if breaker is None and _is_broken(plan_safely(self._plan, (), serving)):
+                break
+            breaker = breaker or newest[0]
+            left.remove(breaker)
+            cause = f"its numbers break the planner: {found.reason}" if isinstance(found, NoPlan) else ""
+            _log.warning("%s is left out of plans: %s", breaker.name, cause)
+            self._roster.step(breaker.name, WorkerEvent.UNPREPARED, self._clock.now(), "planner", cause)
+        beyond = {machine.name: _TOO_MANY for machine in left[_MOST_WORKERS:]}
         return replace(found, spare={**found.spare, **beyond})
+
+
+def _is_broken(plan: Assignments | NoPlan) -> bool:
+    return isinstance(plan, NoPlan) and plan.broken

@@ -1,27 +1,27 @@
 """One epoch at the master, from its plan to its end.
 
-Phases: PREPARING (the workers fetch what they lack) -> PREPARED -> LAUNCHED (the nodes start and load) -> READY, and
-ENDED from anywhere. A session ends by itself only over a loss or a failure; it never ends twice.
+Its phases are the table PHASES: workers fetch what they lack while it is PREPARING, nodes start and load while it is
+LAUNCHED. A session ends by itself only over a loss or a failure; it never ends twice.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment, Fetching, Served
 from tpiedge.master.blame import Failure, failure_of
-from tpiedge.master.counters import Counted, CounterLog
+from tpiedge.master.counters import Counted, CounterLog, StepTimeline, Timelines
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership, NodeState
 from tpiedge.master.pace import WINDOW_S, Pace
 from tpiedge.master.request_watch import RequestWatch
 from tpiedge.master.status import collective_names
-from tpiedge.master.step_timeline import StepTimeline, Timelines
 from tpiedge.planner.carriage import Carriage
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key
@@ -66,6 +66,33 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
+class SessionEvent(StrEnum):
+    PREPARED = "every worker has its part"
+    LAUNCHED = "its nodes start"
+    READY = "every node has loaded its weights"
+    ENDED = "it fails, or another one takes its place"
+
+
+PHASES: Final[Mapping[Phase, Mapping[SessionEvent, Phase]]] = {
+    Phase.PREPARING: {SessionEvent.PREPARED: Phase.PREPARED, SessionEvent.ENDED: Phase.ENDED},
+    Phase.PREPARED: {SessionEvent.LAUNCHED: Phase.LAUNCHED, SessionEvent.ENDED: Phase.ENDED},
+    Phase.LAUNCHED: {SessionEvent.READY: Phase.READY, SessionEvent.ENDED: Phase.ENDED},
+    Phase.READY: {SessionEvent.ENDED: Phase.ENDED},
+    Phase.ENDED: {},
+}
+"""What each event does; one that has no line in a phase changes nothing."""
+
+
+@dataclass
+class _Preparation:
+    """How far a worker is with its part. `done_bytes`: the most that it said it has fetched; `news`: when that grew."""
+
+    news: float
+    done_bytes: int = -1
+    fetching: Fetching | None = None
+    key: str = ""
+
+
 class Session:
     """Not thread-safe; nothing blocks. `to_agent(message, machine)` and `to_node(message, rank)` send without waiting;
     `tell` gets the nodes' messages about requests; `wall` gives seconds since 1970.
@@ -91,7 +118,6 @@ class Session:
         self.step_s = step_s
         self.phase = Phase.PREPARING
         self.failure: Failure | None = None
-        self.fetching: dict[str, Fetching] = {}
         self.epoch: Epoch | None = None
         #: Rank 0's Ready, which names the collectives; None until it is ready.
         self.routing: Ready | None = None
@@ -112,11 +138,7 @@ class Session:
         self._ranks = {
             assignment.machine: rank for rank, assignment in enumerate(assignments) if assignment.machine
         }
-        self._keys: dict[int, str] = {}
-        #: When each worker's preparation last made progress.
-        self._news: dict[str, float] = {}
-        #: The most bytes that each worker has said it has fetched.
-        self._fetched: dict[str, int] = {}
+        self._preparing = {machine: _Preparation(clock.now()) for machine in self._ranks}
         #: Each node's latest report on loading, and when any of them last made progress.
         self._loading: dict[int, Loading | Ready] = {}
         self._moved = self._launched = 0.0
@@ -137,7 +159,12 @@ class Session:
     @property
     def keys(self) -> Mapping[int, str]:
         """The public keys of the workers' nodes by rank, as far as they are prepared."""
-        return self._keys
+        return {self._ranks[name]: one.key for name, one in self._preparing.items() if one.key}
+
+    @property
+    def fetching(self) -> Mapping[str, Fetching]:
+        """The workers that fetch, by name."""
+        return {name: one.fetching for name, one in self._preparing.items() if one.fetching is not None}
 
     @property
     def breaches(self) -> Mapping[str, str]:
@@ -159,25 +186,25 @@ class Session:
 
     def progress(self, machine: str) -> str:
         """The state of the worker's preparation, in one word."""
-        if machine in self.fetching:
-            return "fetching"
-        return "prepared" if self._ranks.get(machine) in self._keys else "preparing"
+        one = self._preparing[machine]
+        return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
+
+    def is_prepared(self, machine: str) -> bool:
+        """Whether the worker takes part, and has all that it needs."""
+        return machine in self._preparing and bool(self._preparing[machine].key)
 
     def late(self, patience_s: float, silence_s: float) -> set[str]:
         """The workers that will fetch for longer than `patience_s`, at their rate, or got no further for `silence_s`,
         as where a disk hangs."""
         if self.phase is not Phase.PREPARING:
             return set()
-        since = self._clock.now() - silence_s
-        silent = {
-            one for one, news in self._news.items() if news < since and self._ranks[one] not in self._keys
-        }
-        return silent.union(one for one, found in self.fetching.items() if found.remaining_s > patience_s)
+        slow = {name for name, one in self.fetching.items() if one.remaining_s > patience_s}
+        return slow.union(self._silent(silence_s))
 
     def prepare(self) -> None:
         """Asks every worker to fetch the weights that it lacks."""
         for machine, rank in self._ranks.items():
-            self._news[machine] = self._clock.now()
+            self._preparing[machine].news = self._clock.now()
             self._to_agent(self._served.prepare(self.number, self.assignments, rank, self._timing), machine)
         self._look_prepared()
 
@@ -187,7 +214,7 @@ class Session:
         `overruled` says why all-reduces must go by the star; "" if they need not. `carried`: what the nodes before
         left for these.
         """
-        self.phase = Phase.LAUNCHED
+        self._step(SessionEvent.LAUNCHED)
         timing, now = self._timing, self._clock.now()
         self._moved = self._launched = now
         self._overruled, self._collective = overruled, "star" if overruled else self._served.collective
@@ -200,7 +227,7 @@ class Session:
             self._clock,
             membership,
             lambda rank: served.assign(
-                self.number, self.assignments, rank, {**self._keys, 0: root_key}, carried
+                self.number, self.assignments, rank, {**self.keys, 0: root_key}, carried
             ),
             self._to_node,
             self._event,
@@ -213,11 +240,19 @@ class Session:
         rank = self._ranks.get(machine)
         if rank is None or message.epoch != self.number or self.phase is Phase.ENDED:
             return
+        one = self._preparing[machine]
         match message:
-            case Preparing(done_bytes=done, total_bytes=total, bytes_per_s=rate) if rank not in self._keys:
-                self._note(machine, Fetching(done, total, rate))
-            case Prepared(public_key=key) if rank not in self._keys:
-                self._take_key(machine, rank, key)
+            case Preparing(done_bytes=done, total_bytes=total, bytes_per_s=rate) if not one.key:
+                if done > one.done_bytes:
+                    one.done_bytes, one.news = done, self._clock.now()
+                one.fetching = Fetching(done, total, rate)
+            case Prepared(public_key=key) if not one.key:
+                one.fetching = None
+                if not is_key(key) or key in self.keys.values():
+                    self._unfit(machine, rank, "the key of its node is none, or another node's")
+                    return
+                one.key = key
+                self._look_prepared()
             case NodeEnded(cause=cause) if self.epoch is not None:
                 self.epoch.ended(rank, cause)
             case NodeEnded(cause=cause):
@@ -269,7 +304,7 @@ class Session:
         """Ends the session with a failure. The first one is kept: it caused the others."""
         if self.failure is None:
             self.failure = failure
-        self.phase = Phase.ENDED
+        self._step(SessionEvent.ENDED)
 
     def tick(self) -> None:
         """Looks for workers that live but do not get ready, and for stuck requests."""
@@ -281,9 +316,8 @@ class Session:
             self._look_after_requests(self.epoch)
             if self._ranks and self._watch.busy and self._clock.now() - self._counted >= _COUNT_S:
                 self.ask_counters()
-        for machine, since in self._news.items():
-            if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
-                self._unfit(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
+        for machine in self._silent(_STUCK_S) if self.phase is Phase.PREPARING else ():
+            self._unfit(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
 
     def ask_counters(self, *, timeline: bool = False) -> None:
         """Asks every node for its counters, and all together for the `timeline` of a step; does not wait for the
@@ -329,8 +363,7 @@ class Session:
 
     def end(self) -> None:
         """Tells every worker to end its node. Idempotent."""
-        if self.phase is not Phase.ENDED:
-            self.phase = Phase.ENDED
+        self._step(SessionEvent.ENDED)
         for machine in self._ranks:
             self._to_agent(Release(self.number), machine)
 
@@ -396,7 +429,8 @@ class Session:
             event = self.routing = replace(event, why=self._overruled or event.why)
             self._log_collectives(event)
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self.epoch.all_ready:
-            self.phase, self._ready = Phase.READY, now
+            self._step(SessionEvent.READY)
+            self._ready = now
 
     def _has_advanced(self, event: Loading | Ready) -> bool:
         """Whether the node is further than it ever said: numbers that go back and forth are no progress."""
@@ -424,18 +458,13 @@ class Session:
         elif self._watch.old(now):
             self._to_node(AskStats(self.number), 0)
 
-    def _note(self, machine: str, fetching: Fetching) -> None:
-        if fetching.done_bytes > self._fetched.get(machine, -1):
-            self._fetched[machine], self._news[machine] = fetching.done_bytes, self._clock.now()
-        self.fetching[machine] = fetching
+    def _step(self, event: SessionEvent) -> None:
+        self.phase = PHASES[self.phase].get(event, self.phase)
 
-    def _take_key(self, machine: str, rank: int, key: str) -> None:
-        self.fetching.pop(machine, None)
-        if not is_key(key) or key in self._keys.values():
-            self._unfit(machine, rank, "the key of its node is none, or another node's")
-            return
-        self._keys[rank] = key
-        self._look_prepared()
+    def _silent(self, silence_s: float) -> list[str]:
+        """The workers that are not prepared and got no further for so long."""
+        since = self._clock.now() - silence_s
+        return [name for name, one in self._preparing.items() if not one.key and one.news < since]
 
     def _unfit(self, machine: str, rank: int, cause: str) -> None:
         self.fail(Failure(self._lost(rank, cause), unfit=machine))
@@ -444,5 +473,5 @@ class Session:
         return PeerLost(rank, "its preparation", sanitised_line(cause), self.assignments[rank].host)
 
     def _look_prepared(self) -> None:
-        if self.phase is Phase.PREPARING and len(self._keys) == len(self._ranks):
-            self.phase = Phase.PREPARED
+        if all(one.key for one in self._preparing.values()):
+            self._step(SessionEvent.PREPARED)

@@ -6,7 +6,8 @@ Laws:
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
@@ -14,11 +15,13 @@ from tpiedge.launch.bootstrap import control_name
 from tpiedge.launch.slot import SETTLED_S
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment, Served
-from tpiedge.master.blame import Distrust, Failure
+from tpiedge.master.blame import Failure
 from tpiedge.master.epoch import Epoch
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.rank_zero import RankZero
+from tpiedge.master.roster import Roster
 from tpiedge.master.session import Phase, Session
+from tpiedge.master.workers import WorkerEvent
 from tpiedge.transport.hub import Hub
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Cancel, Carried, Shutdown
@@ -27,6 +30,7 @@ from tpiedge.wire.messages import Message
 
 _log = logging.getLogger(__name__)
 
+STAR_S: Final = 600.0
 _GRACE_S = 0.2
 #: For how long after a look at the nodes' counters they are kept up to date, and how often they are asked for: before a
 #: second later somebody who looks twice is to have a rate.
@@ -47,6 +51,7 @@ class SessionManager:
         self,
         hub: Hub,
         outbox: Outbox,
+        roster: Roster,
         rank_zero: RankZero,
         served: Served,
         timing: Timing,
@@ -58,13 +63,14 @@ class SessionManager:
         self.coming: Session | None = None
         self._hub = hub
         self._outbox = outbox
+        self._roster = roster
         self._rank_zero = rank_zero
         self._served = served
         self._timing = timing
         self._clock = clock
         self._tell = tell
         self._busy = busy
-        self._distrust = Distrust()
+        self._dispute, self._star_until = "", 0.0  # the last dispute between workers
         self._number = 0
         self._observed_until = self._watched_until = 0.0
         self._counted = self._recorded = 0.0  # when counters, and a step, were last asked for
@@ -107,15 +113,13 @@ class SessionManager:
             message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
         for session in self.active:
             session.heard(machine, message)
+        if self.coming is not None and self.coming.is_prepared(machine):
+            self._note(WorkerEvent.PREPARED, [machine])
 
     def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
         """The machine is lost, and its nodes with it. `intended`: as in Failure."""
         for session in self.active:
             session.lose(machine, cause, intended=intended)
-
-    def machine_of(self, rank: int) -> str:
-        """The worker of the serving session's node `rank`; "" for the master's own."""
-        return self.serving.assignments[rank].machine if self.serving is not None else ""
 
     def tick(self, *, excused: bool) -> None:
         """A heartbeat: looks for nodes that ended, fell silent or are stuck, and how much memory there is. `excused`:
@@ -181,19 +185,22 @@ class SessionManager:
             step_s=step_s,
         )
         self.warm()
+        self._note(WorkerEvent.ASKED, self.coming.machines)
         self.coming.prepare()
 
     def abandon(self) -> None:
         """Ends the coming session, if there is one."""
         if self.coming is not None:
             self.coming.end()
-            self.coming = None
+            ended, self.coming = self.coming, None
+            self._release(ended)
 
     def switch(self, session: Session, carried: Carried | None = None) -> None:
         """Ends the serving session and launches the prepared one, which fails if rank 0 cannot be started. `carried`:
         what the nodes of the former have left for the latter."""
         self.end_serving()
         self.coming, self.serving = None, session
+        self._note(WorkerEvent.LAUNCHED, session.machines)
         keys = CurveKeys.generate()
         self._hub.admission.admit(keys.public, control_name(0, session.number))
         for rank, key in session.keys.items():
@@ -206,8 +213,8 @@ class SessionManager:
         session.launch(keys.public, self._overruled(session), carried)
 
     def distrust(self, cause: str) -> None:
-        """Two workers are in dispute over `cause`: the next epochs go by the star for a while."""
-        self._distrust.disputed(cause, self._clock.now())
+        """Two workers are in dispute over `cause`: for STAR_S the all-reduces of epochs that begin go by the star."""
+        self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:
         """Ends the serving session and its nodes, if there is one. Blocks up to _GRACE_S for rank 0."""
@@ -222,6 +229,16 @@ class SessionManager:
         for name in names:
             self._hub.admission.revoke(name)
             self._hub.disconnect(name)
+        self._release(session)
+
+    def _release(self, ended: Session) -> None:
+        """The workers of a session that has ended have no part any more, unless another session has one for them."""
+        busy = {name for session in self.active for name in session.machines}
+        self._note(WorkerEvent.RELEASED, set(ended.machines) - busy)
+
+    def _note(self, event: WorkerEvent, machines: Iterable[str]) -> None:
+        for name in machines:
+            self._roster.step(name, event, self._clock.now())
 
     def cancel(self, request: str) -> None:
         """Tells rank 0 to stop working on the request. From any thread; does not block."""
@@ -233,7 +250,12 @@ class SessionManager:
         """Why the session's all-reduces must go by the star, whatever the user chose; "" if they need not."""
         if len(session.assignments) <= 2 or self._served.collective == "star":
             return ""
-        return self._distrust.reason(self._clock.now())
+        if self._clock.now() >= self._star_until:
+            return ""
+        return (
+            f"the star for {round(STAR_S / 60)} minutes, because one worker's word stands against another's; there the "
+            f"master sees every message: {self._dispute}"
+        )[:2000]
 
     def close(self) -> None:
         """Ends both sessions and rank 0's processes, without waiting for the workers' nodes."""

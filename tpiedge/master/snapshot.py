@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from tpiedge.master.assignments import Fetching
 from tpiedge.master.counters import Counted
 from tpiedge.master.history import PlanHistory
-from tpiedge.master.quarantine import Exclusion
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Machine, Roster
@@ -24,7 +23,6 @@ def snapshot(
     roster: Roster,
     sessions: SessionManager,
     requests: RequestQueue,
-    left_out: Mapping[str, Exclusion],
     spare: Mapping[str, SpareReason],
     stocked: Mapping[str, Stocked],
     reason: str,
@@ -40,7 +38,6 @@ def snapshot(
         _worker(
             machine,
             sessions,
-            left_out.get(machine.name),
             spare.get(machine.name),
             stocked.get(machine.name, _UNKNOWN),
             now,
@@ -89,7 +86,6 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
 def _worker(
     machine: Machine,
     sessions: SessionManager,
-    exclusion: Exclusion | None,
     spare: SpareReason | None,
     stocked: Stocked,
     now: float,
@@ -99,8 +95,6 @@ def _worker(
     assignment = serving.assignments[rank] if serving is not None and rank is not None else None
     fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
     state, reason = _situation(machine, serving, coming, rank, spare)
-    if exclusion is not None:
-        state, reason = "left out", SpareReason("excluded", exclusion.why(now))
     why = reason.why if isinstance(reason, SpareReason) else reason
     return NodeStatus(
         name=machine.name,
@@ -128,7 +122,7 @@ def _worker(
         planned_bytes=assignment.planned_bytes if assignment else 0,
         round_trip_s=machine.link.round_trip_s if machine.link is not None else 0.0,
         link_bytes_per_s=machine.link.bytes_per_s if machine.link is not None else 0.0,
-        left_out_s=max(0.0, exclusion.until - now) if exclusion is not None else 0.0,
+        left_out_s=max(0.0, machine.standing.until - now) if state == "left out" else 0.0,
     )
 
 
@@ -158,6 +152,8 @@ def _situation(
         return coming.progress(machine.name), ""
     if rank is not None:
         return _state(serving, rank), ""
+    if spare is not None and spare.kind == "excluded":
+        return "left out", spare
     return "spare", spare or "the plan has no part for it"
 
 

@@ -24,8 +24,8 @@ from tpiedge.api.service import (
     Unavailable,
 )
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
-from tpiedge.master.drains import CannotDrain
 from tpiedge.master.journal import Paused, Resumed, TakenUp
+from tpiedge.master.reconciler import CannotDrain
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer

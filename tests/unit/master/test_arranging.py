@@ -12,8 +12,7 @@ from tests.unit.master.stories import Story
 from tests.unit.master.test_placement import MODEL, machine, placement
 from tpiedge.master.arranging import Arranger
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
-from tpiedge.master.foresight import Foresight
-from tpiedge.master.planning import PlaceNodes
+from tpiedge.master.foresight import Foresight, PlaceNodes
 from tpiedge.master.roster import Machine
 from tpiedge.pack.held import HeldUnits
 from tpiedge.planner.needs import layer_bytes

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.master.stories import SERVED, Story
 from tests.unit.master.test_session import EPOCH, KEYS, Run
 from tpiedge.errors import PeerLost
-from tpiedge.master.blame import STAR_S
 from tpiedge.master.session import Phase
+from tpiedge.master.session_manager import STAR_S
 from tpiedge.planner.linking import listens
 from tpiedge.wire.control import Assign, Failed, Hello, Listening, Ready
 from tpiedge.wire.epochs import NodeEnded

@@ -6,9 +6,7 @@ import pytest
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, outcome, paused
-from tpiedge.master.assignments import Assignments
-from tpiedge.master.drains import CannotDrain, Drains
-from tpiedge.master.roster import Roster
+from tpiedge.master.reconciler import CannotDrain
 from tpiedge.wire.control import Finished, Shutdown
 from tpiedge.wire.epochs import Leaving, Prepare, Spare
 
@@ -164,15 +162,3 @@ def test_an_order_that_nobody_waits_for_is_not_carried_out(trio: Story) -> None:
     trio.settle()
     assert ordered.result(0.0) == "w-1"
     assert trio.members() == ("master", "w-2")
-
-
-def test_orders_are_carried_out_in_their_order() -> None:
-    roster = Roster(1.5)
-    roster.offered("w-1", offer("w-1"), 0.0)
-    drains = Drains(roster)
-    done = drains.order("w-1")
-    drains.undo("w-1")
-    drains.settle(lambda _name: Assignments(()))
-    drains.tell()
-    assert done.result(0) == "w-1"
-    assert not roster.present[0].drained, "undone after it"

@@ -10,6 +10,7 @@ from tests.unit.master.stories import Story, failure, outcome, paused, two_machi
 from tpiedge.errors import PeerLost
 from tpiedge.master.journal import GUILTY, Paused, Resumed
 from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.workers import FIRST_S
 from tpiedge.wire.control import AskStats, Finished, Token
 from tpiedge.wire.epochs import AskOffer, Launch, Leaving
 
@@ -34,6 +35,7 @@ def test_a_worker_whose_link_breaks_while_it_prepares_is_asked_again(story: Stor
     story.settle()
     story.settle()
     assert agent.count(AskOffer) >= 1
+    story.try_again()
     assert story.members() == ("master", "w-1")
 
 
@@ -60,6 +62,7 @@ def test_the_user_is_told_of_a_loss_in_plain_words(story: Story, caplog: pytest.
     agent.prepares = False
     story.node(1, serving).fail("ProtocolError", "a part is missing")
     story.settle()
+    story.try_again()
     agent.failed("the disk is full")
     story.turn()
     told = [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"]
@@ -132,7 +135,9 @@ def test_the_end_of_a_nodes_process_is_told_by_its_agent(story: Story) -> None:
     story.turn()
     assert "killed by SIGKILL" in paused(answering)
     story.settle()
-    assert story.ready
+    assert story.members() == ("master",)
+    story.root.finish()
+    story.try_again()
     assert story.members() == ("master", "w-1"), "the machine is still there"
 
 
@@ -143,6 +148,8 @@ def test_a_worker_that_returns_takes_part_again(story: Story) -> None:
     assert story.members() == ("master",)
     agent.frozen = False
     story.settle()
+    assert (story.members(), story.worker().state) == (("master",), "left out")
+    story.wait(FIRST_S)
     assert story.members() == ("master", "w-1")
 
 
@@ -318,7 +325,10 @@ def test_a_machine_that_falls_silent_with_its_node_is_not_planned_with(story: St
     assert story.members() == ("master",)
 
 
-def test_a_machine_that_is_heard_after_its_nodes_loss_is_planned_with_at_once(story: Story) -> None:
+def test_a_machine_whose_node_was_lost_is_planned_with_at_once_where_nothing_serves_without_it(
+    story: Story,
+) -> None:
+    story.min_workers = 1
     two_machines(story)
     old = story.epoch
     story.hub.deliver(f"node-1.{old}", None)

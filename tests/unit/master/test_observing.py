@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.master.stories import Story
 from tpiedge.master.counters import Counted
-from tpiedge.master.quarantine import FLOOD
+from tpiedge.master.reception import FLOOD
 from tpiedge.master.status import NodeStatus
 from tpiedge.wire.control import AskStats, StepSpans
 

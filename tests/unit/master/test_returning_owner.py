@@ -17,7 +17,7 @@ WORKERS = ("ann", "bob", "eve")
 
 
 class Kept:
-    """A SeatKeeper without a disk."""
+    """A SeatFile without a disk."""
 
     def __init__(self) -> None:
         self.seats = Seats((Seat(), Seat()))

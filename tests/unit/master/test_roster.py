@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.unit.master.players import offer
 from tpiedge.master.roster import GONE, PLACES, Roster
+from tpiedge.master.workers import WorkerEvent
 from tpiedge.pack.held import HeldUnits
 from tpiedge.wire.probing import LinkSpeed
 
@@ -47,7 +48,7 @@ def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
     roster.offered("w-1", offer(), 0.0)
     for number in range(10 * GONE):
         roster.offered(f"x-{number}", offer(), float(number))
-        roster.lose(f"x-{number}", "it was stopped there")
+        roster.lose(f"x-{number}", "it was stopped there", 0.0)
     roster.offered("w-2", offer(), 1.0)
     gone = [machine.name for machine in roster.machines if not machine.present]
     assert gone == [f"x-{number}" for number in range(9 * GONE, 10 * GONE)]
@@ -63,7 +64,7 @@ def test_of_still_more_the_latest_keep_their_places() -> None:
     for now, name in enumerate(left):
         roster.offered(name, offer(), float(now))
         if now % 2:
-            roster.lose(name, "it was stopped there")
+            roster.lose(name, "it was stopped there", 0.0)
         else:
             roster.forget(name)
     roster.offered("w-2", offer(), 1e6)
@@ -80,9 +81,9 @@ def test_a_machine_that_is_known_has_its_place_however_many_leave() -> None:
     for number in range(PLACES + GONE):
         roster.offered(f"x-{number}", offer(), float(number))
         assert len(roster._places) <= PLACES + GONE + 2
-        roster.lose(f"x-{number}", "it was stopped there")
+        roster.lose(f"x-{number}", "it was stopped there", 0.0)
     roster.offered("w-2", offer(), 1e6)
-    roster.lose("known-1", "cut off")
+    roster.lose("known-1", "cut off", 0.0)
     roster.offered("known-1", offer(), 1e6)
     roster.offered("known-0", offer(), 1e6)
     assert names(roster) == ["known-1", "w-2", "known-0"], "the one that never came was forgotten"
@@ -99,8 +100,8 @@ def test_a_lost_machine_is_present_again_with_its_next_offer_and_only_then() -> 
     roster = make()
     roster.offered("w-1", offer(), 1.0)
     roster.measured("w-1", LINK)
-    assert roster.lose("w-1", "cut off")
-    assert not roster.lose("w-1", "cut off"), "it was gone already"
+    assert roster.lose("w-1", "cut off", 0.0)
+    assert not roster.lose("w-1", "cut off", 0.0), "it was gone already"
     assert not roster.heard("w-1", 2.0)
     roster.offered("w-1", offer(), 3.0)
     machine = roster.get("w-1")
@@ -129,33 +130,16 @@ def test_the_age_of_an_offer_is_that_of_its_words() -> None:
     ):
         roster.offered("w-1", made, now)
         ages.append(roster.present[0].offered)
-    roster.lose("w-1", "cut off")
+    roster.lose("w-1", "cut off", 0.0)
     roster.offered("w-1", offer(memory_bytes=1), 5.0)
     assert [*ages, roster.present[0].offered] == [1.0, 1.0, 3.0, 3.0, 5.0]
-
-
-def test_a_machine_is_doubted_until_it_is_heard_or_lost() -> None:
-    roster = make()
-    roster.doubt("w-9")
-    for ended in (
-        lambda: roster.heard("w-1", 2.0),
-        lambda: roster.offered("w-1", offer(), 2.0),
-        lambda: roster.lose("w-1", "cut off"),
-    ):
-        roster.offered("w-1", offer(), 1.0)
-        roster.doubt("w-1")
-        assert roster.doubtful
-        ended()
-        assert not roster.doubtful
-    roster.doubt("w-1")
-    assert not roster.doubtful
 
 
 def test_the_order_is_that_of_the_first_coming() -> None:
     roster = make()
     for name in ("w-2", "w-1"):
         roster.offered(name, offer(name), 0.0)
-    roster.lose("w-2", "x")
+    roster.lose("w-2", "x", 0.0)
     roster.offered("w-2", offer("w-2"), 1.0)
     assert names(roster) == ["w-2", "w-1"]
 
@@ -167,11 +151,10 @@ def test_the_order_is_that_of_the_first_coming() -> None:
         (lambda roster: roster.offered("w-1", offer(nonce=2), 2.0), True),
         (lambda roster: roster.offered("w-2", offer("w-2"), 2.0), True),
         (lambda roster: roster.heard("w-1", 2.0), False),
-        (lambda roster: roster.doubt("w-1"), False),
         (lambda roster: roster.measured("w-1", LINK), True),
         (lambda roster: roster.measured("w-9", LINK), False),
-        (lambda roster: roster.lose("w-1", "x"), True),
-        (lambda roster: roster.lose("w-9", "x"), False),
+        (lambda roster: roster.lose("w-1", "x", 0.0), True),
+        (lambda roster: roster.lose("w-9", "x", 0.0), False),
         (lambda roster: roster.forget("w-1"), True),
         (lambda roster: roster.forget("w-9"), False),
         (lambda roster: roster.tick(2.0), False),
@@ -198,7 +181,7 @@ def test_what_is_on_a_disk_is_known_until_the_machine_is_lost_and_changes_no_pla
     assert [machine.held for machine in roster.present] == [held]
     roster.offered("w-1", offer(memory_bytes=1 << 31), 2.0)
     assert [machine.held for machine in roster.present] == [held], "the same agent, with more memory"
-    roster.lose("w-1", "cut")
+    roster.lose("w-1", "cut", 0.0)
     roster.holds("w-1", held)
     roster.offered("w-1", offer(), 3.0)
     assert [machine.held for machine in roster.present] == [HeldUnits()], "it says it again"
@@ -226,6 +209,9 @@ class Rosters(RuleBasedStateMachine):
 
     @rule(name=NAMES, nonce=st.integers(1, 2))
     def offered(self, name: str, nonce: int) -> None:
+        known = self.roster.get(name)
+        if known is not None and known.offer.nonce != nonce:
+            self.roster.lose(name, "its agent was started anew", self.now)
         self.roster.offered(name, offer(name, nonce), self.now)
         self.there.add(name)
         if self.drained.get(name) != nonce:
@@ -233,7 +219,7 @@ class Rosters(RuleBasedStateMachine):
 
     @rule(name=NAMES, drained=st.booleans())
     def drain(self, name: str, drained: bool) -> None:
-        self.roster.drain(name, drained)
+        self.roster.step(name, WorkerEvent.DRAINED if drained else WorkerEvent.UNDRAINED, 0.0)
         self.drained.pop(name, None)
         machine = self.roster.get(name)
         if machine is not None and drained:
@@ -249,7 +235,7 @@ class Rosters(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def lose(self, name: str) -> None:
-        assert self.roster.lose(name, "cut") == (name in self.there)
+        assert self.roster.lose(name, "cut", self.now) == (name in self.there)
         self.there.discard(name)
 
     @rule(name=NAMES)

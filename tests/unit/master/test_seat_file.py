@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.master.seat_file import SEATS_FILE, SeatFile
-from tpiedge.master.seats import Seat, Seats
+from tpiedge.master.seats import SEATS_FILE, Seat, SeatFile, Seats
 
 ANN, BOB, NOBODY = Seat("ann", "eve"), Seat("bob"), Seat()
 
@@ -48,7 +47,7 @@ def test_what_could_not_be_written_is_written_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = threading.Event()
-    monkeypatch.setattr(logging.getLogger("tpiedge.master.seat_file"), "error", lambda *_words: said.set())
+    monkeypatch.setattr(logging.getLogger("tpiedge.master.seats"), "error", lambda *_words: said.set())
     file = SeatFile(tmp_path, 1)
     in_the_way = tmp_path / SEATS_FILE
     in_the_way.mkdir()

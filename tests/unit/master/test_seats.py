@@ -11,6 +11,7 @@ from tests.unit.master.test_placement import MODEL, arranged, machine, placement
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.seats import Claim, Seat, Seats, seated
+from tpiedge.master.workers import WorkerEvent
 from tpiedge.planner.partition import parse_shares
 from tpiedge.units import MIB
 
@@ -221,11 +222,11 @@ class Comings(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def leave(self, name: str) -> None:
-        self.roster.lose(name, "cut off")
+        self.roster.lose(name, "cut off", 0.0)
 
     @rule(name=NAMES, drained=st.booleans())
     def drain(self, name: str, drained: bool) -> None:
-        self.roster.drain(name, drained)
+        self.roster.step(name, WorkerEvent.DRAINED if drained else WorkerEvent.UNDRAINED, 0.0)
 
     @rule(name=NAMES)
     def revoke(self, name: str) -> None:
@@ -253,7 +254,7 @@ class Comings(RuleBasedStateMachine):
         left = tuple(one for one in self._able() if one.name != name)
         foreseen = PLACE(left, ())
         self.laws()
-        self.roster.lose(name, "cut off")
+        self.roster.lose(name, "cut off", 0.0)
         found = PLACE(tuple(self._able()), ())
         if isinstance(found, Assignments):
             assert isinstance(foreseen, Assignments)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.master.players import offer
+from tpiedge.master.pace import note_speeds
 from tpiedge.master.roster import Machine, Roster
-from tpiedge.master.speeds import note_speeds
 
 
 class Shown:
@@ -49,7 +49,8 @@ def test_who_is_slow_now_and_then_is_so_for_longer_each_time() -> None:
     found, changed = roster(), []
     for second in range(4000):
         before = known(found).slowdown
-        note_speeds(found, Shown(4.0 if second // 40 % 2 else 1.0), float(second))
+        shown = Shown(4.0 if second // 40 % 2 else 1.0)
+        note_speeds(found, shown.machines, shown.slowdowns, float(second))
         if known(found).slowdown != before:
             changed.append(second)
     assert len(changed) <= 12, "not with each of the hundred changes"
@@ -62,7 +63,7 @@ def test_who_has_no_part_is_tried_again_after_longer_each_time() -> None:
     for second in range(20_000):
         before = known(found).slowdown
         session.machines = ("w-1",) if before < 2 else ()
-        note_speeds(found, session, float(second))
+        note_speeds(found, session.machines, session.slowdowns, float(second))
         if known(found).slowdown < before:
             tried.append(second)
     assert 2 <= len(tried) <= 6

@@ -1,6 +1,6 @@
 """What several nodes say of one step."""
 
-from tpiedge.master.step_timeline import StepTimeline, Timelines
+from tpiedge.master.counters import StepTimeline, Timelines
 from tpiedge.wire.control import StepSpans
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.unit.master.test_placement import machine, placement
-from tpiedge.master.what_if import with_another, without
+from tpiedge.master.foresight import with_another, without
 from tpiedge.units import MIB
 from tpiedge.wire.probing import LinkSpeed
 

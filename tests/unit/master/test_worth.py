@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.master.players import offer
 from tests.unit.master.stories import SERVED, Story, assignments_of, paused, request, two_machines
 from tpiedge.master.pending_answer import PendingAnswer
-from tpiedge.master.worth import Worth
+from tpiedge.master.switching import Worth
+from tpiedge.master.workers import WorkerEvent
 from tpiedge.wire.requests import GenerationRequest
 
 _SECONDS = st.lists(st.floats(0.0, 10.0), min_size=1, max_size=50)
@@ -132,8 +133,8 @@ def test_a_plan_for_a_worker_with_less_memory_than_its_node_may_take_does_not_wa
 def test_a_plan_without_a_worker_that_is_not_to_serve_any_more_does_not_wait(story: Story) -> None:
     serving_one(story, reading_s=3.0)
     story.step_s = lambda machines: 1.0 / (2 + len(machines))
-    story.master._reconciler._reputation.exclude("w-1", "it is strange", story.clock.now())
-    story.master._reconciler._debounce.again()
+    roster, now = story.master._roster, story.clock.now()
+    roster.step("w-1", WorkerEvent.BREACHED, now, "breach", "it is strange")
     story.join("w-2")
     story.join("w-3")
     story.settle()

@@ -10,7 +10,7 @@ import pytest
 from tools.nemesis import figures, forms, nemesis, stage
 from tools.nemesis.forms import FORMS, differences, folded, whole_answer
 from tools.nemesis.readers import Found, Pause
-from tpiedge.master.pauses import PLANNED
+from tpiedge.master.history import PLANNED
 
 FOLDER = Path(nemesis.__file__).parent
 
