@@ -1,5 +1,5 @@
 """The commands of a testbed on the kernel's own network: namespaces as routers, veth pairs as links, tc for what they
-do to packets. Pure: (namespace, command) in order.
+do to packets.
 
 A device has the address that it has on the switch too, as one of its own (/32); what lies beyond its interface is
 routed. Each member's interface towards its uplink is `eth0` on a device and `uplink` on a router; the router's end is
