@@ -314,6 +314,26 @@ def test_an_answer_is_never_shorter_than_rank_0_says() -> None:
     assert book.requests.totals == Totals(failed=1, tokens=1)
 
 
+def test_scores_of_a_prompt_are_said_once() -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    book.requests.tell(PromptScores(1, "r-1", 1, (0.1, 0.2)))
+    book.requests.interrupt("a new plan begins")
+    book.start()
+    for message in (
+        PromptScores(2, "r-1", 1, (0.1,)),
+        PromptScores(2, "r-1", 2, (0.2, 0.3)),
+        PromptScores(2, "r-1", 5, (0.9,)),
+        finished(),
+    ):
+        book.requests.tell(message)
+    assert [event for event in events(answering) if isinstance(event, PromptScores)] == [
+        PromptScores(1, "r-1", 1, (0.1, 0.2)),
+        PromptScores(2, "r-1", 3, (0.3,)),
+    ]
+
+
 def test_a_request_that_ends_every_epoch_is_found_beside_others_and_fails_alone() -> None:
     """The first of three; the others get on as soon as it is not beside them."""
     book = Book(limit=4, parallel=3)
