@@ -15,6 +15,7 @@ from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.roster import Machine
+from tpiedge.master.workers import LONGEST_S
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.transport.keys import CurveKeys
@@ -35,6 +36,8 @@ _ENOUGH_BYTES = 600 << 20
 _UNITS = 24
 #: In seconds of the cluster: once nothing goes wrong any more, every request has ended within it.
 _PATIENCE_S = 300.0
+#: A worker that failed waits no longer, and nothing else keeps a healthy one from serving.
+_SERVES_S = LONGEST_S + _PATIENCE_S
 
 
 class LawBroken(AssertionError):
@@ -519,7 +522,7 @@ class Cluster(Story):
         """Everything heals, every request ends, and nothing is left over."""
         self.heal()
         self._until(lambda: not self.clients, "every request ends")
-        self._until(lambda: self.ready, "a healthy cluster serves")
+        self._until(lambda: self.ready, "a healthy cluster serves", _SERVES_S)
         self._until(lambda: not any(map(self._is_drained, self.members())), "who is drained leaves the plan")
         for _ in range(self.setup.queue_limit):
             self.ask(3, 2)

@@ -188,3 +188,15 @@ def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(trio: Cluster) -
     assert trio.clients == [client], "it runs"
     assert isinstance(ended(trio, client, 300), Finished)
     assert trio.master.status.totals.resumed == 1
+
+
+def test_a_worker_that_cannot_take_its_part_again_makes_no_plan_after_plan() -> None:
+    """It serves with the part that it has, and another worker joins."""
+    play(
+        Setup(workers=4, parallel=1),
+        ("join", 1),
+        ("wait", 20),
+        ("trouble", 1, "the disk is full"),
+        ("join", 4),
+        ("wait", 2),
+    )
