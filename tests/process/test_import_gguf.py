@@ -118,7 +118,7 @@ def test_a_text_model_with_its_tokenizer(tpiedge, generate, tmp_path):
     ran = generate("--model", record["path"], *arguments)
     of_eight_bits = generate("--model", "demo", "--precision", "q8", *arguments)
     assert ran["text"] == of_eight_bits["text"]
-    own = Tokenizer.open(folder)
+    own = Tokenizer.open(folder, here=True)
     assert ran["prompt_tokens"] == len(own.encode("The small boat"))
 
 

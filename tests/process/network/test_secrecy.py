@@ -47,7 +47,7 @@ def test_no_text_is_on_the_wire(observed: Observed, encoding: str) -> None:
 
 def test_no_token_ids_are_on_the_wire(observed: Observed) -> None:
     folder = Path(sys.modules["tpiedge"].__file__).parent / "model" / "demo"
-    tokenizer = Tokenizer.open(folder)
+    tokenizer = Tokenizer.open(folder, here=True)
     for text in (PROMPT, observed.answer):
         ids = tokenizer.encode(text)
         assert len(ids) > 7
