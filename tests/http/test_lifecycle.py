@@ -11,6 +11,7 @@ import threading
 import time
 
 import httpx
+import openai
 import pytest
 
 from tpiedge.api.keys import ApiKeys
@@ -84,6 +85,21 @@ def test_a_pause_is_said_at_once_and_again_and_counted(serve, service):
     usage = next(json.loads(line.removeprefix("data: ")) for line in rest if '"usage": {' in line)["usage"]
     assert usage["completion_tokens"] == 2
     assert usage["pauses"] == {"count": 1, "seconds": 1.25}
+
+
+def test_openai_s_client_reads_on_after_a_pause_in_a_numbered_stream(serve, service):
+    """It takes an empty line for an event once it has heard a number."""
+    server = serve(limits=Limits(ping_s=0.05))
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        chunks = client.completions.create(**BODY)
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(*service.tokenizer.encode("the word", add_special=False))
+        assert next(chunks).choices[0].text
+        generation.pause("node 1 was lost")
+        generation.resume(1.25)
+        generation.say(5)
+        generation.finish()
+        assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] is not None
 
 
 def test_a_whole_answer_that_pauses_keeps_its_status(serve, service):
