@@ -49,10 +49,12 @@ class Started:
         assert first, self.finish().err
 
     def children(self) -> list[psutil.Process]:
-        """The processes it has started and that still run, oldest first: nodes in the order of ranks."""
+        """The processes it has started and that still run, oldest first: nodes in the order of ranks. Without those of
+        the model's texts."""
         found = psutil.Process(self.process.pid).children(recursive=True)
         self._family |= {child.pid: child for child in found}
-        return sorted(found, key=lambda child: (child.create_time(), child.pid))
+        others = [child for child in found if not _handles_texts(child)]
+        return sorted(others, key=lambda child: (child.create_time(), child.pid))
 
     def wait_for_children(self, count: int, limit_s: float = 60.0) -> list[psutil.Process]:
         """Until it has so many. Fails if the command ends before."""
@@ -100,6 +102,12 @@ def run_command(*arguments: object, stdin: str = "", limit_s: float = _LIMIT_S, 
             process.kill()
             raise
     return Ended(process.returncode, out.decode(), err.decode())
+
+
+def _handles_texts(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(word.endswith("text_child.py") for word in process.cmdline())
+    return False
 
 
 def gone(process: psutil.Process) -> bool:

@@ -12,7 +12,7 @@ from platformdirs import user_cache_path, user_state_path
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import check_folder
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.precision import Precision
 from tpiedge.units import format_bytes, parse_bytes
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
