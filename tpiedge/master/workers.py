@@ -189,6 +189,8 @@ def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:
     doublings = min(before + (4 if fault == "breach" else 1), 1 + math.ceil(math.log2(LONGEST_S / FIRST_S)))
     wait_s = min(LONGEST_S, FIRST_S * 2.0 ** (doublings - 1))
     row, due = one.row, one.due
+    if fault == one.fault == "breach" and one.waits(now):
+        cause = one.cause  # the first one says most
     if fault in ("died", "unfit"):
         row, due = row + 1, now + (min(LONGEST_DUE_S, 2.0**row) if row else 0.0)
     return replace(
