@@ -63,6 +63,6 @@ def numbered(number: int, frame: bytes) -> bytes:
 
 
 def comment(text: str) -> bytes:
-    """What clients do not take for a part of the answer. No empty line follows: OpenAI's client for Python takes it for an
-    event as soon as it has heard a number, and fails as that has no data."""
+    """What clients do not take for a part of the answer. No empty line follows: OpenAI's client for Python takes it for
+    an event as soon as it has heard a number, and fails as that has no data."""
     return f": {sanitised_line(text)}\n".encode()
