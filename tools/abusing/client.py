@@ -84,7 +84,7 @@ def canonical(body: bytes) -> bytes:
     """A stream without what differs from answer to answer: its id, its time, signs of life and why it pauses."""
     body = re.sub(rb'"id": "(cmpl|chatcmpl)-[0-9a-f]+"', b'"id": ""', body)
     body = re.sub(rb'"created": \d+', b'"created": 0', body)
-    return re.sub(rb"^: [^\n]*\n\n", b"", body, flags=re.MULTILINE)
+    return re.sub(rb"^: [^\n]*\n", b"", body, flags=re.MULTILINE)
 
 
 def judge(heard: Heard, reference: bytes) -> tuple[Judgement, str]:

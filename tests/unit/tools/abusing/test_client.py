@@ -33,7 +33,7 @@ def refusal(code: str) -> bytes:
 
 def test_id_time_and_signs_of_life_are_no_difference() -> None:
     assert stream(2) != stream(3)
-    body = b": ping\n\n" + stream(1) + b": node 1 was lost\n\n" + stream(2)[len(stream(1)) :]
+    body = b": ping\n" + stream(1) + b": node 1 was lost\n" + stream(2)[len(stream(1)) :]
     assert judge(Heard(200, body, True), canonical(stream(3))) == ("exact", "")
 
 
