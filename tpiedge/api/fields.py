@@ -7,6 +7,7 @@ refused: a misspelt limit that is silently ignored is worse than an error.
 
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -55,16 +56,18 @@ class BodyFields:
     def __init__(
         self,
         values: Mapping[str, object],
-        form: JsonSchema,
+        form: JsonSchema | None = None,
         where: str = "",
         request: _RequestNotes | None = None,
     ) -> None:
-        """Raises ApiError."""
+        """Without a `form` nothing of the fields is checked. Raises ApiError."""
         self._values = values
-        self._table: Mapping[str, JsonSchema] = form["properties"]
+        self._table: Mapping[str, JsonSchema] = defaultdict(dict) if form is None else form["properties"]
         self._where = where
         self._request = request or _RequestNotes()
         self._nested: dict[str, BodyFields] = {}
+        if form is None:
+            return
         for key, value in values.items():
             if key in self._table and value is not None:
                 self._check(key, value, self._table[key])

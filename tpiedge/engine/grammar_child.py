@@ -45,8 +45,6 @@ from tpiedge.wire.limits import MAX_SEQUENCES
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__: list[str] = []
-
 #: Seconds of CPU for a grammar, for one of which an answer has begun, until that goes on, and for the answer to one
 #: frame.
 _COMPILE_S = 5.0
