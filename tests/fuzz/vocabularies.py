@@ -1,4 +1,4 @@
-"""What stands beside a model's tokenizer, which its own process reads."""
+"""Reads the files beside a model's tokenizer, as its own process does."""
 
 import json
 from pathlib import Path

@@ -88,7 +88,7 @@ def test_a_pause_is_said_at_once_and_again_and_counted(serve, service):
 
 
 def test_openai_s_client_reads_on_after_a_pause_in_a_numbered_stream(serve, service):
-    """It takes an empty line for an event once it has heard a number."""
+    """The client takes an empty line for an event once it has heard a number."""
     server = serve(limits=Limits(ping_s=0.05))
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
         chunks = client.completions.create(**BODY)

@@ -230,7 +230,7 @@ def test_an_answer_waits_for_its_client_from_its_last_byte_on(service, folder, l
 
 
 def test_without_records_an_answer_is_resumed_while_the_server_lives(serve, service, monkeypatch):
-    """In the middle, within a short grace, and after its end. Nothing promises that another server goes on with it."""
+    """A stream is resumed in its middle, within a short grace, and after its end. No header promises more."""
     server = serve()
     with connect(server) as http:
         with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:

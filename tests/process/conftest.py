@@ -27,7 +27,7 @@ def tpiedge() -> Callable[..., Ended]:
 
 @pytest.fixture
 def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
-    """As `tpiedge`, in this process, which is quicker."""
+    """Runs `tpiedge` in this process, which is quicker."""
 
     def run(*words: object, stdin: str = "", **environment: str) -> Ended:
         capfd.readouterr()

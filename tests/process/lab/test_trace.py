@@ -35,7 +35,7 @@ def traced(tmp_path_factory):
 
 @pytest.fixture
 def summary(capsys):
-    """What `tpiedge trace FILE --json` prints, in this process."""
+    """Returns what `tpiedge trace FILE --json` prints, run in this process."""
 
     def found(path, *arguments):
         cli.main(["trace", str(path), "--json", *map(str, arguments)], standalone_mode=False)
@@ -45,7 +45,7 @@ def summary(capsys):
 
 
 def drawn(path, png, *arguments):
-    """What it prints beside a picture, in a process of its own: matplotlib keeps its fonts open."""
+    """Returns what it prints beside a picture, run in a process of its own: matplotlib keeps its fonts open."""
     ended = run_command("trace", path, "--json", "--png", png, *arguments)
     assert (ended.status, ended.err) == (0, "")
     return json.loads(ended.out)
