@@ -125,12 +125,16 @@ def shipment(serving: NetworkCluster, namespaces: Namespaces, bulky_text: str) -
 
 def forget(cluster: NetworkCluster, worker: Worker) -> None:
     """The next one of this name has another key and an empty disk. (Who is lost too often has to wait.)"""
-    ended = run_command("nodes", "revoke", worker.name, TPIEDGE_STATE=str(cluster.state))
-    assert ended.status == 0, ended.err
+    _administer(cluster, "revoke", worker)
     worker.process.wait()
     shutil.rmtree(worker.cache)
     shutil.rmtree(worker.state)
     del cluster.workers[worker.name]
+
+
+def _administer(cluster: NetworkCluster, verb: str, worker: Worker) -> None:
+    ended = run_command("nodes", verb, worker.name, TPIEDGE_STATE=str(cluster.state))
+    assert ended.status == 0, ended.err
 
 
 def kill(cluster: NetworkCluster) -> AbstractContextManager[None]:
@@ -181,6 +185,8 @@ def test_the_worker_is_lost(shipment: Shipment, bulky_text: str, names: tuple[st
         words = words_of_loss(r"\d", _LOST[name], "its preparation")
         assert re.search(words, cluster.master.log[logged:])
         assert held, name
+        cluster.wait_until(lambda status: worker_of(status)["state"] != "lost", _BACK_S)
+        _administer(cluster, "clear", shipment.worker)  # its wait, which doubles with each loss
         shipment.check_resumed(held)
 
 
