@@ -44,7 +44,7 @@ from tpiedge.host.addresses import Address
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import JoinToken
-from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.pack.manifest import manifest_bytes, pack_id
 
 _INTERRUPTED = 130
 #: As a login shell has it on most systems.

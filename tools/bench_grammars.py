@@ -32,8 +32,8 @@ from tests.cluster.schemas import schemas
 from tools.grammar_flood import measure
 from tpiedge.api.call_grammars import begun_call_grammar
 from tpiedge.api.tools import AskedTools
+from tpiedge.engine.constraints import begin_late
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
-from tpiedge.engine.late_constraint import begin_late
 from tpiedge.errors import UserError
 from tpiedge.local.prepare import prepare
 from tpiedge.model.tokenizer import Tokenizer

@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tpiedge.answers.generation import AnswerEvent
 from tpiedge.answers.hearing import FurtherChoices
 from tpiedge.answers.log import AnswerLog, Parting
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
-from tpiedge.api.service import AnswerEvent
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 

@@ -13,16 +13,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
 
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
-from tpiedge.api.service import ModelInfo, StepTimeline
+from tpiedge.api.service import ModelInfo
 from tpiedge.api.timeline import shown_step
-from tpiedge.master.counters import Counted
+from tpiedge.master.counters import Counted, StepTimeline
 from tpiedge.master.history import EVENTS, ClusterEvent
 from tpiedge.master.request_queue import RequestQueue
-from tpiedge.master.request_times import RequestTimes, Timeline
+from tpiedge.master.request_times import RequestHistograms, Timeline
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.wire.control import Stats, StepSpans, Token
 from tpiedge.wire.requests import GenerationRequest
@@ -70,7 +69,7 @@ def _token_us(tokens: int) -> float:
 
 
 def _measurement_us(tokens: int) -> float:
-    times, now = RequestTimes(), time.monotonic
+    times, now = RequestHistograms(), time.monotonic
     lines = [Timeline(accepted=now()) for _ in range(_STREAMS)]
     for line in lines:
         times.started(line, now())
@@ -83,14 +82,14 @@ def _measurement_us(tokens: int) -> float:
 
 
 def _status() -> ClusterStatus:
-    stats = Stats(*(1 for _ in fields(Stats)))
+    stats = Stats(*(1 for _ in Stats.__struct_fields__))
     nodes = tuple(
         NodeStatus(
             f"w-{rank}", rank, "ready", (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1, counted=Counted(stats, stats, 0.0)
         )
         for rank in range(_NODES)
     )
-    return ClusterStatus(True, "", nodes, 0, 0, histograms=RequestTimes().histograms())
+    return ClusterStatus(True, "", nodes, 0, 0, histograms=RequestHistograms())
 
 
 def _look_us() -> float:

@@ -28,16 +28,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.shaped_links import LinkModel, LinkSettings, ShapedNetwork
-from tpiedge.cli.table import print_table
+from tpiedge.cli.listing import print_table
 from tpiedge.collectives.job import Route
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.sampler import Sampled, Sampler
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.device import default_threads
 from tpiedge.lab.bench.figures import milliseconds, spread
-from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.memory.sweep import Sweep
+from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.partition import LayerShape, ShareWeight, partition
@@ -215,7 +214,7 @@ def _kept(part: float) -> Callable[[Sweep], Placement]:
         least = smallest_ring(sweep.sizes, frozenset())
         found = place(sweep.sizes, max(least, round(part * sweep.nbytes)))
         if not isinstance(found, Placement):
-            raise UserError(f"--kept {part}: the node needs {found.smallest_bytes} bytes at least")
+            raise UserError(f"--kept {part}: the node needs {found} bytes at least")
         return found
 
     return placement

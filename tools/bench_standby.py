@@ -19,7 +19,7 @@ from unittest import mock
 from tpiedge.errors import InternalError
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.child import Child
-from tpiedge.launch.standby import Standby
+from tpiedge.launch.slot import Standby
 from tpiedge.local.cluster import ClusterSpec, LocalCluster
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share

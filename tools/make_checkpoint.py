@@ -23,12 +23,13 @@ from pathlib import Path
 import numpy as np
 
 from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.kernels.panels import Array
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.dtypes import Array, SourceDtype
-from tpiedge.pack.sources.safetensors_file import (
+from tpiedge.pack.dtypes import SourceDtype
+from tpiedge.pack.export import (
     INDEX_NAME,
     TensorEntry,
     header,
@@ -37,7 +38,7 @@ from tpiedge.pack.sources.safetensors_file import (
     split_shards,
 )
 from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.writing.target import check_free_space, explain_write_errors, lock_target, partial_folder
+from tpiedge.pack.target import check_free_space, explain_write_errors, lock_target, partial_folder
 from tpiedge.units import format_bytes, format_seconds, parse_bytes
 
 Config = dict[str, object]

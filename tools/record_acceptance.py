@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpiedge.engine.prompt_lookup import PromptLookup
+from tpiedge.engine.drafting import PromptLookup
 from tpiedge.engine.sampler import Sampled, Sampler
 from tpiedge.errors import TpiedgeError
 from tpiedge.local.prepare import PreparedModel, prepare

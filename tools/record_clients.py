@@ -4,8 +4,8 @@
 
 Every client talks to a server that answers plausibly and knows no model. What it sends is written to OUT/CLIENT.json,
 each request once: without secrets, hosts, names that differ each time, and versions of anything but the client; long
-texts without their ends. tests/process/serving/test_corpus.py asks a real cluster the same. The clients, and why others
-are not among them, are in `tools/clients/catalogue.py`.
+texts without their ends. tests/golden/requests/corpus.jsonl has what comes of each. The clients, and why others are
+not among them, are in `tools/clients/catalogue.py`.
 
 Of Open WebUI, whose server needs gigabytes of packages, it is the code that sends requests, without what calls it. Of
 Continue it is what its editors' extensions call servers of OpenAI's and Anthropic's API with; what it asks Ollama with

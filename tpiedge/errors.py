@@ -126,9 +126,6 @@ class ReadFault(ResourceError):
 
     def __init__(self, path: Path, offset: int, length: int, cause: str) -> None:
         super().__init__(f"cannot read {length} bytes at offset {offset} of {path}: {cause}")
-        self.path = path
-        self.offset = offset
-        self.length = length
 
 
 class ChildLost(ResourceError):
@@ -143,8 +140,6 @@ class IntegrityError(ResourceError):
         super().__init__(
             f"{what} of {path} is damaged (its checksum differs): delete the pack and pack again"
         )
-        self.path = path
-        self.what = what
 
 
 class HubError(TpiedgeError):

@@ -1,9 +1,10 @@
-"""A child process that cannot outlive its parent.
+"""Child processes: they cannot outlive their parent, get no secret of its environment, and say whom the system ends
+first.
 
-Two ways at once: the kernel's parent-death signal where there is one (Linux), and a thread that reads standard input,
-which the parent holds open: end of file means that the parent is gone. What the parent writes there goes to
-`on_bytes`; a process that read the first lines by other means leaves it out. A parent that asks why its child ended
-learns from `killed_from_outside` whether the child itself is at fault.
+Two ways at once tie a child to its parent: the kernel's parent-death signal where there is one (Linux), and a thread
+that reads standard input, which the parent holds open: end of file means that the parent is gone. What the parent
+writes there goes to `on_bytes`; a process that read the first lines by other means leaves it out. A parent that asks
+why its child ended learns from `killed_from_outside` whether the child itself is at fault.
 """
 
 import ctypes
@@ -11,7 +12,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG = 1
@@ -62,3 +65,37 @@ def _watch(on_orphaned: Callable[[], None], on_bytes: Callable[[bytes], object])
     while data := os.read(0, 4096):
         on_bytes(data)
     on_orphaned()
+
+
+_NEEDED: Final = frozenset(
+    {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "SYSTEMROOT", "TERM", "TMPDIR", "TZ", "USER"}
+)
+#: Settings of the linker, of malloc, of Python, of sanitizers, and of the libraries that compute.
+_PREFIXES: Final = (
+    *("LC_", "LD_", "DYLD_", "GLIBC_", "MALLOC_", "PYTHON", "XDG_", "TPIEDGE_", "COVERAGE_", "COV_CORE_"),
+    *("ASAN_", "LSAN_", "TSAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "RAYON_"),
+    *("TORCH_", "ATEN_", "DNNL_", "ONEDNN_"),
+)
+_SECRET_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
+
+def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the part of `environment` (default: that of this process) that a child gets."""
+    own = os.environ if environment is None else environment
+    return {name: text for name, text in own.items() if _is_needed(name)}
+
+
+def _is_needed(name: str) -> bool:
+    if any(word in name for word in _SECRET_WORDS):
+        return False
+    return name in _NEEDED or name.startswith(_PREFIXES)
+
+
+def raise_oom_score(score: int) -> None:
+    """Has the system's OOM killer end this process, and those that it starts from now on, as if they took so many
+    thousandths more of the memory that there is; unless their score is higher. On Linux; elsewhere, and where the
+    system does not allow it, there is no effect."""
+    own = Path("/proc/self/oom_score_adj")
+    with suppress(OSError):
+        if int(own.read_text(encoding="ascii")) < score:
+            own.write_text(str(score), encoding="ascii")

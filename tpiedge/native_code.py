@@ -15,7 +15,6 @@ class OtherVersion(OSError):
 
 
 def find_library(folder: Path) -> Path | None:
-    """The library of this interpreter in `folder`."""
     paths = (folder / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 
 def share_of(total: int) -> int:
-    """The most that one client may have."""
     return (total + 1) // 2
 
 
@@ -56,7 +55,6 @@ class Portions:
         return self._taken
 
     def of(self, client: str) -> int:
-        """How much it has."""
         return self._by_client.get(client, 0)
 
     def take(self, client: str, count: int = 1) -> bool:
@@ -67,7 +65,6 @@ class Portions:
         return True
 
     def leave(self, client: str, count: int = 1) -> None:
-        """It has `count` less."""
         self._give(client, -count)
 
     def _give(self, client: str, count: int) -> None:

@@ -31,7 +31,6 @@ class Supervisor:
         self._before = threading.excepthook
 
     def check(self) -> None:
-        """Raises the failure, if there was one."""
         if self.failure is not None:
             raise self.failure
 

@@ -1,16 +1,20 @@
 """A cluster of three machines and a spare one, as the pictures of its view show it: always the same."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Final
 
-from tpiedge.api.service import ClusterEvent, NodeStatus, RequestLine, StepTimeline
-from tpiedge.master.counters import Counted
+from msgspec import structs
+
+from tpiedge.master.counters import Counted, StepTimeline
+from tpiedge.master.history import ClusterEvent
+from tpiedge.master.pending_answer import RequestLine
+from tpiedge.master.status import NodeStatus
 from tpiedge.testing.service import FakeService
 from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 _MIB: Final = 1 << 20
 _AT: Final = 1.7e9
-_NOTHING: Final = Stats(*(0 for _ in fields(Stats)))
+_NOTHING: Final = Stats(*(0 for _ in Stats.__struct_fields__))
 #: Rank 0 begins a step and ends it, in microseconds; between, each layer takes 17 ms on its slowest machine and 5 ms of
 #: the network.
 _BEGIN, _LAYER, _END = 3000, 22_000, 9000
@@ -87,7 +91,7 @@ def _node(
     weights = 30 * _MIB * (heads[1] - heads[0])
     counted = None
     if spans is not None:
-        first = replace(
+        first = structs.replace(
             _NOTHING, weight_bytes=weights, window_bytes=weights // 4 if spans.disk else 0, kv_bytes=24 * _MIB,
             kv_reserved_bytes=96 * _MIB, kv_pages=64, kv_pages_used=16,
         )  # fmt: skip
@@ -95,7 +99,7 @@ def _node(
             sum(end - begun for begun, end in part) * 1e-6
             for part in (spans.compute, spans.reduce, spans.disk)
         )
-        last = replace(
+        last = structs.replace(
             first, steps=1, compute_s=compute_s, reduce_wait_s=reduce_s, weight_wait_s=disk_s,
             disk_read_bytes=int(2e9 * disk_s),
         )  # fmt: skip

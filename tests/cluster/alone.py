@@ -10,7 +10,7 @@ import torch
 from tests.cluster.packs import split
 from tests.reference import Reference
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.specs import Precision
 from tpiedge.testing.cluster import InProcessCluster
 
 TOKENS = 12

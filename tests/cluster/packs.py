@@ -8,10 +8,10 @@ import pytest
 from tests.reference import Reference
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.layout import Precision
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.sources.source import CheckpointSource
-from tpiedge.pack.writing.writer import write_pack
+from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.specs import Precision
+from tpiedge.pack.writer import write_pack
 from tpiedge.planner.partition import LayerShape, ShareWeight, parse_shares, partition
 
 

@@ -16,7 +16,7 @@ from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.specs import Precision
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.fields import KVPrecision
@@ -265,20 +265,6 @@ def test_a_second_turn_computes_only_what_is_new(shared: tuple[Reference, Path])
                 texts[number] = (*text, *answer, *prompt_of(reference, 20))
 
 
-def test_one_prompt_that_many_ask_is_computed_once(shared: tuple[Reference, Path]) -> None:
-    reference, pack = shared
-    with InProcessCluster(
-        pack, split(reference, "1,1"), capacity_tokens=8192, context_tokens=1024, sequences=6
-    ) as cluster:
-        prompt = prompt_of(reference, 700)
-        run = Run(cluster.leader, [Arrival(ask(number, prompt, 4), 0) for number in range(6)])
-        cached = [run.finished[f"r{number}"].cached_tokens for number in range(6)]
-        assert cached[0] == 0
-        assert min(cached[1:]) >= 700 - 512
-        answers = {tuple(run.told(f"r{number}")) for number in range(6)}
-        assert len(answers) == 1
-
-
 @pytest.mark.fault("H13", "as much is computed as if nobody had asked it")
 def test_another_client_s_prompt_is_computed_as_if_nobody_had_asked_it(
     shared: tuple[Reference, Path],
@@ -298,72 +284,3 @@ def test_another_client_s_prompt_is_computed_as_if_nobody_had_asked_it(
         late = replace(ask(4, prompt, 4), scope="c")
         run = Run(cluster.leader, [Arrival(late, 0)])
         assert run.finished[late.id].cached_tokens == 0
-
-
-def test_too_little_room_for_all_lets_the_oldest_go_on(shared: tuple[Reference, Path]) -> None:
-    """Sequences give up their pages and are computed anew, and every answer is whole and the same."""
-    reference, pack = shared
-    prompts = [(number + 5, *prompt_of(reference, 250)) for number in range(4)]
-    with InProcessCluster(pack, split(reference, "1"), capacity_tokens=640) as alone:
-        expected = [
-            Run(alone.leader, [Arrival(ask(n, prompt, 300), 0)]).told(f"r{n}")
-            for n, prompt in enumerate(prompts)
-        ]
-    with InProcessCluster(
-        pack, split(reference, "2,1"), capacity_tokens=1280, context_tokens=640, sequences=4
-    ) as cluster:
-        run = Run(cluster.leader, [Arrival(ask(n, prompt, 300), 0) for n, prompt in enumerate(prompts)])
-        assert [run.told(f"r{number}") for number in range(4)] == expected
-        assert cluster.leader.pages[0] == 0
-
-
-def test_a_prompt_that_gives_up_its_pages_is_scored_once(shared: tuple[Reference, Path]) -> None:
-    reference, pack = shared
-    page = page_of(reference, "bf16")
-    prompt = prompt_of(reference, page - 4)
-    scored = GenerationRequest("scored", prompt, 1, Sampling(), prompt_scores=True)
-    told: list[Token | PromptScores] = []
-    with InProcessCluster(
-        pack, split(reference, "2,1"), capacity_tokens=2 * page, context_tokens=2 * page, sequences=2
-    ) as cluster:
-        cluster.leader.submit(scored, told.append)
-        while not cluster.leader.idle:
-            cluster.leader.step()
-        alone, told = told, []
-        # Its answer needs the other page while the prompt is still computed.
-        cluster.leader.submit(ask(0, prompt_of(reference, page - 2), 12), lambda _: None)
-        cluster.leader.step()
-        cluster.leader.submit(scored, told.append)
-        while not cluster.leader.idle:
-            cluster.leader.step()
-    assert scores_of(told) == scores_of(alone)
-    assert [position for position, _ in scores_of(alone)] == [*range(1, len(prompt))]
-
-
-def scores_of(events: Sequence[Token | PromptScores]) -> list[tuple[int, float]]:
-    told = [event for event in events if isinstance(event, PromptScores)]
-    return [(event.first + n, score) for event in told for n, score in enumerate(event.scores)]
-
-
-@pytest.mark.parametrize("name", ["yi", "llama-rope-dynamic-beyond"])
-def test_f32_answers_are_the_reference_s_in_any_company(
-    name: str, references: Callable[[str], Reference], packs: Callable[..., Path]
-) -> None:
-    reference = references(name)
-    prompt, answer = tuple(reference.prompt_ids), tuple(reference.greedy_ids)
-    with InProcessCluster(
-        packs(reference),
-        split(reference, "2,1"),
-        capacity_tokens=320,
-        context_tokens=320,
-        sequences=6,
-        speculate=5,
-    ) as cluster:
-        others = [Arrival(ask(n, prompt_of(reference, 30 * n), 30), n) for n in range(1, 5)]
-        whole, rest = (
-            ask(9, prompt, len(answer)),
-            replace(ask(10, prompt, len(answer)), answer_ids=answer[:7]),
-        )
-        run = Run(cluster.leader, [*others, Arrival(whole, 3), Arrival(rest, 4)])
-        assert tuple(token.token for token in run.tokens["r9"]) == answer
-        assert tuple(token.token for token in run.tokens["r10"]) == answer[7:]

@@ -1,34 +1,26 @@
 """Answers that keep to a grammar: alone, in company, with guesses, after a loss; and grammars that are too much."""
 
-import contextlib
-import itertools
 import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
-import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.cluster import test_batching
-from tests.cluster.schemas import schemas
 from tests.cluster.test_batching import Arrival, Run
-from tpiedge.engine import grammar_compiling, grammars, mask_waits
+from tpiedge.engine import constraints, grammars
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.layout import Precision
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.sources.source import CheckpointSource
-from tpiedge.pack.writing.writer import write_pack
+from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.specs import Precision
+from tpiedge.pack.writer import write_pack
 from tpiedge.planner.partition import LayerShape, parse_shares, partition
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Compiled, Failed, Finished, Token
@@ -111,17 +103,15 @@ def text_of(run: Run, name: str, tokenizer: Tokenizer) -> str:
     return tokenizer.decode([token.token for token in run.tokens[name]])
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 def test_answers_are_texts_of_their_grammars(
     demo: Callable[..., InProcessCluster],
     ask: Callable[..., GenerationRequest],
     tokenizer: Tokenizer,
-    sampling: Sampling,
 ) -> None:
     """Each ends by itself, with an end token, and has the form."""
     wanted = {"person": PERSON, "digits": DIGITS, "lark": LARK, "gbnf": GBNF}
     with demo(2, sequences=4, speculate=6) as cluster:
-        arrivals = [Arrival(ask(name, one, sampling=sampling), 0) for name, one in wanted.items()]
+        arrivals = [Arrival(ask(name, one, sampling=WARM), 0) for name, one in wanted.items()]
         run = Run(cluster.leader, arrivals)
     texts = {name: text_of(run, name, tokenizer) for name in wanted}
     assert {name: run.finished[name].reason for name in wanted} == dict.fromkeys(wanted, "stop")
@@ -129,30 +119,6 @@ def test_answers_are_texts_of_their_grammars(
     assert re.fullmatch("[0-9]{3}-[0-9]{2}", texts["digits"])
     assert re.fullmatch("yes|no, because [a-z ]{1,20}[.]", texts["lark"])
     assert texts["gbnf"] in ("left turn", "right turn")
-
-
-def test_answers_that_end_by_themselves_are_of_their_schemas(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], tokenizer: Tokenizer
-) -> None:
-    """What a hot model writes, with any schema; few are cut off."""
-    ended: list[bool] = []
-    with demo(sequences=1, speculate=4) as cluster:
-
-        @settings(max_examples=40, deadline=None, database=None, derandomize=True)
-        @given(schemas(), st.integers(0, 2**32))
-        def check(schema: dict[str, object], seed: int) -> None:
-            sampling = Sampling(temperature=1.5, seed=seed)
-            run = Run(
-                cluster.leader,
-                [Arrival(ask("one", Grammar("json", json.dumps(schema)), 400, sampling=sampling), 0)],
-            )
-            ended.append(run.finished["one"].reason == "stop")
-            if ended[-1]:
-                value = json.loads(text_of(run, "one", tokenizer))
-                jsonschema.validate(value, schema)
-
-        check()
-    assert sum(ended) > len(ended) // 2
 
 
 def test_company_changes_no_bit_of_either(
@@ -168,23 +134,6 @@ def test_company_changes_no_bit_of_either(
         run = Run(cluster.leader, [Arrival(free, 0), Arrival(bound, 1), other])
     assert run.told("free") == free_alone
     assert run.told("bound") == bound_alone
-
-
-def test_one_that_gives_up_its_pages_goes_on_where_it_was(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
-) -> None:
-    """Each needs a second page in its answer, and there are three."""
-    page = KVFormat("bf16", Checkpoint.open(DEMO_FOLDER).config.head_dim).page_positions
-    asked = []
-    for name in ("one", "two"):
-        request = ask(name, PERSON, 60, sampling=WARM)
-        asked.append(replace(request, prompt_ids=(request.prompt_ids * page)[-page + 4 :]))
-    with demo(capacity_tokens=2 * page, context_tokens=2 * page) as cluster:
-        alone = [Run(cluster.leader, [Arrival(one, 0)]).told(one.id) for one in asked]
-    assert all(len(told) > 8 for told in alone)
-    with demo(sequences=2, speculate=4, capacity_tokens=3 * page, context_tokens=2 * page) as cluster:
-        run = Run(cluster.leader, [Arrival(one, 0) for one in asked])
-    assert [run.told(one.id) for one in asked] == alone
 
 
 def test_another_epoch_goes_on_anywhere_in_the_answer(
@@ -205,7 +154,7 @@ def test_what_the_grammar_forces_needs_no_steps_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where a guess costs nothing, and there is time to hear what is forced. No text repeats itself here."""
-    monkeypatch.setattr(mask_waits, "_LONE_S", 30.0)
+    monkeypatch.setattr(constraints, "_LONE_S", 30.0)
     words = "the quick brown fox jumps over a lazy dog while we all wait for tea"
     grammar = Grammar("lark", f'start: ("A: {words}" | "B: {words}") "."')
     with demo(speculate=8) as cluster:
@@ -218,33 +167,10 @@ def test_what_the_grammar_forces_needs_no_steps_of_its_own(
     assert finished.steps < finished.tokens / 3
 
 
-def test_the_most_tokens_end_it_in_the_middle(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], tokenizer: Tokenizer
-) -> None:
-    with demo() as cluster:
-        run = Run(cluster.leader, [Arrival(ask("one", PERSON, 4), 0)])
-    assert run.finished["one"].reason == "length"
-    assert '{"name": "'.startswith(text_of(run, "one", tokenizer))
-
-
-def test_bias_cannot_break_the_grammar(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], tokenizer: Tokenizer
-) -> None:
-    wanted = tokenizer.encode("x", add_special=False)[0]
-    sampling = Sampling(logit_bias=((wanted, 100.0), (tokenizer.eos_id or 0, 100.0)), logprobs=2)
-    with demo() as cluster:
-        run = Run(cluster.leader, [Arrival(ask("one", DIGITS, sampling=sampling), 0)])
-    assert re.fullmatch("[0-9]{3}-[0-9]{2}", text_of(run, "one", tokenizer))
-    assert all(len(token.logprobs) >= 2 for token in run.tokens["one"])
-
-
 DEEP_CHAIN = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} | "x"' for i in range(3000)) + '\nr3000: "y"'
 REFUSED = {
     "no JSON": (Grammar("json", "{"), "the grammar is refused: "),
-    "no schema": (Grammar("json", '{"type": "strange"}'), "the grammar is refused: "),
-    "no grammar": (Grammar("lark", "start: ("), "the grammar is refused: "),
     "no rule": (Grammar("lark", "root ::= other"), "the grammar is refused: .*'other' not found"),
-    "no expression": (Grammar("regex", "("), "the grammar is refused: "),
     "too deep": (Grammar("json", '{"items":' * 4000 + "{}" + "}" * 4000), "the grammar is refused: "),
     "kills its process": (Grammar("lark", DEEP_CHAIN), "too much time or memory"),
     "too many ways": (Grammar("lark", "start: " + '"x"? ' * 5000), "the grammar is refused: "),
@@ -275,63 +201,6 @@ def test_a_grammar_that_is_too_much_hurts_nobody_else(
     assert len(told) >= 3
 
 
-@pytest.mark.parametrize("asked", ["forced", "masks"])
-def test_a_grammar_that_fails_in_the_middle_of_its_answer_hurts_nobody_else(
-    demo: Callable[..., InProcessCluster],
-    ask: Callable[..., GenerationRequest],
-    monkeypatch: pytest.MonkeyPatch,
-    asked: str,
-) -> None:
-    usual, calls = getattr(grammars.Constraint, asked), itertools.count()
-
-    def failing(constraint: grammars.Constraint, **shared: bool) -> object:
-        if next(calls) == 3:
-            raise UserError("the grammar is refused: it has had enough")
-        return usual(constraint, **shared)
-
-    monkeypatch.setattr(grammars.Constraint, asked, failing)
-    ended: list[Failed] = []
-    told: list[Token] = []
-    with demo(sequences=2, speculate=6) as cluster:
-        leader = cluster.leader
-        leader.submit(ask("bad", PERSON), lambda event: None)
-        leader.submit(ask("good", None, 30), lambda event: told.append(event))  # type: ignore[arg-type]
-        while leader.preparing or not leader.idle:
-            if leader.idle:
-                leader.await_grammar(0.5)
-            ended += [one for one in leader.step() if isinstance(one, Failed)]
-    assert [(one.request, one.message) for one in ended] == [
-        ("bad", "the grammar is refused: it has had enough")
-    ]
-    assert told
-
-
-def test_a_grammar_that_is_slow_beside_others_ends_its_answer_alone(
-    demo: Callable[..., InProcessCluster],
-    ask: Callable[..., GenerationRequest],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where it has its steps for itself, it holds up nobody."""
-    for allowed in ("_MASK_S", "_PART", "_SLACK_S"):
-        monkeypatch.setattr(grammars, allowed, 0.0)
-    ended: list[Failed] = []
-    told: list[Token] = []
-    with demo(2, sequences=3) as cluster:
-        leader = cluster.leader
-        assert cluster.generate(ask("alone", PERSON))
-        leader.submit(ask("bad", PERSON), lambda event: None)
-        while leader.preparing:
-            leader.await_grammar(0.5)
-            assert not leader.step()
-        leader.submit(ask("good", None, 30), lambda event: told.append(event))  # type: ignore[arg-type]
-        while not leader.idle:
-            ended += [one for one in leader.step() if isinstance(one, Failed)]
-    (failed,) = ended
-    assert (failed.request, failed.kind) == ("bad", "GrammarRefused")
-    assert "beside other answers it takes more than 0 ms of a processor for each token" in failed.message
-    assert len(told) > 5
-
-
 class Late:
     """Has each mask of these requests come only when it was asked for `calls` times; None: never."""
 
@@ -341,7 +210,7 @@ class Late:
         self._asked: dict[tuple[int, int], int] = {}
         monkeypatch.setattr(grammars.Constraint, "known", lambda constraint: self._known(constraint))
         for allowed in ("_PART", "_LEAST_S", "_LONE_S"):
-            monkeypatch.setattr(mask_waits, allowed, 0.0)
+            monkeypatch.setattr(constraints, allowed, 0.0)
         monkeypatch.setattr(test_batching, "GRAMMAR_S", 0.01)  # nothing may come that could be waited for
 
     def _known(self, constraint: grammars.Constraint) -> bool:
@@ -437,57 +306,6 @@ def test_a_grammar_is_compiled_before_its_request_comes(
     ended = {one.request: one.reason for one in heard if isinstance(one, Finished)}
     assert (ended["leaves"], ended["comes"]) == ("cancel", "stop")
     assert len(told) >= 3
-
-
-def test_the_process_of_a_grammar_has_only_so_long(
-    demo: Callable[..., InProcessCluster],
-    ask: Callable[..., GenerationRequest],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(grammar_compiling, "READY_S", -1.0)
-    with demo() as cluster:
-        cluster.leader.submit(ask("one", PERSON), lambda event: None)
-        (failed,) = cluster.leader.step()
-    assert isinstance(failed, Failed)
-    assert failed.kind == "ChildLost"
-    assert "was not ready within" in failed.message
-
-
-def test_a_request_may_be_cancelled_while_its_grammar_is_compiled(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
-) -> None:
-    with demo() as cluster:
-        cluster.leader.submit(ask("one", PERSON), lambda event: None)
-        assert cluster.leader.preparing
-        cluster.leader.cancel("one")
-        (finished,) = cluster.leader.step()
-        assert not isinstance(finished, Failed)
-        assert finished.reason == "cancel"
-        assert cluster.leader.idle
-
-
-def test_its_process_is_started_again_where_it_has_ended(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], tokenizer: Tokenizer
-) -> None:
-    with demo() as cluster:
-        Run(cluster.leader, [Arrival(ask("one", DIGITS), 0)])
-        # Beside it those of an earlier test may be ending still.
-        for one in psutil.Process().children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "tpiedge.engine.grammar_child" in one.cmdline():
-                    one.kill()
-                    one.wait()
-        run = Run(cluster.leader, [Arrival(ask("two", DIGITS), 0)])
-    assert re.fullmatch("[0-9]{3}-[0-9]{2}", text_of(run, "two", tokenizer))
-
-
-@pytest.mark.parametrize("change", [{"ignore_eos": True}, {"stop_ids": ()}])
-def test_without_an_end_there_is_no_grammar(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], change: dict[str, object]
-) -> None:
-    request: GenerationRequest = replace(ask("one", DIGITS), **change)  # type: ignore[arg-type]
-    with demo() as cluster, pytest.raises(UserError, match="ends with an end token"):
-        cluster.generate(request)
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,8 @@ import pytest
 from tests.cluster.packs import split
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
-from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.memory.sweep import Sweep
+from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.testing.cluster import InProcessCluster, greedy_request
 from tpiedge.wire.control import Token
 
@@ -70,25 +69,3 @@ def test_tokens_are_the_same_while_the_cache_grows_and_shrinks(
         page_bytes = cluster.page_bytes
         largest = max(piece.nbytes for piece in cluster.weights[0].sweep.pieces)
         assert max(held) - min(held) <= 2 * page_bytes + largest  # whatever came before the same text
-
-
-def test_a_longer_text_leaves_less_room_for_weights(
-    references: Callable[[str], Reference], packs: Callable[[Reference], Path]
-) -> None:
-    reference = references("llama-gqa-odd")
-    prompt = tuple(reference.prompt_ids)
-    with InProcessCluster(
-        packs(reference), split(reference, "1"), capacity_tokens=1024, placement=tight(0.3), grain_pages=1
-    ) as cluster:
-        (weights,) = cluster.weights
-        planned = weights.weight_bytes  # with an empty cache
-        budget = weights.placement.nbytes([piece.nbytes for piece in weights.sweep.pieces])
-        seen = []
-        for length in (8, 900):
-            tokens(cluster, (prompt * 99)[:length], 1)
-            seen.append(weights.weight_bytes)
-        assert planned > seen[0] > seen[1] >= budget
-        read = weights.streamed_bytes
-        tokens(cluster, prompt[:8], 1)
-        assert weights.weight_bytes == seen[0]
-        assert weights.streamed_bytes > read  # pinning again is reading

@@ -9,8 +9,7 @@ from tests.cluster.packs import split
 from tests.reference import Reference
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.reader import Pack
-from tpiedge.planner.facts import model_facts
-from tpiedge.planner.needs import NodeFacts
+from tpiedge.planner.needs import NodeFacts, model_facts
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.solve import Plan, evaluate
 

@@ -9,10 +9,8 @@ import pytest
 from tests.cluster.packs import split
 from tests.reference import Reference
 from tpiedge.collectives.job import Route
-from tpiedge.pack.layout import Precision
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Token
-from tpiedge.wire.fields import Compute
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 NAMES = ["llama-gqa-odd", "qwen3"]
@@ -21,8 +19,7 @@ PLANS = [
     ("3,1", "mesh"),
     ("1,0:1", "star"),
     ("1,5,2", "two-shot"),
-    ("1:0,0:1,2", "tree"),
-    ("1,0:3,1,0:1,1", "ring"),
+    ("1:0,0:1,2", "mesh"),
     ("1,0:3,1,0:1,1", "star"),
     ("1,1,1,1,1,1", "two-shot"),
 ]
@@ -31,12 +28,6 @@ SAMPLINGS = (
     *(Sampling(temperature=1.0, seed=seed) for seed in range(3)),
     Sampling(temperature=0.7, top_k=40, top_p=0.95, seed=4),
     Sampling(temperature=1.5, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.2, seed=2**63),
-)
-#: Stored and computed so that two plans may round differently.
-ROUNDED: tuple[tuple[Precision, Compute | None], ...] = (
-    (Precision.Q8, None),
-    (Precision.Q4, None),
-    (Precision.BF16, "bf16"),
 )
 Answers = list[list[int]]
 
@@ -83,32 +74,3 @@ def test_f32_draws_the_tokens_of_one_node_on_any_number_of_them(
     route = Route(small=way, bulk=way)  # type: ignore[arg-type]
     with InProcessCluster(packs(reference), split(reference, shares), route=route) as cluster:
         assert drawn(cluster, reference) == alone(name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_seeds_and_filters_matter(
-    name: str, references: Callable[[str], Reference], alone: Callable[[str], Answers]
-) -> None:
-    """Or the tests here would compare the likeliest tokens."""
-    answers = [*alone(name), list(references(name).greedy_ids[:TOKENS])]
-    assert all(len(answer) == TOKENS for answer in answers)
-    assert len(set(map(tuple, answers))) == len(answers)
-
-
-@pytest.mark.parametrize("shares", ["1,5,2"])
-@pytest.mark.parametrize(("precision", "compute"), ROUNDED, ids=["q8", "q4", "bf16"])
-def test_arithmetic_that_rounds_draws_the_same_again_for_the_same_plan(
-    precision: Precision,
-    compute: Compute | None,
-    shares: str,
-    references: Callable[[str], Reference],
-    packs: Callable[..., Path],
-) -> None:
-    reference, answers = references("llama-gqa-odd"), []
-    for way in ("star", "mesh", "two-shot", "star"):
-        route = Route(small=way, bulk=way)  # type: ignore[arg-type]
-        with InProcessCluster(
-            packs(reference, precision), split(reference, shares), compute=compute, route=route
-        ) as cluster:
-            answers.append(drawn(cluster, reference))
-    assert all(answer == answers[0] for answer in answers)

@@ -7,15 +7,13 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
-from tests.cluster.test_cancel import true_from
-from tests.cluster.test_growing_kv import tight
 from tests.reference import Reference
 from tpiedge.engine.fused_blocks import FusedBlocks
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.kernels.stack import FusedLayers
-from tpiedge.pack.layout import Precision
-from tpiedge.testing.cluster import InProcessCluster, greedy_request
+from tpiedge.pack.specs import Precision
+from tpiedge.testing.cluster import InProcessCluster
 
 TOKENS = 12
 
@@ -62,34 +60,3 @@ def test_the_same_answer_as_block_by_block(
         assert cluster.greedy(reference.prompt_ids, TOKENS) == answer
         assert torch.equal(cluster.logits(text), logits_TV)
     assert len(runs) == calls
-
-
-def test_not_where_there_is_none(
-    runs: list[int], references: Callable[[str], Reference], packs: Callable[..., Path]
-) -> None:
-    """Several nodes, weights that are streamed, biases, and weights that are not quantised."""
-    reference = references("llama-gqa-odd")
-    pack = packs(reference, Precision.Q4)
-    for shares, placement in (("1,1", None), ("1", tight(0.5))):
-        with InProcessCluster(pack, split(reference, shares), placement=placement) as cluster:
-            assert len(cluster.greedy(reference.prompt_ids, 3)) == 3
-    for name, precision in (("llama-biases", Precision.Q4), ("llama-gqa-odd", None)):
-        reference = references(name)
-        with InProcessCluster(packs(reference, precision), split(reference, "1")) as cluster:
-            assert len(cluster.greedy(reference.prompt_ids, 3)) == 3
-    assert runs == []
-
-
-@pytest.mark.parametrize("call", [3, 4, 5, 6])
-def test_a_cancel_leaves_a_node_that_answers_exactly(
-    call: int, runs: list[int], references: Callable[[str], Reference], packs: Callable[..., Path]
-) -> None:
-    reference = references("qwen3")
-    with InProcessCluster(packs(reference, Precision.Q8), split(reference, "1")) as cluster:
-        whole = cluster.greedy(reference.prompt_ids, TOKENS)
-        request = greedy_request(reference.prompt_ids, TOKENS)
-        finished = cluster.leader.generate(request, lambda _: None, true_from(call))
-        assert finished.reason == "cancel"
-        assert finished.tokens < TOKENS
-        assert cluster.greedy(reference.prompt_ids, TOKENS) == whole
-    assert runs

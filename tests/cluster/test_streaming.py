@@ -8,9 +8,8 @@ import pytest
 from tests.cluster.packs import split
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
-from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.memory.sweep import Sweep
+from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.testing.cluster import InProcessCluster
 
 NAMES = ["llama-gqa-odd", "qwen2-tied", "qwen3", "mistral-sliding"]

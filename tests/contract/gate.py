@@ -56,6 +56,6 @@ class Gate:
             if envelope is None:
                 continue
             if isinstance(envelope.message, Enrol) or not self.door.is_member(envelope.sender):
-                self.door.receive(envelope.sender, envelope.message)
+                self.door.heard(envelope.sender, envelope.message)
             else:
                 self.heard.append((envelope.sender, envelope.message))

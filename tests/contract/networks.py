@@ -10,13 +10,13 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 
 from tpiedge.collectives.peer_channel import node_name
+from tpiedge.testing.inprocess import InProcessHub, InProcessPeer
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import TENSOR, Plane
-from tpiedge.transport.inprocess import InProcessHub, InProcessPeer
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
-from tpiedge.transport.zeromq_options import ZmqContext
+from tpiedge.transport.zeromq_endpoint import ZmqContext
 
 _MOST_RANKS = 8
 

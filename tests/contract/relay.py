@@ -3,18 +3,16 @@
 import contextlib
 import socket
 import threading
-import time
 from types import TracebackType
 from typing import Self
 
 
 class Relay:
-    """Hands every connection on to `port` of loopback, from `late_s` on. `flip` changes a bit of the next message
+    """Hands every connection on to `port` of loopback. `flip` changes a bit of the next message
     towards the spoke."""
 
-    def __init__(self, port: int, late_s: float = 0.0) -> None:
+    def __init__(self, port: int) -> None:
         self._port = port
-        self._late_s = late_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._flip = threading.Event()
         self._sockets: list[socket.socket] = [self._listener]
@@ -51,7 +49,6 @@ class Relay:
         self._threads[-1].start()
 
     def _accept(self) -> None:
-        time.sleep(self._late_s)
         with contextlib.suppress(OSError):
             while True:
                 spoke, _ = self._listener.accept()

@@ -10,19 +10,12 @@ import zmq
 
 from tests.contract.hub_process import HubProcess
 from tests.contract.networks import Network
-from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import Doing, Tag
-from tpiedge.collectives.inbox import MAX_HELD, MAX_HELD_BYTES, Inbox, ReceivedPart
-from tpiedge.collectives.local import DeadlineLiveness
-from tpiedge.errors import Misconduct, PeerError
+from tpiedge.errors import PeerError
 from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage, Unreachable
 from tpiedge.transport.framing import CONTROL, TENSOR, Plane
-from tpiedge.transport.inprocess import InProcessHub
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.units import KIB, MIB
 from tpiedge.wire.control import Shutdown
-from tpiedge.wire.data import Partial
-from tpiedge.wire.tensors import TensorHeader
 
 WAIT_S = 20.0
 SMALL = Plane(header_limit=1000, tensor_limit=64 * KIB, queue_length=16, waiting_limit=MIB)
@@ -117,69 +110,3 @@ def test_who_connects_again_gains_nothing() -> None:
 def send_without_end(spoke: ZmqSpoke, frame: bytes) -> None:
     while True:
         spoke.send_frame(frame, timeout_s=1.0)
-
-
-def test_much_traffic_that_is_received_is_no_flood(network: Network) -> None:
-    hub, spoke = network.hub(SMALL), network.spoke(1, SMALL)
-    frame = bytes(SMALL.frame_limit)
-    for _ in range(4 * SMALL.backlog_limit // len(frame)):
-        spoke.send_frame(frame, timeout_s=WAIT_S)  # type: ignore[attr-defined]
-        assert hub.recv_frame(WAIT_S) is not None  # type: ignore[union-attr]
-
-
-def test_what_is_kept_while_a_hub_waits_to_send_is_bounded_too(network: Network) -> None:
-    hub, flooder = network.hub(SMALL), network.spoke(1, SMALL)
-    assert isinstance(hub, ZmqHub)
-    assert isinstance(flooder, ZmqSpoke)
-    count = flood(flooder, bytes(SMALL.frame_limit), 24)
-    with pytest.raises(Unreachable):
-        hub.send(Shutdown(1), to="node-2", timeout_s=0.5)
-    assert hub._held_bytes() <= SMALL.backlog_limit + SMALL.frame_limit
-    for _ in range(count):
-        assert hub.recv_frame(WAIT_S) is not None
-
-
-class Early:
-    """Rank 0, which awaits the first block, and two others, who send later ones."""
-
-    def __init__(self) -> None:
-        hub = InProcessHub("node-0")
-        self._spokes = {rank: hub.spoke(f"node-{rank}") for rank in (1, 2)}
-        self._inbox = Inbox(hub, {"node-1": 1, "node-2": 2}, 1, DeadlineLiveness(MonotonicClock(), WAIT_S))
-
-    def send(self, rank: int, blocks: int, byte_count: int) -> None:
-        large = TensorHeader("u8", (byte_count,))
-        for block in range(1, blocks + 1):
-            self.send_one(rank, block, large)
-
-    def send_one(self, rank: int, block: int, header: TensorHeader | None) -> None:
-        tensors = () if header is None else (bytes(header.nbytes),)
-        self._spokes[rank].send(Partial(1, 1, block, 0, 0, rank, header), tensors)
-
-    def receive(self) -> list[ReceivedPart]:
-        tag = Tag(1, 0, 0)
-        return list(self._inbox.collect(Partial, tag, {1, 2}, Doing("all-reduce", tag)))
-
-
-@pytest.mark.parametrize(
-    ("blocks", "byte_count"), [(3, MAX_HELD_BYTES // 2), (MAX_HELD + 1, 1)], ids=["bytes", "messages"]
-)
-def test_messages_that_come_too_early_are_blamed_on_their_sender(blocks: int, byte_count: int) -> None:
-    early = Early()
-    early.send(1, blocks, byte_count)
-    early.send(2, 1, byte_count)
-    with pytest.raises(Misconduct, match=f"too far ahead: {blocks} messages") as caught:
-        early.receive()
-    assert caught.value.rank == 1
-
-
-@pytest.mark.parametrize(
-    ("blocks", "byte_count"), [(2, MAX_HELD_BYTES // 2), (MAX_HELD, 1)], ids=["bytes", "messages"]
-)
-def test_what_one_may_be_ahead_does_not_depend_on_others(blocks: int, byte_count: int) -> None:
-    early = Early()
-    for rank in (1, 2):
-        early.send(rank, blocks, byte_count)
-    for rank in (1, 2):
-        early.send_one(rank, 0, None)
-    assert sorted(rank for rank, _, _ in early.receive()) == [1, 2]

@@ -5,14 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract.ranks import EPOCH, HUB, WAIT_S, Ranks, part
+from tests.contract.ranks import HUB, WAIT_S, Ranks, part
 from tpiedge.collectives.arrays import F32Array
-from tpiedge.collectives.codec import Codec
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.collectives.direct import Star
-from tpiedge.collectives.job import Job
 from tpiedge.transport.native_library import transport_library
-from tpiedge.wire.data import Reduced
 
 
 def two_blocks(one: Communicator) -> list[bool]:
@@ -50,19 +46,3 @@ def test_while_rank_0_waits_for_a_late_peer(
     assert ranks.run(work) == [[sent[0] == 0, True]] * size
     native = network.kind == "zeromq" and transport_library() is not None
     assert sent == [size - 1 if native and way == "mesh" else 0]
-
-
-def test_while_some_have_the_answer_of_a_star(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(network, HUB, 3).begun()
-    root = ranks.groups[0]
-
-    def answer_one(name: str, codec: Codec, own: F32Array, tag: Tag) -> tuple[int, F32Array]:
-        job = Job(tag, own.shape, own, codec)
-        total = Star(root._channel)._sum(job)
-        message = Reduced(EPOCH, tag.step, tag.block, tag.chunk, 0, codec.header(own))
-        root._channel.send(message, (codec.encode(total),), (1,), job.what)
-        root.request_cancel(1)
-        return 1, total
-
-    monkeypatch.setattr(root._fast, "reduce", answer_one)
-    assert ranks.run(two_blocks) == [[False, True]] * 3

@@ -8,7 +8,6 @@ from tests.contract.networks import Network
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Endpoint, LinkReset, MalformedMessage
 from tpiedge.transport.framing import CONTROL, FILES, TENSOR, Plane
-from tpiedge.units import MIB
 from tpiedge.wire.codec import encode
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import Hidden
@@ -55,12 +54,6 @@ def test_exactly_at_the_limit(network: Network, plane: Plane) -> None:
     assert [len(tensor) for tensor in envelope.tensors] == [plane.tensor_limit]
 
 
-def test_a_chunk_beyond_the_limit_of_its_plane(network: Network) -> None:
-    network.hub(FILES)
-    with pytest.raises(ProtocolError, match=f"this connection carries {MAX_FILE_CHUNK}"):
-        network.spoke(plane=FILES).send(chunk(2 * MAX_FILE_CHUNK), (bytes(2 * MAX_FILE_CHUNK),))
-
-
 def serve_both(hub: Endpoint, spoke: Endpoint) -> None:
     """A socket works on its connections while somebody calls it."""
     deadline = time.monotonic() + WAIT_S
@@ -72,17 +65,10 @@ def serve_both(hub: Endpoint, spoke: Endpoint) -> None:
 @pytest.mark.parametrize("network", ["zeromq", "zeromq in Python"], indirect=True)
 @pytest.mark.parametrize("plane", [CONTROL, TENSOR, FILES], ids=["control", "tensor", "files"])
 def test_a_frame_beyond_what_libzmq_takes_is_a_broken_link(network: Network, plane: Plane) -> None:
-    """libzmq does not say why it ends a connection (see transport/zeromq_options.py)."""
+    """libzmq does not say why it ends a connection (see transport/zeromq_endpoint.py)."""
     hub, spoke = network.hub(plane), network.spoke(plane=plane)
     spoke.send(Shutdown(1), timeout_s=WAIT_S)
     assert hub.recv(WAIT_S) is not None
     spoke.send_frame(bytes(2 * plane.frame_limit))  # type: ignore[attr-defined]
     with pytest.raises(LinkReset, match=r"broke and was made anew$"):
         serve_both(hub, spoke)
-
-
-@pytest.mark.parametrize("plane", [CONTROL, TENSOR, FILES], ids=["control", "tensor", "files"])
-def test_what_waits_is_bounded_in_bytes(plane: Plane) -> None:
-    """At a spoke, besides what waits: the message that finds no room, and the one that is in its owner's hand."""
-    assert (plane.receive_length + 2) * plane.frame_limit < 256 * MIB
-    assert plane.frame_limit < plane.backlog_limit < 64 * MIB

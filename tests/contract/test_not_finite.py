@@ -6,7 +6,6 @@ other's part not finite.
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -74,65 +73,18 @@ def test_where_one_may_have_fooled_another_no_node_is_blamed(network: Any, way: 
     assert not any(isinstance(other, torch.Tensor) for other in results[1:])
 
 
-def test_one_who_is_fooled_alone_gives_up(network: Any) -> None:
-    """Rank 1 sends rank 2 something else than the others, who have their sums; rank 2 names no node."""
-
-    class Fooling:
-        def __init__(self, endpoint: Any) -> None:
-            self._endpoint = endpoint
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "reducer":
-                raise AttributeError(name)  # not in one call
-            return getattr(self._endpoint, name)
-
-        def send_frame(self, frame: Any, names: Any, timeout_s: float) -> None:
-            false = bytes(frame[: -4 * 64 * 4]) + np.full(4 * 64, np.nan, np.float32).tobytes()
-            for name in names:
-                self._endpoint.send_frame(false if name == "node-2" else frame, [name], timeout_s)
-
-    ranks = Ranks(
-        network, "mesh", 3, wrap=lambda rank, endpoint: Fooling(endpoint) if rank == 1 else endpoint
-    ).begun()
-    results = outcomes(ranks, [1.0, 1.0, 1.0])
-    assert same(results[:2])
-    assert isinstance(results[2], ProtocolError)
-    assert not isinstance(results[2], Misconduct)
-    assert "where node 2 adds it up: node 1 contributed" in str(results[2])
-
-
 LAST = (slice(3, 4), slice(63, 64))
-"""An element of the slice that rank 3 adds up in a two-shot, and rank 2 in a ring."""
+"""An element of the slice that rank 3 adds up in a two-shot."""
 
 
-@pytest.mark.parametrize(
-    ("way", "faulty", "words"),
-    [
-        *(("two-shot", faulty, "in the slice that node 3 added up") for faulty in range(SIZE)),
-        *(("ring", faulty, "in the slice that node 2 added up") for faulty in range(SIZE)),
-        *(
-            ("tree", faulty, "in the part that node 1 added up for itself and 2 others")
-            for faulty in range(1, 4)
-        ),
-    ],
-)
-def test_in_a_sum_of_several_no_node_is_blamed(network: Any, way: str, faulty: int, words: str) -> None:
-    ranks = Ranks(network, way, SIZE).begun()
+@pytest.mark.parametrize("faulty", range(SIZE))
+def test_in_a_sum_of_several_no_node_is_blamed(network: Any, faulty: int) -> None:
+    ranks = Ranks(network, "two-shot", SIZE).begun()
     values = [float("nan") if rank == faulty else 1.0 for rank in range(SIZE)]
     error = complaint(outcomes(ranks, values, LAST))
-    assert words in str(error)
+    assert "in the slice that node 3 added up" in str(error)
     assert "--collective star" in str(error)
     assert not isinstance(error, Misconduct)
-
-
-@pytest.mark.parametrize(("size", "faulty"), [(4, 0), (2, 1), (2, 0)])
-def test_the_root_of_a_tree_knows_its_own_part_and_that_of_a_lone_child(
-    network: Any, size: int, faulty: int
-) -> None:
-    ranks = Ranks(network, "tree", size).begun()
-    error = complaint(outcomes(ranks, [float("nan") if rank == faulty else 1.0 for rank in range(size)]))
-    assert isinstance(error, Misconduct)
-    assert error.rank == faulty
 
 
 @pytest.mark.parametrize("way", STARS)
@@ -152,11 +104,3 @@ def test_a_sum_beyond_f32_is_an_error_and_a_large_one_is_not(network: Any, way: 
     error = complaint(outcomes(Ranks(network, way, SIZE).begun(), [3e38, None, 3e38, 3e38]))
     assert not isinstance(error, Misconduct)
     assert "overflows" in str(error) or "is not finite in the" in str(error)
-
-
-@pytest.mark.parametrize("wire", ["bf16", "int8"])
-@each_link
-def test_rounding_hides_nothing(network: Any, way: str, wire: str) -> None:
-    ranks = Ranks(network, way, SIZE, wire=wire).begun()
-    values: list[float | None] = [1.0, 1.0, float("inf"), 1.0]
-    assert "finite" in str(complaint(outcomes(ranks, values, LAST)))

@@ -119,18 +119,3 @@ def test_every_other_wait_ends_too(
     with pytest.raises(PeerLost, match="the test said so"):
         wait(ranks.groups[rank])
     thread.join()
-
-
-@pytest.mark.parametrize("way", [HUB, "mesh"])
-def test_sending_to_a_lost_peer_ends(network: Any, way: str) -> None:
-    ranks = Ranks(network, way, 2).begun()
-    ranks.bare[1].close()
-    ranks.alive[0].lost.add(1)
-    deadline = time.monotonic() + FOUND_OUT_S
-
-    def broadcast_until_it_fails() -> None:
-        while time.monotonic() < deadline:
-            ranks.groups[0].broadcast(part(0), TAG)
-
-    with pytest.raises(PeerLost):
-        broadcast_until_it_fails()

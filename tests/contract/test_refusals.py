@@ -3,14 +3,15 @@
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.contract.between import Change, Changing
 from tests.contract.ranks import HUB, LINKS, TAG, Ranks, part
-from tpiedge.collectives.inbox import MAX_HELD
+from tpiedge.collectives.inbox import MAX_HELD, MAX_HELD_BYTES
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.codec import encode
@@ -20,11 +21,13 @@ from tpiedge.wire.tensors import TensorHeader
 
 SIZE = 3
 FOUND_OUT_S = 15.0
+#: Of what may be held of a rank.
+HALF = TensorHeader("u8", (MAX_HELD_BYTES // 2,))
 
 
 def frame(envelope: Envelope, **changes: Any) -> bytes:
     """With other fields in the header; the tensor stays."""
-    message: Any = replace(envelope.message, **changes)  # type: ignore[type-var]
+    message: Any = structs.replace(envelope.message, **changes)
     return encode(message) + b"".join(envelope.tensors)
 
 
@@ -74,7 +77,9 @@ VIOLATIONS = {
     ),
     "the largest": Violation(
         lambda sent: [
-            encode(replace(sent.message, tensor=TensorHeader("f32", (MAX_TENSOR_BYTES >> 14, 1 << 12))))  # type: ignore[type-var, arg-type]
+            encode(
+                structs.replace(sent.message, tensor=TensorHeader("f32", (MAX_TENSOR_BYTES >> 14, 1 << 12)))
+            )  # type: ignore[type-var, arg-type]
             + bytes(MAX_TENSOR_BYTES)
         ],
         "node . sent .* where",
@@ -86,6 +91,13 @@ VIOLATIONS = {
     "twice": Violation(lambda sent: [frame(sent, block=9)] * 2, "node . sent .* twice"),
     "far ahead": Violation(
         lambda sent: [frame(sent, block=block) for block in range(1, MAX_HELD + 2)], "node . is too far ahead"
+    ),
+    "far ahead in bytes": Violation(
+        lambda sent: [
+            encode(structs.replace(sent.message, block=block, tensor=HALF)) + bytes(HALF.nbytes)  # type: ignore[type-var, arg-type]
+            for block in range(1, 4)
+        ],
+        "node . is too far ahead: 3 messages",
     ),
 }
 
@@ -136,6 +148,7 @@ tried = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.fault("W2", "every collective names the node that sent it")
 @tried
 def test_a_rank_that_breaks_the_protocol_is_named(network: Any, way: str, violation: str) -> None:
     check(network, way, 1, VIOLATIONS[violation])

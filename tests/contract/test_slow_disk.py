@@ -12,17 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.gate import MASTER, Gate
-from tests.contract.test_joining import NAME, OTHER, WAIT_S, WORKER, eventually, link
+from tests.contract.gate import Gate
+from tests.contract.test_joining import NAME, OTHER, WAIT_S, WORKER, link
 from tests.redeeming import redeem
 from tpiedge.errors import UserError
-from tpiedge.host.addresses import Address
 from tpiedge.joining.connecting import enrol
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import KnownWorker, read_members
-from tpiedge.joining.pairing_link import PairingHub, pair
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.join import Enrolled, Refused
+from tpiedge.wire.join import Enrolled
 
 LATE, LATER = (CurveKeys.generate() for _ in range(2))
 
@@ -103,39 +101,6 @@ def test_others_are_answered_while_the_disk_is_waited_for(gate: Gate, disk: Disk
         assert gate.door.is_member(peer_name(LATE.public))
 
 
-def test_a_token_lets_one_in_of_several_that_come_during_a_write(
-    gate: Gate, disk: Disk, joining, tmp_path: Path
-) -> None:
-    first, second = gate.token(), gate.token()
-    disk.stick()
-    slow = joining(gate, WORKER, first)
-    assert disk.waiting.wait(WAIT_S)
-    rivals = [joining(gate, keys, second) for keys in (LATE, LATER, OTHER)]
-    eventually(lambda: len(gate.door.candidates) == 4)
-    disk.free()
-    assert slow.result(WAIT_S).name == NAME
-    refused = [one.exception(WAIT_S) for one in rivals if one.exception(WAIT_S) is not None]
-    assert len(refused) == 2
-    assert all("used before" in str(error) for error in refused)
-    assert len(members(tmp_path)) == 2
-
-
-def test_workers_become_members_in_the_order_in_which_they_came(
-    gate: Gate, disk: Disk, joining, tmp_path: Path
-) -> None:
-    comers = [CurveKeys.generate() for _ in range(4)]
-    secrets = [gate.token() for _ in comers]
-    disk.stick()
-    begun = []
-    for number, (keys, secret) in enumerate(zip(comers, secrets, strict=True)):
-        begun.append(joining(gate, keys, secret))
-        eventually(lambda: len(gate.door.candidates) == number + 1)  # noqa: B023
-    disk.free()
-    for one in begun:
-        one.result(WAIT_S)
-    assert members(tmp_path) == [keys.public for keys in comers]
-
-
 @pytest.mark.parametrize(
     ("number", "words"),
     [
@@ -159,41 +124,6 @@ def test_a_write_that_fails_lets_nobody_in_and_spends_nothing(
     disk.refusal = 0
     with link(gate, OTHER) as spoke:
         enrol(spoke, "pi", secret)
-
-
-def test_a_code_that_cannot_be_kept_is_said_on_both_sides(gate: Gate, disk: Disk, joining) -> None:
-    shown: Future[str] = Future()
-    with closing(PairingHub("tcp://127.0.0.1:*", MASTER.public, gate.door.admit)) as hub:
-        address = Address("127.0.0.1", int(hub.address.rpartition(":")[2]) - 3)
-        with ThreadPoolExecutor(1) as threads:
-            visit = threads.submit(pair, address, WORKER, "pi", shown.set_result, WAIT_S)
-            code = shown.result(WAIT_S)
-            eventually(hub.pending)
-            disk.refusal = errno.EROFS
-            with pytest.raises(UserError, match=r"cannot write .*members\.json"):
-                hub.approve(code)
-            with pytest.raises(
-                UserError, match="refuses to pair: it cannot let this worker in: cannot write"
-            ):
-                visit.result(WAIT_S)
-    assert gate.door.journal.table.member(WORKER.public) is None
-
-
-def test_a_revoked_worker_is_out_before_the_disk_has_it(gate: Gate, disk: Disk, tmp_path: Path) -> None:
-    with link(gate) as spoke, ThreadPoolExecutor(1) as threads:
-        enrol(spoke, "pi", gate.token())
-        disk.stick()
-        told: Future[str] = Future()
-        revoking = threads.submit(gate.door.revoke, NAME, told.set_result)
-        assert told.result(WAIT_S) == NAME
-        answer = spoke.recv(WAIT_S)
-        assert answer is not None
-        assert isinstance(answer.message, Refused)
-        assert gate.hub.admission.judge(WORKER.public) is None
-        assert not revoking.done()
-        disk.free()
-        revoking.result(WAIT_S)
-    assert read_members(tmp_path).is_revoked(WORKER.public)
 
 
 def test_a_revocation_that_cannot_be_kept_holds_and_can_be_repeated(
@@ -231,25 +161,6 @@ def test_who_is_revoked_during_the_write_of_another_stays_out(
     assert gate.door.journal.table.is_revoked(WORKER.public)
     assert gate.hub.admission.judge(WORKER.public) is None
     assert read_members(tmp_path) == gate.door.journal.table
-
-
-def test_the_end_waits_for_the_disk_and_not_for_ever(
-    tmp_path: Path, disk: Disk, joining, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with closing(Gate(tmp_path)) as gate:
-        secret = gate.token()
-        disk.stick()
-        late = joining(gate, LATE, secret)
-        assert disk.waiting.wait(WAIT_S)
-        with monkeypatch.context() as patch:
-            patch.setattr("tpiedge.joining.front_door._CLOSE_S", 0.05)
-            gate.door.close()
-        assert "the disk does not take what it should" in caplog.text
-        assert members(tmp_path) == []
-        disk.free()
-        gate.door.close()
-        assert members(tmp_path) == [LATE.public]
-        assert late.result(WAIT_S).name == peer_name(LATE.public)
 
 
 def test_a_token_stays_used_when_its_worker_is_revoked_or_let_in_by_a_code(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
+import msgspec
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,6 @@ def _text_bytes(tree: Any) -> bytes:
 JSON = Form(json.loads, _json_bytes)
 SAFETENSORS = Form(_safetensors_tree, _safetensors_bytes)
 MANIFEST = Form(json.loads, _manifest_bytes)
-MESSAGEPACK = Form(lambda data: msgpack.unpackb(data, strict_map_key=False), msgpack.packb)
+MESSAGEPACK = Form(msgspec.msgpack.decode, msgspec.msgpack.encode)
 GGUF = Form(_gguf_tree, _gguf_bytes)
 TEXT = Form(lambda data: _WORD.findall(data.decode()), _text_bytes)

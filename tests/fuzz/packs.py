@@ -24,7 +24,7 @@ def _manifest_seeds() -> list[bytes]:
     from tpiedge.model.config import ModelConfig
     from tpiedge.model.spec import model_spec
     from tpiedge.pack.manifest import Manifest, manifest_text
-    from tpiedge.pack.precision import Precision
+    from tpiedge.pack.specs import Precision
     from tpiedge.pack.storage import Storage
 
     found = []
@@ -37,9 +37,8 @@ def _manifest_seeds() -> list[bytes]:
 
 
 def _settings(folder: Path) -> Read:
-    from tpiedge.cli.configured import check_settings, check_values, resolve, verbs_of
     from tpiedge.cli.main import cli
-    from tpiedge.cli.settings_file import read_settings
+    from tpiedge.cli.settings import check_values, problems, read_settings, resolve, verbs_of
 
     verbs = verbs_of(cli)
     path = folder / "config.toml"
@@ -47,10 +46,9 @@ def _settings(folder: Path) -> Read:
     def read(data: bytes) -> None:
         path.write_bytes(data)
         file = read_settings(path)
-        check_settings(file, verbs)
-        problems = list(check_values(cli, file))
-        if problems:
-            raise UserError(problems[0])
+        found = [*problems(file, verbs), *check_values(cli, file)]
+        if found:
+            raise UserError(found[0])
         for table, command in list(verbs.items())[:3]:
             resolve(table, command, {}, file)
 
@@ -58,7 +56,7 @@ def _settings(folder: Path) -> Read:
 
 
 def _testbed(folder: Path) -> Read:
-    from tpiedge.lab.testbed.reading import parse_description
+    from tpiedge.lab.testbed.description import parse_description
 
     return lambda data: parse_description(data.decode("utf-8", "replace"), "bed.toml")
 

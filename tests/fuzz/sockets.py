@@ -29,9 +29,10 @@ def _message(folder: Path) -> Read:
 
 
 def _message_seeds() -> list[bytes]:
-    from tests.unit.wire.golden import GOLDEN, padded
+    from tests.unit.wire.golden import MESSAGES
+    from tpiedge.wire.codec import encode
 
-    return [padded(bytes.fromhex(written)) for _, written in GOLDEN]
+    return [encode(message) for message in MESSAGES]
 
 
 def _body(folder: Path) -> Read:

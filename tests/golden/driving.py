@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+from tpiedge.answers.generation import Unavailable
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.app import Api
 from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
-from tpiedge.api.service import Unavailable
 from tpiedge.errors import GrammarRefused, InternalError, OutOfMemory, PeerLost
-from tpiedge.master.reading_progress import Reading
+from tpiedge.master.request_times import Reading
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeGeneration, FakeService
@@ -132,7 +132,7 @@ class Cluster:
         scope = {
             "type": "http", "method": method, "path": where, "query_string": query.encode(),
             "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items()],
-            "client": ("127.0.0.1", 9), "state": {"unsent": lambda: 0},
+            "client": ("127.0.0.1", 9), "state": {},
         }  # fmt: skip
         async with asyncio.timeout(LIMIT_S):
             await self._api(scope, receive, send)

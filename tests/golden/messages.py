@@ -1,5 +1,5 @@
 """The table says of every field of every message which values the wire takes, which it refuses, and a digest of the
-bytes and words of all of them. The messages are those of tests/unit/wire/golden.py, which has the bytes of each."""
+bytes and words of all of them. The messages are those of tests/unit/wire/golden.py."""
 
 import dataclasses
 import hashlib
@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest.mock import patch
 
-from tests.unit.wire.golden import GOLDEN
+import msgspec
+from msgspec import structs
+
+from tests.unit.wire.golden import MESSAGES
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import decode, encode
 
@@ -22,7 +25,7 @@ def field_lines() -> Iterator[dict[str, Any]]:
     """The number of the protocol is left out: a change of one message changes no line of the others."""
     seen = set[str]()
     with patch("tpiedge.wire.codec.PROTOCOL", 1):
-        for message, _ in GOLDEN:
+        for message in MESSAGES:
             for name, put in _places(message, type(message).__name__):
                 if name not in seen:
                     seen.add(name)
@@ -31,15 +34,16 @@ def field_lines() -> Iterator[dict[str, Any]]:
 
 def _places(message: Any, name: str) -> Iterator[tuple[str, Callable[[object], Any]]]:
     """Each field with what makes the whole with another value there; the first of several stands for all."""
-    for field in dataclasses.fields(message):
-        value, where = getattr(message, field.name), f"{name}.{field.name}"
+    names = [field.name for field in (structs if _is_struct(message) else dataclasses).fields(message)]
+    for field in names:
+        value, where = getattr(message, field), f"{name}.{field}"
 
-        def put(new: object, own: str = field.name) -> Any:
-            return dataclasses.replace(message, **{own: new})
+        def put(new: object, own: str = field) -> Any:
+            return type(message)(**{one: getattr(message, one) for one in names} | {own: new})
 
         yield where, put
-        several = isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0])
-        if several or dataclasses.is_dataclass(value):
+        several = isinstance(value, tuple) and value and _is_part(value[0])
+        if several or _is_part(value):
             for inner, set_inner in _places(value[0] if several else value, where):
 
                 def put_inner(
@@ -48,6 +52,14 @@ def _places(message: Any, name: str) -> Iterator[tuple[str, Callable[[object], A
                     return put(inner(new) if rest is None else (inner(new), *rest))
 
                 yield inner, put_inner
+
+
+def _is_struct(value: object) -> bool:
+    return isinstance(value, msgspec.Struct)
+
+
+def _is_part(value: object) -> bool:
+    return _is_struct(value) or dataclasses.is_dataclass(value)
 
 
 def _tried(put: Callable[[object], Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
+from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.server import ApiServer
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
@@ -20,6 +21,7 @@ from tpiedge.testing.service import FakeService
 
 DEMO = Path(__file__).parents[2] / "tpiedge" / "model" / "demo"
 SECRET = "the-admin-secret"
+PACK = "pack-1"
 
 
 class InstantTemplate(ChatTemplate):
@@ -105,6 +107,17 @@ def serve(service):
     yield start
     for one in [*servers, *kept]:
         one.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "answers"
+
+
+@pytest.fixture
+def keep(serve, folder):
+    """A server that records, on the folder that another one may have left."""
+    return lambda **options: serve(records=RecordFolder(folder, PACK), **options)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tpiedge.api.records import AcceptedRequest
 
 class KeptAnswers(AnswerShelf):
     def __init__(self, records, service, grace_s, now=time.monotonic):
-        super().__init__(service, records.later, grace_s, now)
+        super().__init__(service, grace_s, now)
         self.records, self.service = records, service
 
     def recover_all(self):
@@ -20,13 +20,13 @@ class KeptAnswers(AnswerShelf):
 
     def ask(self, asked, name, client):
         """The reader of a new answer."""
-        pack, moment = self.records.pack, self.records.moment()
-        accepted = AcceptedRequest.of(asked, name, 0, "m", pack, b"", moment)
+        accepted = AcceptedRequest.of(asked, name, 0, "m", self.records.pack, b"")
         question = accepted.question(asked.choices, self.service.tokenizer)
         return self.accept(question, client, lambda: self.records.begin(accepted))
 
-    def api(self, secret):
-        return Api(self.service, Guard("localhost", ApiKeys(), secret, 1000), Limits(), self, self.records)
+    def api(self, secret, limits=None):
+        guard = Guard("localhost", ApiKeys(), secret, 1000)
+        return Api(self.service, guard, limits or Limits(), self, self.records)
 
     def join(self, limit_s):
         super().join(limit_s)

@@ -8,7 +8,6 @@ import pytest
 from tests.http.conftest import SECRET
 from tests.http.kept import KeptAnswers
 from tests.http.test_resuming import CHAT, LIMIT_S, PACK, TEXT, Left, events_in, wait_until
-from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.transcript import Transcript
 
@@ -58,7 +57,7 @@ class Work:
         headers = [(b"host", b"localhost")] + ([(b"last-event-id", b"%d" % last)] if last else [])
         scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "query_string": b""}
         watching = asyncio.create_task(self.watch())
-        await api({**scope, "state": {"unsent": lambda: 0}}, receive, send)
+        await api({**scope, "state": {}}, receive, send)
         watching.cancel()
 
 
@@ -67,14 +66,14 @@ def begun(tmp_path, service):
     """An API that has the answer of a server before, with all its tokens, and the answer's path."""
     kept = []
 
-    def begin(reply):
+    def begin(reply, limits=None):
         ids = [500 + number % 700 for number in range(TOKENS)]
         path = Left(tmp_path / "answers", service)(reply, ids, TOKENS)
         kept.append(KeptAnswers(RecordFolder(tmp_path / "answers", PACK), service, LIMIT_S))
         kept[0].recover_all()
         answer = kept[0].find(path.rpartition("/")[2])
         wait_until(lambda: answer.over)
-        return kept[0].api(SECRET), path
+        return kept[0].api(SECRET, limits), path
 
     yield begin
     kept[0].close()
@@ -97,35 +96,3 @@ def test_what_is_passed_over_holds_up_nobody_and_has_a_head_at_once(begun, monke
     assert b": ping" in work.body.partition(b"id: ")[0] or b"event: ping" in work.body.partition(b"id: ")[0]
     numbers = [number for number, _ in events_in(work.body.decode().splitlines()) if number is not None]
     assert numbers == list(range(TOKENS // 2 + 1, numbers[-1] + 1))
-
-
-@pytest.mark.parametrize("last", [0, 1, TOKENS])
-def test_so_does_what_is_sent(begun, monkeypatch, last):
-    """The whole stream, nearly all of it and its end are asked for, and the answer as a whole."""
-    api, path = begun(FORMS["chat"])
-    work = Work(monkeypatch)
-    asyncio.run(work.get(api, path, last))
-    assert work.most <= AT_ONCE
-    assert len(work.heads) == 1
-
-
-def test_a_whole_answer_has_its_head_first_too(begun, monkeypatch):
-    monkeypatch.setattr("tpiedge.api.answering._OPEN_S", 0.0)
-    api, path = begun(FORMS["chat"])
-    work = Work(monkeypatch)
-    asyncio.run(work.get(api, path, 0))
-    assert work.heads[0] <= AT_ONCE
-    assert work.body.startswith(b"\n{")
-
-
-@pytest.mark.parametrize("empty", ["", "text"])
-def test_a_client_hears_that_the_server_lives_while_it_is_passed_over(begun, monkeypatch, empty):
-    """Also where the tokens have no text yet, as within a call of a tool."""
-    monkeypatch.setattr("tpiedge.api.answering._OPEN_S", 0.0)
-    if empty:
-        monkeypatch.setattr("tpiedge.api.openai_format.OpenAIFormat.frames", lambda *_: ())
-    api, path = begun(FORMS["chat"])
-    api._deliveries._limits = Limits(ping_s=0.0)
-    work = Work(monkeypatch)
-    asyncio.run(work.get(api, path, TOKENS))
-    assert work.body.count(b": ping") >= TOKENS // AT_ONCE

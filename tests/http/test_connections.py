@@ -19,7 +19,7 @@ import pytest
 
 from tests.http.conftest import SECRET
 from tpiedge.api.limits import Limits
-from tpiedge.rate_limited_log import LINES
+from tpiedge.sanitise import LINES
 
 LIMIT_S = 20.0
 CLIENTS = 2000

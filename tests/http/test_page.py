@@ -1,6 +1,5 @@
 """The page's files over HTTP: for everybody, under a strict policy, packed, and kept by browsers for good."""
 
-import gzip
 import re
 
 import httpx
@@ -85,36 +84,6 @@ def test_another_versions_files_and_others_are_not_there(http):
         assert answer.json()["error"]["code"] == "not_found"
     for path in ("%2e%2e/%2e%2e/pyproject.toml", "%2e%2e/%2e%2e/api/app.py", "/etc/passwd", "index.html"):
         assert http.get(f"/page/{Page().version}/{path}").status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("accepted", "packed"),
-    [
-        ("gzip, br", True),
-        ("*", True),
-        ("br;q=1, GZIP;q=0.5", True),
-        ("br", False),
-        ("gzip;q=0", False),
-        ("", False),
-    ],
-)
-def test_it_is_packed_for_who_takes_that(http, accepted, packed):
-    address = addresses(http)[-1]
-    with http.stream("GET", address, headers={"Accept-Encoding": accepted}) as answer:
-        assert (answer.headers.get("content-encoding") == "gzip") is packed
-        assert "accept-encoding" in answer.headers["vary"].lower()
-        raw = b"".join(answer.iter_raw())
-    plain = http.get(address, headers={"Accept-Encoding": "identity"})
-    assert (gzip.decompress(raw) if packed else raw) == plain.content
-    assert packed is (plain.headers["etag"] != answer.headers["etag"])
-
-
-def test_the_head_alone(http):
-    whole = http.get("/", headers={"Accept-Encoding": "identity"})
-    head = http.head("/", headers={"Accept-Encoding": "identity"})
-    assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["content-length"] == whole.headers["content-length"]
-    assert http.post("/").status_code == 405
 
 
 @pytest.mark.parametrize(

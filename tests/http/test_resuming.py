@@ -11,29 +11,26 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.http.conftest import DEMO, SECRET, leave_early
+from tests.http.conftest import DEMO, PACK, SECRET, leave_early
 from tests.http.kept import KeptAnswers
 from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog, Parting
 from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.limits import Limits
-from tpiedge.api.moments import Moment
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.master.journal import GUILTY
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.clock import ManualClock
-from tpiedge.testing.service import FakeService, token
+from tpiedge.testing.service import token
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 LIMIT_S = 20.0
 BODY = {"model": "babbler", "prompt": "x"}
-PACK = "pack-1"
 CREATED = int(time.time())
-BEGUN = Moment("a boot", 100.0, float(CREATED))
 WORDS = tuple(Tokenizer.open(DEMO, here=True).encode("the fox", add_special=False)[:2])
 CHAT = Reply("chat", True, True, None, (), False)
 TEXT = Reply("completion", True, True, 2, (), True)
@@ -51,17 +48,6 @@ LAST = {
     "message": "message_stop",
     "response": "response.completed",
 }
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "answers"
-
-
-@pytest.fixture
-def keep(serve, folder):
-    """A server that records, on the folder that another one may have left."""
-    return lambda **options: serve(records=RecordFolder(folder, PACK), **options)
 
 
 def connect(server, key=""):
@@ -87,13 +73,6 @@ def left(folder):
     return list(folder.glob("*.answer"))
 
 
-def wait_until_forgotten(http, folder):
-    """The next request of a client shows that it has read the answer before, which is kept until then."""
-    assert left(folder)
-    http.get("/health")
-    wait_until(lambda: not left(folder))
-
-
 def wait_until(condition):
     deadline = threading.Event()
     for _ in range(int(LIMIT_S * 100)):
@@ -106,7 +85,7 @@ def wait_until(condition):
 def accepted_as(request, reply, key=b"", created=CREATED):
     """A request of one choice."""
     asked = Asked((Choice(request),), reply, ())
-    return AcceptedRequest.of(asked, request.id, created, "babbler", PACK, key, BEGUN)
+    return AcceptedRequest.of(asked, request.id, created, "babbler", PACK, key)
 
 
 class Left:
@@ -144,6 +123,7 @@ def leave(folder, service):
     return Left(folder, service)
 
 
+@pytest.mark.fault("P7", "killed with --journal: whatever its client has read, a GET has the rest")
 @pytest.mark.parametrize(
     ("reply", "text", "step"),
     [
@@ -186,8 +166,8 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
             assert stream(told, after) == undisturbed[after:], (told, after)
 
 
-async def got(api, path, after, unsent=lambda: 0):
-    """The body of a GET without a socket, of which `unsent` bytes are on their way."""
+async def got(api, path, after):
+    """The body of a GET without a socket."""
     body = []
 
     async def receive():
@@ -197,36 +177,9 @@ async def got(api, path, after, unsent=lambda: 0):
         body.append(message.get("body", b""))
 
     headers = [(b"host", b"localhost"), (b"last-event-id", b"%d" % after)]
-    state = {"unsent": unsent}
-    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "state": state}
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "state": {}}
     await api(scope, receive, send)
     return b"".join(body)
-
-
-def test_an_answer_waits_for_its_client_from_its_last_byte_on(service, folder, leave, caplog):
-    path, clock = leave(CHAT, WORDS, 1), ManualClock()
-    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0, clock.now)
-    kept.recover_all()
-    api = kept.api(SECRET)
-    seen = []
-
-    def unsent():
-        clock.advance(LEFT_S)
-        kept.sweep()
-        seen.append(len(left(folder)))
-        return 3 - len(seen)
-
-    assert asyncio.run(got(api, path, 0, unsent)).endswith(b"data: [DONE]\n\n")
-    assert seen == [1, 1, 1]
-    clock.advance(LEFT_S)
-    kept.sweep()
-    assert asyncio.run(got(api, path, 1)).startswith(b"id: 2\n")
-    clock.advance(LEFT_S + 1.0)
-    kept.sweep()
-    assert b"answer_not_found" in asyncio.run(got(api, path, 1))
-    api.close(LIMIT_S)
-    assert not left(folder)
-    assert not caplog.records, "it may well have been read"
 
 
 def test_without_records_an_answer_is_resumed_while_the_server_lives(serve, service, monkeypatch):
@@ -266,26 +219,8 @@ def test_a_stream_is_named_and_numbered_and_its_record_ends_with_it(keep, servic
             assert answer.headers["x-resumable"] == "yes"
             numbers = [number for number, _ in events_of(answer)]
         assert numbers == list(range(1, len(numbers) + 1))
-        wait_until_forgotten(http, folder)
-
-
-def test_a_whole_answer_names_its_request_before_it_comes(keep, service, folder):
-    with connect(keep()) as http:
-        with http.stream("POST", "/v1/completions", json=BODY) as answer:
-            generation = service.generations.get(timeout=LIMIT_S)
-            assert answer.headers["x-request-id"] == generation.request.id
-            assert len(left(folder)) == 1
-            generation.say(WORDS[0])
-            generation.finish()
-            assert json.loads(answer.read())["usage"]["completion_tokens"] == 1
-        wait_until_forgotten(http, folder)
-
-
-def test_what_fails_at_once_has_a_status_of_its_own(keep, service, folder):
-    service.script = lambda generation: generation.fail(PeerLost(1, "the work", "killed"))
-    with connect(keep()) as http:
-        assert http.post("/v1/completions", json=BODY).status_code == 503
-    wait_until(lambda: not left(folder))
+        http.delete(f"/v1/completions/{answer.headers['x-request-id']}")
+        wait_until(lambda: not left(folder))
 
 
 def test_a_defect_of_the_master_is_not_the_end_of_the_answer(keep, service, folder):
@@ -303,6 +238,10 @@ def test_a_defect_of_the_master_is_not_the_end_of_the_answer(keep, service, fold
     assert path.read_bytes().count(b"\n") == 3
 
 
+@pytest.mark.fault(
+    "P8",
+    "the client's connection is cut with --journal: the answer goes on for a minute, and a GET has the rest",
+)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_whose_connection_ends_may_come_again(keep, service, folder, stream):
     """Meanwhile others come first."""
@@ -322,6 +261,7 @@ def test_a_client_whose_connection_ends_may_come_again(keep, service, folder, st
         else:
             assert json.loads(body)["usage"]["completion_tokens"] == 2
         assert not generation.cancelled.is_set()
+        assert http.delete(path).status_code == 200
         assert http.get(path).status_code == 404
         wait_until(lambda: not left(folder))
 
@@ -373,48 +313,10 @@ def broken_lines(lines):
         yield from events_in(lines)
 
 
-def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
-    monkeypatch.setattr("tpiedge.answers.shelf.MOST_LEFT", 2)
-    clock = ManualClock()
-    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0, clock.now)
-    readers = []
-    for number in range(4):
-        clock.advance(1.0)
-        request = GenerationRequest(f"cmpl-{number}", (1,), 9)
-        readers.append(kept.ask(Asked((Choice(request),), CHAT, ()), request.id, ""))
-    generations = [service.generations.get_nowait() for _ in readers]
-    readers[0] = kept.find("cmpl-0").read(collects=True)
-    for number in (2, 0, 1):
-        clock.advance(1.0)
-        readers[number].leave(Parting.LOST)
-    kept.sweep()
-    assert [one.cancelled.is_set() for one in generations] == [False, False, True, False]
-    kept.close()
-    kept.join(LIMIT_S)
-    assert len(left(folder)) == 3
-
-
-@pytest.mark.fault("H8", "the answers that one client leaves push out none of another's")
-def test_the_left_answers_of_one_client_push_out_its_own(folder, service, monkeypatch):
-    monkeypatch.setattr("tpiedge.answers.shelf.MOST_LEFT", 4)
-    clock = ManualClock()
-    many = FakeService(service.tokenizer, places=9)
-    kept = KeptAnswers(RecordFolder(folder, PACK), many, 1.0, clock.now)
-    for number, client in enumerate(["ann", "bob", "bob", "bob", "bob", "bob", "cid", "dan"]):
-        clock.advance(1.0)
-        request = GenerationRequest(f"cmpl-{number}", (1,), 9)
-        asked = Asked((Choice(request),), CHAT, ())
-        kept.ask(asked, request.id, client).leave(Parting.LOST)
-        if client != "bob" or number == 5:
-            kept.sweep()
-    assert [number for number in range(8) if kept.find(f"cmpl-{number}")] == [0, 5, 6, 7]
-    kept.close()
-    kept.join(LIMIT_S)
-
-
 @pytest.mark.fault(
     "P7", "an answer that was sent to its end is not computed again, though its connection closed first"
 )
+@pytest.mark.fault("P8", "the client's connection is cut after the answer's end: a GET has it")
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_was_sent_to_its_end_is_kept_and_not_computed_again(
@@ -436,7 +338,6 @@ def test_what_was_sent_to_its_end_is_kept_and_not_computed_again(
     assert server.recovered == 1
     with connect(server) as http:
         assert http.get(path).json()["usage"]["completion_tokens"] == len(WORDS)
-        wait_until_forgotten(http, folder)
     assert service.generations.empty()
     assert not caplog.records
 
@@ -462,9 +363,11 @@ def test_a_second_reader_takes_the_place_of_the_first(keep, service, folder):
             numbers = [number for number, _ in events_of(second)]
         assert numbers == list(range(2, 2 + len(numbers)))
         assert not generation.cancelled.is_set()
-        wait_until_forgotten(http, folder)
 
 
+@pytest.mark.fault(
+    "P7", "killed with --journal: who asks the next master comes before answers that nobody waits for"
+)
 def test_an_answer_of_the_server_before_gives_way_until_somebody_reads_it(keep, service, leave):
     path = leave(CHAT, WORDS, 1, rest=False)
     with connect(keep(limits=Limits(ping_s=0.05))) as http:
@@ -476,48 +379,6 @@ def test_an_answer_of_the_server_before_gives_way_until_somebody_reads_it(keep, 
             assert generation.attended
         wait_until(lambda: not generation.attended)
         assert not generation.cancelled.is_set()
-
-
-def test_who_collects_may_leave_and_come_again(keep, service, folder, leave):
-    path = leave(WHOLE, WORDS, 1, rest=False)
-    server = keep()
-    with connect(server) as http:
-        with http.stream("GET", path) as answer:
-            assert answer.headers["x-request-id"] == "cmpl-1"
-        kept = server._api._shelf.find("cmpl-1")
-        wait_until(lambda: kept._reader is None)  # it is known there that the client has gone
-        generation = service.generations.get(timeout=LIMIT_S)
-        generation.say(WORDS[1])
-        generation.finish()
-        wait_until(lambda: not [one for one in threading.enumerate() if one.name == "kept cmpl-1"])
-        assert len(left(folder)) == 1
-        answer = http.get(path, headers={"Last-Event-ID": "1"})
-        assert answer.json()["usage"]["completion_tokens"] == 2
-        assert answer.json()["created"] == CREATED
-        assert not generation.cancelled.is_set()
-        wait_until_forgotten(http, folder)
-
-
-def test_a_stream_may_be_collected_as_a_whole(keep, folder, leave):
-    path = leave(CHAT, WORDS, 1)
-    with connect(keep()) as http:
-        answer = http.get(path).json()
-        assert answer["object"] == "chat.completion"
-        assert answer["usage"]["completion_tokens"] == 2
-        wait_until_forgotten(http, folder)
-
-
-def test_a_stop_string_ends_the_work_though_nobody_reads(keep, service, folder, leave):
-    ids = service.tokenizer.encode("one two three four", add_special=False)
-    path = leave(replace(WHOLE, stops=(" three",)), ids, 1, rest=False)
-    with connect(keep()) as http:
-        generation = service.generations.get(timeout=LIMIT_S)
-        generation.say(*ids[1:])
-        assert generation.completed.wait(LIMIT_S)
-        assert not generation.cancelled.is_set()
-        choice = http.get(path).json()["choices"][0]
-    assert (choice["text"], choice["finish_reason"]) == ("one two", "stop")
-    assert service.generations.empty()
 
 
 def test_a_request_is_taken_up_once_it_is_asked_for(service, folder, leave):
@@ -554,14 +415,6 @@ def test_who_collects_an_answer_that_failed_is_told(keep, service, folder, leave
     assert "killed" in answer.json()["error"]["message"]
 
 
-def test_a_stream_that_nobody_comes_for_is_cancelled(keep, service, folder, leave, caplog):
-    leave(CHAT, WORDS, 1, rest=False)
-    keep(grace_s=0.1)
-    assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
-    wait_until(lambda: not left(folder))
-    assert "nobody came for the answer chatcmpl-1 within 100 ms: it was deleted" in caplog.text
-
-
 @pytest.mark.parametrize("reply", [CHAT, WHOLE])
 @pytest.mark.parametrize("over", [True, False])
 def test_for_how_long_an_answer_waits(folder, service, reply, over):
@@ -572,7 +425,7 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     (stop,) = service.tokenizer.encode("x", add_special=False)[-1:]
     told = [(0, Token(0, "r", 0, stop, ()))] if over else []
     question = accepted.question(accepted.choices, service.tokenizer)
-    found = FoundAnswer(question, records.begin(accepted), told, 0.0, 0)
+    found = FoundAnswer(question, records.begin(accepted), told)
     answer = AnswerLog.recovered(found, clock.now, 5.0)
     assert answer.lacking == ([] if over else [0])
 
@@ -596,52 +449,6 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     assert answer.ended
     records.close(LIMIT_S)
     assert not left(folder)
-
-
-@pytest.mark.parametrize("over", [False, True])
-def test_a_whole_answer_waits_for_a_day_through_any_number_of_servers(folder, service, leave, caplog, over):
-    """From the request on, not anew from each start."""
-    ids = service.tokenizer.encode("one two three four", add_special=False)
-    path = leave(replace(WHOLE, stops=(" three",)), ids, len(ids) if over else 1, rest=False)
-    for age_s, waits in ((UNFINISHED_S - 1.0, True), (UNFINISHED_S + COLLECTED_WITHIN_S + 1.0, False)):
-        now = Moment(BEGUN.boot, BEGUN.up_s + age_s, BEGUN.day_s)
-        kept = KeptAnswers(RecordFolder(folder, PACK, lambda now=now: now), service, 1.0, ManualClock().now)
-        assert kept.recover_all() == 1
-        kept.sweep()
-        found = kept.find(path.rpartition("/")[2])
-        assert (found is not None) == waits
-        kept.close()
-        kept.join(LIMIT_S)
-    assert not left(folder)
-    assert "nobody came for the answer cmpl-1" in caplog.text
-
-
-def test_a_stream_waits_for_its_reader_however_long_ago_it_began(folder, service, leave):
-    """Its answer may have taken more than a day, all of which somebody read."""
-    path, clock = leave(CHAT, WORDS, 1, rest=False), ManualClock()
-    now = Moment(BEGUN.boot, BEGUN.up_s + 3 * UNFINISHED_S, BEGUN.day_s)
-    kept = KeptAnswers(RecordFolder(folder, PACK, lambda: now), service, 5.0, clock.now)
-    assert kept.recover_all() == 1
-    found = []
-    for _ in range(2):
-        kept.sweep()
-        found.append(kept.find(path.rpartition("/")[2]) is not None)
-        clock.advance(6.0)
-    assert found == [True, False]
-    kept.join(LIMIT_S)
-
-
-def test_of_the_answers_of_servers_before_only_so_many_go_on(folder, service, leave, monkeypatch, caplog):
-    monkeypatch.setattr("tpiedge.answers.shelf.MOST_RECOVERED", 2)
-    for number in range(3):
-        leave(WHOLE, WORDS, 1, rest=False, number=number)
-    newest = sorted(path.name for path in left(folder))[1:]
-    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
-    assert kept.recover_all() == 2
-    kept.close()
-    kept.join(LIMIT_S)
-    assert sorted(path.name for path in left(folder)) == newest
-    assert "deleted 1 answer: nobody came for them" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -690,38 +497,13 @@ def test_what_is_no_number_of_an_event_is_refused(keep, leave, given):
         answer = http.get(path, headers={"Last-Event-ID": given.encode()})
         assert answer.status_code == 400
         assert "Last-Event-ID" in answer.json()["error"]["message"]
+        refused = http.get("/v1/responses/x", params={"stream": "true", "starting_after": given})
+        assert "starting_after" in refused.json()["error"]["message"]
         assert http.head(path).status_code == 405
         assert http.get(path).status_code == 200
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "after a ping"])
-def test_who_asks_for_what_comes_after_the_end_is_refused_and_may_come_again(
-    keep, service, folder, leave, late
-):
-    path = leave(CHAT, WORDS, 1, rest=not late)
-    with connect(keep(limits=Limits(ping_s=0.05))) as http:
-        with http.stream("GET", path, headers={"Last-Event-ID": "1000"}) as answer:
-            if late:
-                lines = answer.iter_lines()
-                next(lines)
-                generation = service.generations.get(timeout=LIMIT_S)
-                generation.say(*WORDS[1:])
-                generation.finish("stop")
-                text = "".join(said for _, said in broken_lines(lines))
-            else:
-                text = answer.read().decode()
-            assert answer.status_code == (200 if late else 400)
-        assert "the request names an event after the answer's last one" in text
-        with http.stream("GET", path, headers={"Last-Event-ID": "0"}) as answer:
-            *_, (last, done) = events_of(answer)
-        assert done == "[DONE]"
-        wait_until_forgotten(http, folder)
-    path = leave(CHAT, WORDS, 1)
-    with connect(keep()) as http:
-        answer = http.get(path, headers={"Last-Event-ID": str(last)})
-        assert (answer.status_code, answer.content) == (200, b"")
-
-
+@pytest.mark.fault("P7", "asked to end with --journal: what it does not finish, the next master does")
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_server_that_ends_leaves_its_answers_to_the_next_one(keep, service, folder, quick):
     """A stream breaks off without an error, for the client to come again; `quick`: even where the cluster has time to
@@ -747,8 +529,6 @@ def test_a_server_that_ends_leaves_its_answers_to_the_next_one(keep, service, fo
     (record,) = left(folder)
     assert record.read_bytes().endswith(b" %d\n" % WORDS[0])
     service.script = lambda generation: (generation.say(WORDS[1]), generation.finish())
-    with connect(keep()) as http:
-        with http.stream("GET", path, headers={"Last-Event-ID": "1"}) as answer:
-            numbers = [number for number, _ in events_of(answer)]
-        wait_until_forgotten(http, folder)
+    with connect(keep()) as http, http.stream("GET", path, headers={"Last-Event-ID": "1"}) as answer:
+        numbers = [number for number, _ in events_of(answer)]
     assert numbers == list(range(2, 2 + len(numbers)))

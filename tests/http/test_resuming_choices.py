@@ -1,7 +1,6 @@
 """Answers of several choices, and with their prompts, that survive their connections and their server."""
 
 import asyncio
-import json
 import threading
 from dataclasses import replace
 
@@ -21,14 +20,12 @@ from tests.http.test_resuming import (
     got,
     left,
     wait_until,
-    wait_until_forgotten,
 )
 from tpiedge.api.asked import Asked, Choice, named_choices
 from tpiedge.api.limits import Limits
-from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
-from tpiedge.errors import PeerLost, UserError
+from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.testing.service import FakeService, finished, token
 from tpiedge.wire.control import PromptScores
@@ -37,16 +34,6 @@ from tpiedge.wire.requests import GenerationRequest, Sampling
 STOPPED = replace(CHAT, stops=(" three",))
 ECHO = replace(TEXT, stops=(" three",))
 BODY = {"model": "babbler", "prompt": ["x", "y"]}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "answers"
-
-
-@pytest.fixture
-def keep(serve, folder):
-    return lambda **options: serve(records=RecordFolder(folder, PACK), **options)
 
 
 @pytest.fixture
@@ -182,28 +169,8 @@ def test_choices_that_had_not_begun_have_their_turn_at_the_next_server(keep, ser
         last = service.generations.get(timeout=LIMIT_S)
         last.finish()
         found = http.get(path).json()
-        wait_until_forgotten(http, folder)
     assert [choice["index"] for choice in found["choices"]] == list(range(20))
     assert found["usage"]["completion_tokens"] == 4
-
-
-def test_what_fails_one_choice_fails_all(keep, service, folder):
-    with (
-        connect(keep()) as http,
-        http.stream("POST", "/v1/completions", json=BODY | {"n": 10}) as answer,
-    ):
-        begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
-        begun[3].say(5)
-        begun[3].finish()
-        (record,) = left(folder)
-        wait_until(lambda: b"ended" in record.read_bytes())
-        begun[7].fail(PeerLost(1, "the work", "killed"))
-        assert "killed" in answer.read().decode()
-    for number, generation in enumerate(begun):
-        if number not in (3, 7):
-            assert generation.cancelled.wait(LIMIT_S)
-    assert not begun[3].cancelled.is_set()
-    wait_until(lambda: not left(folder))
 
 
 def test_a_full_queue_lets_further_choices_wait(keep, service, folder):
@@ -211,25 +178,7 @@ def test_a_full_queue_lets_further_choices_wait(keep, service, folder):
     service.script = lambda generation: (generation.say(5), generation.finish())
     with connect(keep()) as http:
         found = http.post("/v1/completions", json=BODY | {"n": 10}).json()
-        wait_until_forgotten(http, folder)
     assert [choice["index"] for choice in found["choices"]] == list(range(20))
-
-
-def test_further_choices_wait_while_nothing_is_served(keep, service, folder, monkeypatch):
-    """As where the master ends: the next one goes on with them."""
-    monkeypatch.setattr("tpiedge.answers.hearing._AGAIN_S", 0.02)
-    with connect(keep()) as http:
-        with http.stream("POST", "/v1/completions", json=BODY | {"n": 9}) as answer:
-            begun = [service.generations.get(timeout=LIMIT_S) for _ in range(16)]
-            service.unavailable = "the master is shutting down"
-            for generation in begun:
-                generation.finish()
-            (record,) = left(folder)
-            wait_until(lambda: record.read_bytes().count(b"ended") == 16)
-            service.script = lambda generation: generation.finish()
-            service.unavailable = ""
-            assert len(json.loads(answer.read())["choices"]) == 18
-        wait_until_forgotten(http, folder)
 
 
 def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, folder):
@@ -246,21 +195,3 @@ def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, f
     assert record.read_bytes().count(b"taken up") == 1
     kept.close()
     kept.join(LIMIT_S)
-
-
-def test_where_the_system_has_no_thread_left_records_stay(service, folder, monkeypatch):
-    accepted = accepted_of(service, CHAT, echo=False)
-    RecordFolder(folder, PACK).begin(accepted).keep()
-    kept = KeptAnswers(RecordFolder(folder, PACK), service, LIMIT_S)
-    with monkeypatch.context() as system:
-        system.setattr(threading, "Thread", NoThread)
-        with pytest.raises(UserError, match="they stay recorded"):
-            kept.recover_all()
-    kept.close()
-    kept.join(LIMIT_S)
-    assert len(left(folder)) == 1
-
-
-class NoThread(threading.Thread):
-    def start(self):
-        raise RuntimeError("can't start new thread")

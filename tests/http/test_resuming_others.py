@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from tests.http.conftest import answers
-from tests.http.test_resuming import LIMIT_S, PACK, connect, left, wait_until, wait_until_forgotten
+from tests.http.test_resuming import LIMIT_S, PACK, connect, left, wait_until
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 
@@ -14,11 +14,6 @@ ASKED = [{"role": "user", "content": "hi"}]
 RESPONSE = {"model": "babbler", "input": "hi"}
 MESSAGE = {"model": "babbler", "messages": ASKED, "max_tokens": 99}
 WHERE = {"/v1/responses": RESPONSE, "/v1/messages": MESSAGE}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "answers"
 
 
 @pytest.fixture
@@ -67,46 +62,11 @@ def test_openais_client_goes_on_with_a_response(keep, service, folder):
         events = list(client.responses.retrieve(name, stream=True, starting_after=last - 1))
         assert [event.sequence_number for event in events] == list(range(last, last + len(events)))
         assert events[-1].response.output_text == text
+        assert client.responses.retrieve(name).output_text == text
+        client.responses.delete(name)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(name)
         wait_until(lambda: not left(folder))
-
-
-@pytest.mark.parametrize("path", WHERE)
-def test_a_whole_answer_is_collected(keep, service, folder, path):
-    text = answers(service, "Once upon a time")
-    ids = service.tokenizer.encode(text, add_special=False)
-    service.script = lambda generation: None
-    server = keep()
-    with connect(server) as http:
-        where, _ = begun(http, service, server, path, ids[:1], stream=False)
-
-    def rest(generation):
-        generation.say(*ids[generation.said :])
-        generation.finish("stop")
-
-    service.script = rest
-    with connect(keep()) as http:
-        found = http.get(where).json()
-        wait_until_forgotten(http, folder)
-    (content,) = found["content"] if path == "/v1/messages" else found["output"][0]["content"]
-    assert content["text"] == text
-
-
-@pytest.mark.parametrize("path", WHERE)
-def test_who_wants_one_no_more_deletes_it(keep, service, folder, path):
-    with connect(keep()) as http:
-        with http.stream("POST", path, json=WHERE[path] | {"stream": True}) as answer:
-            where = f"{path}/{answer.headers['x-request-id']}"
-            deleted = http.delete(where).json()
-            assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
-        assert (
-            deleted["object"] == {"/v1/responses": "response", "/v1/messages": "message"}[path] + ".deleted"
-        )
-        missing = http.delete(where)
-    assert missing.status_code == 404
-    assert missing.json().get("type") == ("error" if path == "/v1/messages" else None)
-    wait_until(lambda: not left(folder))
 
 
 def test_anthropics_client_reads_a_numbered_stream(keep, service):
@@ -116,11 +76,3 @@ def test_anthropics_client_reads_a_numbered_stream(keep, service):
         client.messages.stream(model="babbler", max_tokens=99, messages=ASKED) as stream,
     ):
         assert stream.get_final_text() == text
-
-
-@pytest.mark.parametrize("given", ["", "-1", "x", "1.5"])
-def test_what_is_no_number_of_an_event_is_refused(keep, given):
-    with connect(keep()) as http:
-        refused = http.get(f"/v1/responses/x?stream=true&starting_after={given}")
-    assert refused.status_code == 400
-    assert "starting_after" in refused.json()["error"]["message"]

@@ -8,11 +8,8 @@ import httpx
 import openai
 import pytest
 
-from tpiedge.api.completion_request import read_completion
-from tpiedge.api.errors import PromptTooLong
 from tpiedge.api.limits import Limits
 from tpiedge.units import MIB
-from tpiedge.wire.limits import MAX_PROMPT_TOKENS
 
 CONTEXT = 512
 LIMIT_S = 20.0
@@ -35,15 +32,6 @@ def refusal(ask):
 def assert_too_long(error, *numbers):
     assert (error.status_code, error.code) == (400, "context_length_exceeded")
     assert all(str(number) in error.message for number in numbers), error.message
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_more_tokens_than_the_context(asker, service, stream):
-    tokens = [5] * (CONTEXT + 88)
-    error = refusal(lambda: asker.completions.create(model="babbler", prompt=tokens, stream=stream))
-    assert_too_long(error, CONTEXT, 600)
-    assert error.param == "prompt"
-    assert service.generations.empty()
 
 
 @pytest.mark.fault("H3", "400 with the limit; it is not even tokenized to its end")
@@ -92,26 +80,6 @@ def test_while_a_prompt_is_tokenized_others_are_answered(serve, service, monkeyp
         assert asked.result().status_code == 200
 
 
-def test_prompt_and_answer_together(asker, service):
-    """The answer gets what the prompt leaves."""
-    service.script = lambda generation: generation.finish("length")
-    answer = asker.completions.create(model="babbler", prompt=[5] * 500, max_tokens=13)
-    assert answer.choices[0].finish_reason == "length"
-    assert service.generations.get(timeout=20).request.max_tokens == CONTEXT - 500
-
-
-def test_more_tokens_than_the_wire_takes(service):
-    """Where the context is larger than what one message to rank 0 may carry."""
-    service.max_sequence = MAX_PROMPT_TOKENS + 1000
-    asked = {"model": "babbler", "prompt": [5] * MAX_PROMPT_TOKENS}
-    assert len(read_completion(asked, service, "x").choices[0].request.prompt_ids) == MAX_PROMPT_TOKENS
-    with pytest.raises(
-        PromptTooLong, match=f"{MAX_PROMPT_TOKENS + 1} tokens.* is {MAX_PROMPT_TOKENS} tokens"
-    ) as raised:
-        read_completion({**asked, "prompt": [5] * (MAX_PROMPT_TOKENS + 1)}, service, "x")
-    assert raised.value.param == "prompt"
-
-
 @pytest.mark.parametrize("chunked", [False, True], ids=["announced", "chunked"])
 def test_a_body_that_no_prompt_needs(asker, service, chunked):
     """Read by the client although it was still sending; not tried again."""
@@ -129,10 +97,3 @@ def test_a_body_that_no_prompt_needs(asker, service, chunked):
     assert ("more than 557056 bytes" if chunked else "8388") in message
     assert "557.1 kB are read" in message
     assert service.generations.empty()
-
-
-def test_the_limit_follows_the_context_and_stays_sane():
-    assert Limits.of_context(4096).body_bytes == 786_432
-    assert Limits.of_context(10**9).body_bytes == 4 * MIB
-    # The longest prompt of token ids that the wire takes, written with commas and blanks.
-    assert Limits.of_context(MAX_PROMPT_TOKENS).body_bytes > MAX_PROMPT_TOKENS * len("128255, ")

@@ -6,7 +6,6 @@ import httpx
 import pytest
 
 from tests.http.conftest import answers
-from tests.http.test_connections import silent
 from tests.http.test_guard import LIMIT_S, post, raw, status_of
 from tpiedge.api.connection import PIECE_BYTES
 from tpiedge.api.limits import Limits
@@ -25,26 +24,6 @@ def head_of(lines, *more):
     """A GET with a head of so many lines."""
     first = ["GET /health HTTP/1.1", "Host: localhost", "Connection: close", *more]
     return "\r\n".join([*first, *["a:"] * (lines - len(first))]).encode() + b"\r\n\r\n"
-
-
-def test_an_empty_line_behind_a_body_is_overlooked(serve, service):
-    """Old clients send one, which may come on its own."""
-    server = serve()
-    with silent(server.url, 1) as (old,):
-        old.settimeout(LIMIT_S)
-        old.sendall(post(BODY, f"Content-Length: {len(BODY)}"))
-        generation = service.generations.get(timeout=LIMIT_S)
-        old.sendall(b"\r\n")
-        assert httpx.get(f"{server.url}/health", timeout=LIMIT_S).status_code == 200
-        generation.say(5)
-        generation.finish("stop")
-        assert status_of(old.recv(1 << 16)) == 200
-
-
-def test_a_body_in_tiny_chunks_is_read(serve, service):
-    answers(service, "Hello")
-    body = chunked(*(b"%c" % byte for byte in BODY)) + LAST_CHUNK
-    assert status_of(raw(serve(), post(body, "Transfer-Encoding: chunked"))) == 200
 
 
 @pytest.mark.fault("H1", "tiny chunks and lines, from many at once: running streams and `/health` go on")
@@ -107,12 +86,3 @@ def test_whoever_still_sends_when_it_is_refused_reads_why(serve):
         assert http.post("/v1/completions", content=b" " * (3 * MIB)).status_code == 401
         whole = http.post("/v1/completions", content=BODY)
         assert (whole.status_code, whole.headers.get("connection")) == (401, None)
-
-
-def test_who_leaves_with_much_unparsed_leaves_nothing(serve, service):
-    server = serve()
-    for _ in range(8):
-        with silent(server.url, 1) as (leaving,):
-            leaving.sendall(post(b" " * 100_000, "Content-Length: 1000000"))
-    assert httpx.get(f"{server.url}/health", timeout=LIMIT_S).status_code == 200
-    assert service.generations.empty()

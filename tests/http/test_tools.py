@@ -1,15 +1,13 @@
 """Calls of tools and thoughts as OpenAI's client gets them, and others', streamed and whole."""
 
 import json
-import threading
 
 import anthropic
 import httpx
 import pytest
 
 from tests.http.conftest import InstantTemplate, KnowingTemplate, answers
-from tpiedge.api.limits import Limits
-from tpiedge.model.call_forms import CALL_MARKS
+from tpiedge.model.call_reader import CALL_MARKS
 
 USER = [{"role": "user", "content": "How is the weather in Paris, and what is 1 and 2?"}]
 TOOLS = [
@@ -20,7 +18,6 @@ CALLS = (
     'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 )
-WANTED = [("weather", {"city": "Paris"}), ("add", {"a": 1})]
 
 
 ARGUMENTS = '{"city": "Paris 世界", "days":[1, 2]}'
@@ -86,22 +83,6 @@ def streamed(client, **more):
     return content, thoughts, [calls[index] for index in sorted(calls)], reasons
 
 
-def test_calls_streamed_and_whole(client, model):
-    answers(model, CALLS)
-    content, _, calls, reasons = streamed(client, tools=TOOLS)
-    assert (content, reasons) == ("I look.", ["tool_calls"])
-    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == WANTED
-    whole = client.chat.completions.create(model="babbler", messages=USER, tools=TOOLS)
-    choice = whole.choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "I look."
-    told = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
-    assert told == WANTED
-    ids = [call.id for call in choice.message.tool_calls]
-    assert len({*ids}) == 2
-    assert all(len(one) == 9 and one.isalnum() for one in ids)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_arguments_come_piece_by_piece_in_every_form(client, service, form):
     """First the name with empty arguments; joined they are those of the whole answer, and no half characters."""
@@ -122,23 +103,6 @@ def test_arguments_come_piece_by_piece_in_every_form(client, service, form):
     assert {(one.index, one.id, one.type, one.function.name) for one in rest} == {(0, None, None, None)}
     assert len(rest) > 3
     assert "".join(one.function.arguments for one in rest) == told.function.arguments
-
-
-@pytest.mark.parametrize(
-    ("text", "more", "why"),
-    [
-        ('<tool_call>{"name": "weather", "arguments": {"city": "Pa', {}, "stop"),
-        ('<tool_call>{"name": "weather", "arguments": {"city": "Pa STOP"}}', {"stop": [" STOP"]}, "stop"),
-    ],
-)
-def test_a_call_that_breaks_off_is_told_so_far_and_is_no_reason_to_call(client, model, text, more, why):
-    answers(model, text)
-    content, _, (call,), reasons = streamed(client, tools=TOOLS, **more)
-    assert (content, reasons) == ("", [why])
-    assert (call["name"], call["arguments"]) == ("weather", '{"city": "Pa')
-    whole = client.chat.completions.create(model="babbler", messages=USER, tools=TOOLS, **more).choices[0]
-    assert whole.finish_reason == why
-    assert [one.function.arguments for one in whole.message.tool_calls] == ['{"city": "Pa']
 
 
 def cut_off(service, text):
@@ -178,174 +142,6 @@ def test_a_required_call_that_is_cut_leaves_no_markup(serve, client, service, fo
         assert not any(json.dumps(mark)[1:-1] in answer or mark in answer for mark in marks)
         assert '"text_delta"' not in answer
         assert '"max_tokens"' in answer
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_function_is_called_as_before_there_were_tools(client, model, stream):
-    answers(model, CALLS)
-    functions = [tool["function"] for tool in TOOLS]
-    asked = {"model": "babbler", "messages": USER, "functions": functions}
-    if not stream:
-        (choice,) = client.chat.completions.create(**asked).choices
-        assert (choice.finish_reason, choice.message.tool_calls) == ("function_call", None)
-        name, arguments = choice.message.function_call.name, choice.message.function_call.arguments
-    else:
-        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
-        parts = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
-        name, arguments = parts[0].name, "".join(part.arguments for part in parts)
-        assert len(parts) > 2
-        assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["function_call"]
-    assert (name, json.loads(arguments)) == WANTED[0]
-
-
-@pytest.mark.parametrize("text", [CALLS, CALLS + '<tool_call>{"name": "add", "arguments": {"a": '])
-def test_calls_in_anthropic_s_form(serve, model, text):
-    """Streamed piece by piece; as a whole, a call that broke off is text."""
-    answers(model, text)
-    server = serve(limits=Limits(ping_s=0.2))
-    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("weather", "add")]
-    asked = {"model": "babbler", "max_tokens": 400, "messages": USER, "tools": tools}
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as claude:
-        whole = claude.messages.create(**asked)
-        events = list(claude.messages.create(**asked, stream=True))
-    used = [(block.name, block.input) for block in whole.content if block.type == "tool_use"]
-    assert used == WANTED
-    assert whole.stop_reason == ("tool_use" if text == CALLS else "end_turn")
-    assert (text == CALLS) == (len([block for block in whole.content if block.type == "text"]) == 1)
-    begun = [event for event in events if event.type == "content_block_start"]
-    named = [one.content_block for one in begun if one.content_block.type == "tool_use"]
-    assert [block.name for block in named[:2]] == ["weather", "add"]
-    assert all(block.input == {} for block in named)
-    at = next(one.index for one in begun if one.content_block.type == "tool_use")
-    parts = [
-        event.delta.partial_json
-        for event in events
-        if event.type == "content_block_delta" and event.index == at
-    ]
-    assert len(parts) > 2
-    assert json.loads("".join(parts)) == WANTED[0][1]
-    stopped = [event.index for event in events if event.type == "content_block_stop"]
-    assert stopped == list(range(len(begun)))
-
-
-def test_calls_as_responses_have_them(client, model):
-    answers(model, CALLS)
-    tools = [
-        {"type": "function", "name": name, "parameters": None, "strict": False} for name in ("weather", "add")
-    ]
-    asked = {"model": "babbler", "input": "hi", "tools": tools}
-    whole = client.responses.create(**asked)
-    calls = [item for item in whole.output if item.type == "function_call"]
-    assert [(call.name, json.loads(call.arguments)) for call in calls] == WANTED
-    events = list(client.responses.create(**asked, stream=True))
-    for at, call in enumerate(whole.output):
-        if call.type != "function_call":
-            continue
-        own = [event for event in events if getattr(event, "output_index", None) == at]
-        kinds = [event.type.removeprefix("response.") for event in own]
-        deltas = [event.delta for event in own if event.type.endswith("arguments.delta")]
-        assert kinds == [
-            "output_item.added",
-            *["function_call_arguments.delta"] * len(deltas),
-            "function_call_arguments.done",
-            "output_item.done",
-        ]
-        assert len(deltas) > 2
-        assert "".join(deltas) == call.arguments == own[-2].arguments == own[-1].item.arguments
-        assert own[-1].item.status == "completed"
-
-
-def test_ollama_s_clients_get_calls_once_they_are_whole(serve, model):
-    answers(model, CALLS + '<tool_call>{"name": "add", "arguments": {"a": ')
-    body = {"model": "babbler", "messages": USER, "tools": TOOLS}
-    server = serve(limits=Limits(ping_s=20))
-    answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=20, trust_env=False)
-    messages = [json.loads(line)["message"] for line in answer.text.splitlines()]
-    calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
-    assert [(call["name"], call["arguments"]) for call in calls] == WANTED
-    text = "".join(message["content"] for message in messages)
-    assert text == 'I look.<tool_call>{"name": "add", "arguments": {"a": '
-
-
-def test_only_one_call_is_told_where_one_is_wanted(client, model):
-    answers(model, CALLS)
-    _, _, calls, _ = streamed(client, tools=TOOLS, parallel_tool_calls=False)
-    assert [call["name"] for call in calls] == ["weather"]
-
-
-def test_an_answer_without_calls_is_as_ever(client, model):
-    text = answers(model, "It is sunny. ")
-    assert streamed(client, tools=TOOLS) == (text, "", [], ["stop"])
-    whole = client.chat.completions.create(model="babbler", messages=USER, tools=TOOLS)
-    assert whole.choices[0].message.content == text
-    assert whole.choices[0].message.tool_calls is None
-
-
-def test_what_is_no_call_is_text(client, model):
-    text = answers(model, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>')
-    assert streamed(client, tools=TOOLS) == (text, "", [], ["stop"])
-
-
-def test_without_tools_calls_are_text(client, model):
-    text = answers(model, CALLS)
-    assert streamed(client) == (text, "", [], ["stop"])
-
-
-def test_thoughts_are_apart(client, model):
-    answers(model, "<think>\nHm, well.\n</think>\n\nYes.")
-    assert streamed(client) == ("Yes.", "Hm, well.", [], ["stop"])
-    message = client.chat.completions.create(model="babbler", messages=USER).choices[0].message
-    assert (message.content, message.reasoning_content) == ("Yes.", "Hm, well.")
-
-
-def test_scores_and_ids_of_all_tokens_are_told(client, model):
-    """Also of those whose text is held back, or no content."""
-    answers(model, CALLS)
-    ids = model.tokenizer.encode(CALLS, add_special=False)
-    stream = client.chat.completions.create(
-        model="babbler",
-        messages=USER,
-        stream=True,
-        tools=TOOLS,
-        logprobs=True,
-        extra_body={"return_token_ids": True},
-    )
-    told, scored = [], 0
-    for chunk in stream:
-        choice = chunk.choices[0]
-        told += getattr(choice, "token_ids", None) or []
-        scored += len(choice.logprobs.content) if choice.logprobs else 0
-    assert told == ids
-    assert scored == len(ids)
-
-
-def test_who_waits_for_a_long_call_hears_that_we_live(serve, model):
-    """It is of a tool that nobody has declared, so that it is told once it is known to be none."""
-    over, server = threading.Event(), serve(limits=Limits(ping_s=0.05))
-    begin = model.tokenizer.encode('<tool_call>{"name": "rm", "arguments": {"x": "', add_special=False)
-    more = model.tokenizer.encode(" a", add_special=False)
-
-    def script(generation):
-        def speak():
-            generation.say(*begin)
-            while not over.wait(0.01):
-                generation.say(*more)
-            generation.finish("stop")
-
-        threading.Thread(target=speak).start()
-
-    model.script = script
-    body = {"model": "babbler", "messages": USER, "stream": True, "tools": TOOLS}
-    with httpx.stream(
-        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=20, trust_env=False
-    ) as answer:
-        lines = answer.iter_lines()
-        try:
-            assert next(line for line in lines if line.startswith(":")) == ": ping"
-        finally:
-            over.set()
-        *_, last = (line for line in lines if line)
-    assert last == "data: [DONE]"
 
 
 def test_the_tool_runner_of_their_client_sends_the_whole_conversation(serve, model):

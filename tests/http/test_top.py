@@ -8,11 +8,11 @@ from click.testing import CliRunner
 
 from tests.http.conftest import SECRET
 from tests.http.test_cluster import ATTIC, NODE
-from tpiedge.api.service import ClusterEvent
 from tpiedge.cli import top as module
 from tpiedge.cli.top import top
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import replace_private
+from tpiedge.master.history import ClusterEvent
 from tpiedge.wire.control import WorkerLink
 
 
@@ -74,16 +74,3 @@ def test_without_a_master(tmp_path):
     result = CliRunner().invoke(top, ["--state", str(tmp_path)])
     assert isinstance(result.exception, UserError)
     assert "no master runs on this computer (for this user)" in str(result.exception)
-
-
-def test_a_master_that_has_ended(tmp_path):
-    replace_private(tmp_path / "master" / "admin.json", {"url": "http://127.0.0.1:9", "secret": SECRET})
-    result = CliRunner().invoke(top, ["--state", str(tmp_path)])
-    assert isinstance(result.exception, UserError)
-    assert "no master answers at http://127.0.0.1:9" in str(result.exception)
-
-
-def test_another_versions_answer_is_one_line(run, monkeypatch):
-    monkeypatch.setattr(module, "_two_looks", lambda _master: {"nodes": []})
-    with pytest.raises(UserError, match="the master answers in another form: is it of another version"):
-        run()

@@ -56,16 +56,6 @@ class Started:
         others = [child for child in found if not _handles_texts(child)]
         return sorted(others, key=lambda child: (child.create_time(), child.pid))
 
-    def wait_for_children(self, count: int, limit_s: float = 60.0) -> list[psutil.Process]:
-        """Until it has so many. Fails if the command ends before."""
-
-        def there() -> bool:
-            assert self.process.poll() is None, self.finish().err
-            return len(self.children()) == count
-
-        wait_for(there, limit_s)
-        return self.children()
-
     def finish(self, limit_s: float = _LIMIT_S) -> Ended:
         """Wait for its end, reading what it still writes."""
         out, err = self.process.communicate(timeout=limit_s)

@@ -1,11 +1,6 @@
 """`tpiedge` with a fault that begins while it runs: `python -m tests.process.faulty FAULT FILE ARGUMENTS...`.
 
-`slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says, and, where it names a thread, for
-those of other threads; then FILE.stuck is there.
-`poison`: its nodes die of a sequence of POISON tokens (`poisoned_node.py`), each leaving a line in FILE; they begin no
-step while FILE.gate is there.
-`held`: while FILE is there, its nodes begin no step beyond as many tokens of a sequence as FILE says, but are heard
-(`held_node.py`); then FILE.stuck is there.
+`held`: while FILE is there, its nodes begin no step, but are heard (`held_node.py`); then FILE.stuck is there.
 `slow`: while FILE is there, the FFN of each layer takes its nodes SLOWER_S more (`slow_node.py`).
 The name of a thread: it fails at what it does next, once FILE is there; the process ends for that once FILE is gone.
 """
@@ -23,14 +18,13 @@ import uvicorn
 
 from tests.process.command import wait_for
 from tpiedge.cli.main import main
-from tpiedge.launch import standby
+from tpiedge.launch import slot
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.admission import Gatekeeper
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
-#: For the nodes: the variable with FILE, and of how many tokens they die.
+#: For the nodes: the variable with FILE.
 NODE_FAULT_FILE = "TPIEDGE_NODE_FAULT_FILE"
-POISON = 333
 #: Ten times what the FFN of the demo model's layers takes on a machine that does ten other things, and more on others.
 #: An answer of 900 tokens takes longer than anything that a test waits for meanwhile.
 SLOWER_S = 0.05
@@ -46,13 +40,9 @@ class Fault:
         self.program = (sys.executable, "-m", "tests.process.faulty", kind, path)
         self._path = path
 
-    def begin(self, spared: int = 0, thread: str = "") -> None:
-        """`spared`: how many calls (`held`: tokens) go well before the first that does not; `thread`: whose calls, ""
-        for any's."""
+    def begin(self) -> None:
         _stuck(self._path).unlink(missing_ok=True)
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(f"{spared} {thread}")
-        partial.replace(self._path)
+        self._path.touch()
 
     def end(self) -> None:
         """Idempotent."""
@@ -74,62 +64,22 @@ class Fault:
             self.end()
 
 
-def gate_of(path: Path) -> Path:
-    return path.with_suffix(".gate")
-
-
 def _stuck(path: Path) -> Path:
     return path.with_suffix(".stuck")
 
 
-def _spared(path: Path) -> int | None:
-    """How many; None while there is no fault for this thread."""
-    try:
-        spared, _, thread = path.read_text().partition(" ")
-    except FileNotFoundError:
-        return None
-    return int(spared) if thread in ("", threading.current_thread().name) else None
-
-
-def wait_where_held(path: Path, tokens: int) -> None:
-    """Until a step with so many of a sequence may begin."""
-
-    def is_held() -> bool:
-        spared = _spared(path)
-        return spared is not None and tokens > spared
-
-    if is_held():
+def wait_where_held(path: Path) -> None:
+    """Until a step may begin."""
+    if path.exists():
         _stuck(path).touch()
-        while is_held():
+        while path.exists():
             time.sleep(_POLL_S)
-
-
-def _slow_disk(path: Path) -> None:
-    fsync: Callable[[int], None] = os.fsync
-    passed = 0
-
-    def is_due() -> bool:
-        nonlocal passed
-        spared = _spared(path)
-        if spared is None:
-            return False
-        passed += 1
-        return passed > spared
-
-    def wait_and_sync(fd: int) -> None:
-        if is_due():
-            _stuck(path).touch()
-            while path.exists():
-                time.sleep(_POLL_S)
-        fsync(fd)
-
-    os.fsync = wait_and_sync
 
 
 def _other_nodes(module: str, path: Path) -> None:
     """For the nodes that it starts, which look for modules where they are told to alone."""
     os.environ |= {NODE_FAULT_FILE: str(path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    standby.NODE_MODULE = f"tests.process.{module}"
+    slot.NODE_MODULE = f"tests.process.{module}"
 
 
 def _failing_thread(name: str, path: Path) -> None:
@@ -159,11 +109,7 @@ def _failing_thread(name: str, path: Path) -> None:
 
 if __name__ == "__main__":
     kind, file, *arguments = sys.argv[1:]
-    if kind == "slow-disk":
-        _slow_disk(Path(file))
-    elif kind == "poison":
-        _other_nodes("poisoned_node", Path(file))
-    elif kind == "held":
+    if kind == "held":
         _other_nodes("held_node", Path(file))
     elif kind == "slow":
         _other_nodes("slow_node", Path(file))

@@ -1,7 +1,6 @@
 """A checkpoint as a GGUF file, as llama.cpp's converter writes it, by the `gguf` package."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 from safetensors import safe_open
 
 from tests.unit.model.gguf_files import interleaved, write_gguf
-from tpiedge.model.rope import RopeConfig, rope_frequencies
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,16 +34,13 @@ def write_gguf_of(folder: Path, path: Path, kind: str = "F32", **keys: Any) -> P
     config = json.loads((folder / "config.json").read_text())
     name = config["model_type"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rope = _Rope.of(config)
     tensors = {}
-    if rope.kind == "llama3":
-        tensors["rope_freqs.weight"] = rope.divisors(head_dim)
     for source, values in _tensors(folder):
         paired = name == "llama" and ("q_proj" in source or "k_proj" in source)
         tensors[_gguf_name(source)] = (
             np.ascontiguousarray(interleaved(values, head_dim)) if paired else values
         )
-    metadata = _metadata(config, head_dim) | rope.keys()
+    metadata = _metadata(config, head_dim)
     return write_gguf(
         path,
         name,
@@ -69,45 +64,8 @@ def _metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "rope.dimension_count": head_dim,
+        "rope.freq_base": float((config.get("rope_parameters") or config)["rope_theta"]),
     }
-
-
-@dataclass(frozen=True)
-class _Rope:
-    """`values`: rope_parameters, or rope_scaling, of config.json."""
-
-    kind: str
-    theta: float
-    values: dict[str, Any]
-
-    @staticmethod
-    def of(config: dict[str, Any]) -> "_Rope":
-        values = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        theta = float(values.get("rope_theta") or config.get("rope_theta") or 10000.0)
-        return _Rope(values.get("rope_type") or values.get("type") or "default", theta, values)
-
-    def keys(self) -> dict[str, Any]:
-        """Key, without the architecture -> value."""
-        found: dict[str, Any] = {"rope.freq_base": self.theta}
-        if self.kind in ("linear", "yarn"):
-            found |= {"rope.scaling.type": self.kind, "rope.scaling.factor": float(self.values["factor"])}
-        if self.kind == "yarn":
-            found["rope.scaling.original_context_length"] = self.values["original_max_position_embeddings"]
-        assert self.kind in ("default", "linear", "yarn", "llama3"), self.kind
-        return found
-
-    def divisors(self, head_dim: int) -> Array:
-        """Of the frequencies, by the rule of Llama 3."""
-        plain = RopeConfig("default", self.theta, 1, 1)
-        slowed = RopeConfig(
-            "llama3",
-            self.theta,
-            1,
-            self.values["original_max_position_embeddings"],
-            factor=self.values["factor"],
-        )
-        found: Array = rope_frequencies(plain, head_dim, 1)[0] / rope_frequencies(slowed, head_dim, 1)[0]
-        return found.astype(np.float32)
 
 
 def _tensors(folder: Path) -> list[tuple[str, Array]]:

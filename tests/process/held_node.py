@@ -1,9 +1,8 @@
 """A node whose answers stand still while it lives: `python -m tests.process.held_node`, in place of
 `tpiedge.node.process`.
 
-A step does not begin while the file is there that NODE_FAULT_FILE names, where it reaches beyond as many tokens of any
-sequence as the file says. Unlike one that is suspended the node is heard meanwhile, so nobody takes it for lost; the
-others wait for it inside an all-reduce.
+A step does not begin while the file is there that NODE_FAULT_FILE names. Unlike one that is suspended the node is heard
+meanwhile, so nobody takes it for lost; the others wait for it inside an all-reduce.
 """
 
 import os
@@ -22,7 +21,7 @@ def _hold(path: Path) -> None:
     run = ForwardPass.run
 
     def run_later(forward: ForwardPass, x_TH: Tensor, plan: StepPlan) -> None:
-        wait_where_held(path, max((one.start + one.length for one in plan.segments), default=0))
+        wait_where_held(path)
         run(forward, x_TH, plan)
 
     ForwardPass.run = run_later

@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pexpect
@@ -28,8 +27,6 @@ class Terminal:
     def __init__(self, model: Path, folder: Path) -> None:
         flags = ["--threads", "1", "--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
         self.folder = folder
-        self.talk = "talk.json"
-        self._begin = 0
         self.child = pexpect.spawn(
             COMMAND,
             ["run", "--model", str(model), *flags],
@@ -47,17 +44,9 @@ class Terminal:
         self.until_prompt()
 
     def lines(self) -> list[str]:
-        """What is to be seen, and what has gone off the top, of this conversation."""
+        """What is to be seen, and what has gone off the top."""
         gone = ["".join(row[column].data for column in range(_COLUMNS)) for row in self._screen.history.top]
-        return [line.rstrip() for line in (*gone, *self._screen.display)][self._begin :]
-
-    def forget(self) -> None:
-        """Begins another conversation."""
-        self.child.send("/clear\r")
-        self.until(lambda lines: "the conversation is forgotten" in lines)
-        self.until_prompt()
-        self._begin = len(self._screen.history.top) + self._screen.cursor.y
-        self.talk = f"{self._begin}.json"
+        return [line.rstrip() for line in (*gone, *self._screen.display)]
 
     def until(self, there: Callable[[list[str]], bool]) -> None:
         """Waits until the lines are so."""
@@ -85,10 +74,10 @@ class Terminal:
 
     def saved(self) -> list[str]:
         """The contents of the messages so far."""
-        self.child.send(f"/save {self.talk}\r")
-        self.until(lambda lines: any(f"messages to {self.talk}" in line for line in lines))
+        self.child.send("/save talk.json\r")
+        self.until(lambda lines: any("messages to talk.json" in line for line in lines))
         self.until_prompt()
-        saved = json.loads((self.folder / self.talk).read_text())
+        saved = json.loads((self.folder / "talk.json").read_text())
         return [message["content"] for message in saved["messages"]]
 
     def ended(self) -> int:
@@ -118,48 +107,8 @@ def test_lines_are_edited_and_called_back(terminal: Terminal) -> None:
     terminal.say(_PASTE.format("ba be\rbi\r\rbo"))
     terminal.say("ba\x1b\rzu")
     assert terminal.saved()[0::2] == ["ba be", "zu bi bo", "ba be", "ba be\nbi\n\nbo", "ba\nzu"]
-    for key in ("\r", "\x1b[C", "\x1b[D", "\x1b[F"):  # what Ctrl-R finds is taken by Enter, right, left, End
-        terminal.forget()
-        terminal.say("ba be")
-        terminal.say("bi bo")
-        terminal.child.send("\x12ba")
-        terminal.until(lambda lines: "> ba be\nI-search backward: ba" in "\n".join(lines))
-        terminal.child.send(key)
-        terminal.until(lambda lines: not any("search" in line for line in lines))
-        terminal.child.send("\x05 zu\r")  # at the end of the line
-        terminal.until(lambda lines: "> ba be zu" in lines)
-        terminal.until_prompt()
-        terminal.child.send("\x12bi\x07")  # and Ctrl-G leaves the line as it was
-        terminal.until_prompt()
-        assert terminal.saved()[0::2] == ["ba be", "bi bo", "ba be zu"]
     terminal.child.send("/bye\r")
     assert terminal.ended() == 0
-
-
-def test_what_is_typed_during_an_answer_waits_and_words_are_wrapped(terminal: Terminal) -> None:
-    """It is the next messages, and stands nowhere in the answer before them."""
-    terminal.say("/set max_tokens 600")
-    terminal.child.send("ba be\r")
-    terminal.until(lambda lines: any(len(line) > 30 for line in lines[-_LINES + 6 :]))
-    terminal.child.send("What now?\r" + _PASTE.format("zu\rzu") + "\r")
-    terminal.until(lambda lines: "> What now?" in lines)
-    terminal.until(lambda lines: "> zu" in lines)
-    messages = terminal.saved()
-    assert messages[0::2] == ["ba be", "What now?", "zu\nzu"]
-    assert all(len(answer.split()) > 400 for answer in messages[1::2])  # whole, but for tokens without text
-    assert not [line for line in terminal.lines() if "What now?" in line and line != "> What now?"]
-    # Each line of an answer is as many whole words as it can hold.
-    terminal.forget()
-    terminal.say("/set max_tokens 120")
-    terminal.say("ba be")
-    answer = terminal.saved()[1].split()
-    (begin,) = [at for at, line in enumerate(terminal.lines()) if line == "> ba be"]
-    lines = terminal.lines()[begin + 1 :]
-    shown = [line.split() for line in lines[: next(at for at, line in enumerate(lines) if line[:1] in "[>")]]
-    assert len(shown) > 3
-    assert [word for line in shown for word in line] == answer
-    for line, after in pairwise(shown):
-        assert len(" ".join(line)) < _COLUMNS <= len(" ".join([*line, after[0]])) + 1
 
 
 def test_ctrl_c_stops_an_answer_then_clears_a_line_then_ends(terminal: Terminal) -> None:

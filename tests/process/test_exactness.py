@@ -17,13 +17,6 @@ NODE_KEYS = {
     "disk_reads", "prefetch_hits", "stalls", "messages_dropped", "messages_refused",
 }  # fmt: skip
 
-# Clusters of several kinds: 3 and 5 nodes; uneven and FFN-only; more nodes than KV heads. tests/cluster/
-# test_exactness.py has every family and every kind of rope, in threads.
-CLUSTERS = [
-    pytest.param("llama-gqa-odd", 3, "3,1,2", marks=pytest.mark.thin),
-    ("qwen3", 5, "3,1,2,0:1,1"),
-]
-
 
 def log_softmax(logits):
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
@@ -35,18 +28,15 @@ def assert_close(actual, expected, scale):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * float(np.abs(scale).max()))
 
 
-def arguments(found, nodes, shares):
-    return (
-        "--model", found.folder, "--nodes", nodes, "--shares", shares,
+@pytest.mark.thin
+def test_a_cluster_answers_as_transformers(references, generate):
+    """tests/cluster/test_exactness.py has every family, every kind of rope and other cuts, in threads."""
+    found, nodes = references("llama-gqa-odd"), 3
+    record = generate(
+        "--model", found.folder, "--nodes", nodes, "--shares", "3,1,2",
         "--prompt-ids", ",".join(map(str, found.prompt_ids)), "--max-tokens", len(found.greedy_ids),
-        "--ignore-eos", "--precision", "f32", "--logprobs", TOP,
+        "--ignore-eos", "--precision", "f32", "--logprobs", TOP, "--prompt-logprobs",
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "nodes", "shares"), CLUSTERS, ids=lambda value: str(value))
-def test_a_cluster_answers_as_transformers(name, nodes, shares, references, generate):
-    found = references(name)
-    record = generate(*arguments(found, nodes, shares), "--prompt-logprobs")
     assert record["token_ids"] == list(found.greedy_ids)
     assert record["finish_reason"] == "length"
     assert_logprobs(record["logprobs"], found.greedy_logits_GV)

@@ -1,7 +1,5 @@
 """The leak check of every test sees what it should see."""
 
-import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,10 +15,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: reads /
 AT_ONCE_S = 0.0
 
 
-def test_nothing_is_left_of_nothing():
-    assert Holdings.now().growth(AT_ONCE_S) == []
-
-
 def test_a_thread_is_seen():
     before, done = Holdings.now(), threading.Event()
     thread = threading.Thread(target=done.wait, name="forgotten", daemon=True)
@@ -28,16 +22,6 @@ def test_a_thread_is_seen():
     assert before.growth(AT_ONCE_S) == ["thread forgotten"]
     done.set()
     thread.join()
-    assert before.growth(AT_ONCE_S) == []
-
-
-def test_a_socket_and_a_file_are_seen(tmp_path):
-    before = Holdings.now()
-    with socket.socket(), (tmp_path / "file").open("w"):
-        assert sorted(before.growth(AT_ONCE_S)) == [
-            f"open file {tmp_path}/file (x1)",
-            "open file socket (x1)",
-        ]
     assert before.growth(AT_ONCE_S) == []
 
 
@@ -60,15 +44,6 @@ def test_an_orphan_is_seen():
     assert before.growth(AT_ONCE_S) == [f"process {orphan}: sleep 60"]
     psutil.Process(orphan).kill()
     assert before.growth(30.0) == []
-
-
-def test_what_goes_soon_has_its_time():
-    before = Holdings.now()
-    reader, writer = os.pipe()
-    threading.Timer(0.1, lambda: (os.close(reader), os.close(writer))).start()
-    started = time.monotonic()
-    assert before.growth(60.0) == []
-    assert time.monotonic() - started < 30
 
 
 def _await_command(pid: int) -> None:

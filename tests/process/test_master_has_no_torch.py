@@ -20,9 +20,9 @@ except SystemExit as end:
 print(status, *sorted(name for name in sys.modules if "." not in name), file=sys.stderr)
 """
 HEAVY = {"torch", "transformers", "scipy", "huggingface_hub", "safetensors"}
-# What verbs need to do their work, and not to say what they are.
+# What verbs need to do their work, and not to say what they are. (All have msgspec and psutil.)
 WORKING = HEAVY | {
-    "asyncio", "gguf", "httpx", "jinja2", "matplotlib", "msgpack", "numpy", "psutil", "rich", "starlette",
+    "asyncio", "gguf", "httpx", "jinja2", "matplotlib", "numpy", "starlette",
     "tokenizers", "uvicorn", "zmq",
 }  # fmt: skip
 
@@ -42,11 +42,10 @@ def run(*arguments, without=HEAVY, **variables):
     return ended.stdout
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_whole_run_loads_no_torch(references, nodes):
+def test_a_whole_run_loads_no_torch(references):
     found = references("llama-gqa-odd")
     ids = ",".join(map(str, found.prompt_ids))
-    run_arguments = ("--nodes", nodes, "--threads", 1, "--prompt-ids", ids, "--max-tokens", 4, "--json")
+    run_arguments = ("--nodes", 2, "--threads", 1, "--prompt-ids", ids, "--max-tokens", 4, "--json")
     record = json.loads(run("run", "--model", found.folder, *run_arguments))
     assert record["token_ids"] == list(found.greedy_ids[:4])
 
@@ -56,23 +55,12 @@ def test_packing_and_unpacking_load_no_torch(references, tmp_path):
     run("unpack", tmp_path / "pack", tmp_path / "back", without=HEAVY - {"safetensors"})
 
 
-def test_help_loads_no_torch():
-    assert "--shares" in run("run", "--help")
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--help",), ("--version",), ("completion", "bash"), ("config", "--help")]
-)
+@pytest.mark.parametrize("arguments", [("--help",), ("completion", "bash")])
 def test_what_asks_for_no_work_loads_no_library_for_it(arguments):
     run(*arguments, without=WORKING)
 
 
-def test_tokens_are_listed_with_little(tmp_path):
-    run("token", "ls", "--state", tmp_path, without=WORKING - {"msgpack", "psutil", "zmq"})
-
-
-@pytest.mark.parametrize(("flag", "name"), [("--model", "demo"), ("--testbed", "paper-8")])
-def test_names_are_completed_without_torch(flag, name):
-    line = f"tpiedge run {flag} {name[:4]}"
+def test_names_are_completed_without_torch():
+    line = "tpiedge run --model de"
     shown = run(_TPIEDGE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="3")
-    assert f"plain,{name}" in shown.splitlines()
+    assert "plain,demo" in shown.splitlines()

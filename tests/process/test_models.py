@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub_server import Hub, Repo, running_hub
-from tests.process.command import Ended, Started
-from tpiedge.model.presets import preset
+from tests.process.command import Ended
 from tpiedge.units import format_bytes
 
 NAME = "org/babbler"
@@ -59,55 +58,6 @@ def test_pull_run_and_remove(
     assert not list((tmp_path / "cache" / "hub").glob("models--*"))
     assert here("rm", text_model, "--yes").status == 0
     assert (text_model / "model.safetensors").is_file()
-
-
-def test_a_model_in_use_is_not_removed(
-    hub: Hub, here: Callable[..., Ended], start: Callable[..., Started]
-) -> None:
-    assert here("pull", NAME).status == 0
-    running = start(
-        "run",
-        "--model",
-        NAME,
-        "--raw",
-        "--prompt",
-        "ba",
-        "--max-tokens",
-        20000,
-        "--ignore-eos",
-        "--threads",
-        1,
-    )
-    running.wait_for_output()
-    refused = here("rm", NAME, "--yes")
-    assert refused.status == 2
-    assert "a running tpiedge uses the pack" in refused.err
-    assert json.loads(here("ls", "--json").out)["models"]
-
-
-@pytest.mark.thin
-def test_an_interrupted_pull_resumes_and_errors_are_one_line(hub: Hub, here: Callable[..., Ended]) -> None:
-    hub.repos[NAME].gated = True
-    refused = here("pull", NAME)
-    assert refused.status == 2
-    assert refused.err == (
-        f"tpiedge: {NAME} is gated: accept the licence at {hub.endpoint}/{NAME} and set HF_TOKEN to a token of your "
-        "account\n"
-    )
-    hub.cuts["model.safetensors"] = [1000]
-    assert here("pull", NAME, HF_TOKEN="hf_test").status == 0
-    assert hub.ranges("model.safetensors") == [None, "bytes=1000-"]
-    assert hub.tokens[-1] == "Bearer hf_test"
-
-
-@pytest.mark.thin
-def test_show_and_ls_know_what_was_never_pulled(here: Callable[..., Ended]) -> None:
-    shown = here("show", "llama3.1-70b")
-    assert "gated" in shown.out
-    assert "70.55 billion" in shown.out
-    assert "qwen3-0.6b" in here("ls", "--all").out
-    assert here("show", "org/unknown").status == 2
-    assert "tpiedge ls --all" in here("pull", "demo").err
 
 
 ALLOWED = {
@@ -177,35 +127,3 @@ def test_code_and_pickles_of_a_model_are_never_touched(
     assert not (tmp_path / "owned").exists()
     opened = set((tmp_path / "opened").read_text().split())
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= opened <= ALLOWED
-
-
-def test_a_model_of_pickles_alone_is_refused_with_the_way_out(hub: Hub, here: Callable[..., Ended]) -> None:
-    """As OpenLLaMA 3B is published."""
-    repo = "openlm-research/open_llama_3b"
-    config = json.dumps(preset("llama2-3b")).encode()
-    hub.repos[repo] = Repo(
-        {"config.json": config, "pytorch_model.bin": b"\x80\x04", "tokenizer.model": b"\n"}
-    )
-    refused = here("pull", "llama2-3b")
-    assert refused.status == 2
-    assert refused.out == ""
-    assert refused.err.count("\n") == 1
-    assert f"{repo} has only pickle files (.bin)" in refused.err
-    assert "convert it where you trust it" in refused.err
-    assert f"AutoModelForCausalLM.from_pretrained('{repo}')" in refused.err
-    assert "--model FOLDER" in refused.err
-    assert not any(path.endswith((".bin", ".model")) for path, _ in hub.requests)
-
-
-def test_two_commands_share_an_empty_cache(
-    start: Callable[..., Started], text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One packs, the other waits for it; both answer the same."""
-    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
-    prompt = ("--raw", "--prompt", "ba zu", "--max-tokens", 4)
-    both = [start("run", "--model", text_model, *prompt, "--threads", 1, "--json") for _ in range(2)]
-    ended = [one.finish() for one in both]
-    assert [one.status for one in ended] == [0, 0], ended
-    assert len({tuple(json.loads(one.out)["token_ids"]) for one in ended}) == 1
-    (pack,) = (tmp_path / "cache" / "packs").iterdir()
-    assert (pack / "manifest.json").is_file()

@@ -121,14 +121,6 @@ CASES: tuple[Case, ...] = (
         _llama(_shape(64, 4, 2, 128), max_position_embeddings=64, **_rope("dynamic", factor=2.0)),
         seed=0,
     ),
-    Case(  # the prompt is longer: frequencies depend on its length, then grow with every token
-        "llama-rope-dynamic-beyond",
-        _llama(_shape(64, 4, 2, 128), max_position_embeddings=16, **_rope("dynamic", factor=2.0)),
-        seed=1,
-        prompt_length=29,
-        published_keys=True,
-        ablation=_NO_ROPE_SCALING,
-    ),
     Case(
         "llama-rope-yarn",
         _llama(

@@ -40,9 +40,8 @@ def test_the_answer_is_varied_and_no_near_tie_decides_it(case: Case, references)
     assert found.min_margin > MIN_MARGIN
 
 
-@each([case for case in CASES if case.name != "llama-rope-dynamic-beyond"])
+@each(CASES)
 def test_logits_are_those_of_the_whole_sequence_at_once(case: Case, references):
-    """But for dynamic RoPE: keys in the cache keep the frequencies of the length they were computed at."""
     found = references(case.name)
     at_once_TV = logits(found.folder, found.prompt_ids + found.greedy_ids[:-1], {})
     assert found.logits_TV.shape == (case.prompt_length, case.config["vocab_size"])

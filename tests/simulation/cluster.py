@@ -12,9 +12,10 @@ from tests.simulation.machines import SimulatedAgent, SimulatedNode
 from tests.unit.master.stories import SERVED, Story, assignments_of
 from tpiedge.errors import ResourceError
 from tpiedge.master.assignments import Assignments, NoPlan
-from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
+from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.roster import Machine
+from tpiedge.master.session import Phase
 from tpiedge.master.workers import LONGEST_S
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.reasons import SpareReason
@@ -78,6 +79,7 @@ class Cluster(Story):
         self.crashed: set[int] = set()
         self.served_last: float | None = None
         self.epochs: set[int] = set()
+        self.phases: dict[int, Phase] = {}
         #: The epoch that left something for each epoch.
         self.left: dict[int, int] = {}
         self.last_epoch = 0
@@ -127,6 +129,15 @@ class Cluster(Story):
             self.law(bool(status.reason), "what serves nothing says why")
         roots = [node for node in self.live if node.rank == 0]
         self.law(len(roots) <= 1, "one epoch serves at a time", [root.epoch for root in roots])
+        for session in self.master._sessions.active:
+            number, phase, epoch = session.number, session.phase, session.epoch
+            was = self.phases.get(number, phase)
+            self.law(
+                [*Phase].index(was) <= [*Phase].index(phase), "phases do not go back", number, was, phase
+            )
+            self.phases[number] = phase
+            whole = epoch is not None and epoch.all_ready
+            self.law(phase is not Phase.READY or whole, "what is ready has every node", number)
         halted = [root.halted_at for root in roots if root.halted and root.serves]
         self.law(all(now - since <= _HALTED_S for since in halted), "a halt comes to an end", halted)
 
@@ -539,7 +550,7 @@ class Cluster(Story):
 
     def _look_for_rest(self) -> None:
         status = self.master.status
-        self.law(self.master.idle, "nothing runs or waits at the end", status)
+        self.law(self.master.requests.idle, "nothing runs or waits at the end", status)
         nodes = {f"node-{node.rank}.{node.epoch}" for node in self.live}
         admitted = set(self.hub.admission.admitted)
         self.law(

@@ -1,7 +1,9 @@
 """Workers and nodes that do what real ones do, by a formula in place of a model."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from tests.simulation import formula
 from tests.unit.master.players import FakeAgent, FakeNode, offer
@@ -62,7 +64,7 @@ class SimulatedAgent(FakeAgent):
         self._node: SimulatedNode | None = None
 
     def introduce(self) -> None:
-        self.say(replace(offer(self.name, self.nonce), memory_bytes=self.memory_bytes))
+        self.say(structs.replace(offer(self.name, self.nonce), memory_bytes=self.memory_bytes))
 
     def say(self, message: Message) -> None:
         if not self.gone:

@@ -8,7 +8,7 @@ from tests.simulation.clients import Client
 from tests.simulation.cluster import Cluster, Setup
 from tests.simulation.stories import Event, begun, play
 from tpiedge.errors import TpiedgeError
-from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
+from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing
 from tpiedge.wire.control import Finished
 
 TRIO: tuple[Event, ...] = (("join", 1), ("join", 2), ("wait", 3))

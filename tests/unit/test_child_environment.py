@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from tpiedge.child_environment import child_environment
 from tpiedge.engine.grammars import Grammars
 from tpiedge.errors import ChildLost
 from tpiedge.launch.child import Child
+from tpiedge.lifeline import child_environment
 from tpiedge.model.template import ChatTemplate, RenderLimits
-from tpiedge.pack.layout import Precision
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
-from tpiedge.pack.writing.child import PackRequest, RandomTensors
-from tpiedge.pack.writing.parent import run_pack_child
+from tpiedge.pack.process import PackRequest, run_pack_child
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 SECRETS = (
@@ -58,7 +56,7 @@ def start_packing(folder: Path) -> None:
     layer = BlobSpec((MatrixSpec("q", "q", 128, 64, 128),))
     spec = ModelSpec(BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),)), (layer,), BlobSpec(), {})
     with pytest.raises(KeyError):  # what it is told is no answer
-        run_pack_child(PackRequest(spec, RandomTensors(1), Precision.F32, folder / "pack"), lambda *_: None)
+        run_pack_child(PackRequest(spec, 1, Precision.F32, folder / "pack"), lambda *_: None)
 
 
 def start_template(_folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.shared_library import kernel_library
-from tpiedge.lab.testbed.switch.library import switch_library
+from tpiedge.lab.testbed.switch_native import switch_library
 from tpiedge.transport.native_library import transport_library
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tpiedge.progress import ByteProgress, LiveProgress, StepProgress, say
+from tpiedge.progress import ByteProgress, LiveLine, say
 from tpiedge.testing.clock import ManualClock
 
 TOTAL = 1_000_000
@@ -90,26 +90,6 @@ def test_elsewhere_it_is_a_line_every_five_seconds(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
-def test_every_step_is_shown_on_a_terminal(terminal: pytest.CaptureFixture[str]) -> None:
-    progress = StepProgress("measuring", 3, ManualClock())
-    progress.begin("a long one")
-    progress.begin("b")
-    assert terminal.readouterr().err == "\rmeasuring 1 of 3: a long one\rmeasuring 2 of 3: b         "
-    progress.finish()
-    progress.finish()
-    assert terminal.readouterr().err == "\r" + " " * len("measuring 2 of 3: b") + "\r"
-
-
-def test_elsewhere_a_step_is_told_of_every_five_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = ManualClock()
-    progress = StepProgress("measuring", 9, clock)
-    for second in range(9):
-        progress.begin(f"part {second}")
-        clock.advance(1.0)
-    progress.finish()
-    assert capsys.readouterr() == ("", "measuring 6 of 9: part 5\n")
-
-
 def test_lines_for_people_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     say("made")
     assert capsys.readouterr() == ("", "made\n")
@@ -119,7 +99,7 @@ def test_what_others_say_of_their_work_is_one_line_on_a_terminal(
     terminal: pytest.CaptureFixture[str],
 ) -> None:
     clock = ManualClock()
-    progress = LiveProgress(clock)
+    progress = LiveLine(clock)
     for done in (3, 6):
         clock.advance(1.0)
         progress.tell(f"reading {done} of 9 tokens")

@@ -4,13 +4,13 @@ import logging
 
 import pytest
 
-from tpiedge.rate_limited_log import LINES, WINDOW_S, RateLimitedLog
+from tpiedge.sanitise import LINES, WINDOW_S, RateLimitedLog
 from tpiedge.testing.clock import ManualClock
 
 
 def test_a_thousand_warnings_are_a_few_lines_and_a_number(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    log = RateLimitedLog(logging.getLogger("tpiedge.tests"), clock)
+    log = RateLimitedLog(logging.getLogger("tpiedge.tests"), clock.now)
     for number in range(1000):
         log.warning("bad request %d of %s", number, "w-1")
     clock.advance(WINDOW_S)

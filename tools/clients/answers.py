@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Mapping
 
-from tpiedge.api.azure import name_usual_path
+from tpiedge.api.completions import name_usual_path
 
 Json = dict[str, object]
 

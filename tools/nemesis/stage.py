@@ -17,7 +17,7 @@ from tests.process.serving.serving import Serving
 from tests.process.serving.test_structured import OPENER, RARE, TEMPLATE
 from tests.process.serving.wall_clock import WallClock, build_shim, why_no_shim
 from tpiedge.errors import UserError
-from tpiedge.host.memory_group import MemoryGroup, memory_group
+from tpiedge.lab.memory_group import MemoryGroup, memory_group
 from tpiedge.model.source import DEMO, resolve_model
 
 #: Of faults, as --faults names them.

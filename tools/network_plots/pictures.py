@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, NullLocator
 
-from tpiedge.lab.plots.timeline import save
+from tpiedge.lab.plots import save
 from tpiedge.units import format_bytes
 
 from .records import AllReduce, Decode, Spread
@@ -28,8 +28,6 @@ _COLOURS = {
     "star": "#4c78a8",
     "mesh": "#59a14f",
     "two-shot": "#f2a33a",
-    "tree": "#9d8ec7",
-    "ring": "#e15759",
 }
 _MEASURED = Line2D([], [], color="grey", marker="o", label="measured")
 _MODEL = Line2D([], [], color="grey", marker="o", markersize=9, fillstyle="none", linestyle="", label="model")
@@ -78,7 +76,7 @@ def _of_latencies(reduces: Sequence[AllReduce]) -> Figure:
         longest_ms = 1e3 * max(one.latency_s for one in there)
         for collective, group in _by_collective(there):
             _compare(axes, collective, {1e3 * one.latency_s: one for one in group})
-            bound_ms = latencies(collective, nodes) * longest_ms
+            bound_ms = latencies(collective) * longest_ms
             axes.plot([0, longest_ms], [0, bound_ms], "--", color=_COLOURS[collective], linewidth=1)
         axes.set_title(f"{nodes} nodes, {format_bytes(least)}")
         axes.set_xlabel("one-way latency between nodes (ms)")

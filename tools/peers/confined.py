@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tpiedge.host.memory_group import ENTER, MemoryUse, memory_group
+from tpiedge.lab.memory_group import ENTER, MemoryUse, memory_group
 
 _LINE = 200
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from tpiedge.errors import UserError
+from tpiedge.kernels.panels import Array
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.dtypes import Array
-from tpiedge.pack.sources.imported import AnyTensor
-from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
+from tpiedge.pack.source import CheckpointSource, SourceTensor, StoredTensor
 
 _MAGIC, _VERSION, _ALIGN = b"GGUF", 3, 32
 _U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9
@@ -111,7 +110,7 @@ def metadata(config: ModelConfig) -> dict[str, GgufValue]:
     }
 
 
-def plain(tensors: Mapping[str, AnyTensor]) -> dict[str, SourceTensor]:
+def plain(tensors: Mapping[str, StoredTensor]) -> dict[str, SourceTensor]:
     """The same `tensors`. Raises UserError where one is stored otherwise than in bf16."""
     found = {}
     for name, tensor in tensors.items():

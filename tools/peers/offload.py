@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 
 from tpiedge.errors import UserError
-from tpiedge.host.memory_group import MemoryUse, memory_group
 from tpiedge.lab.bench.figures import spread
+from tpiedge.lab.memory_group import MemoryUse, memory_group
 from tpiedge.units import format_bytes
 
 from .confined import Ended, run_confined

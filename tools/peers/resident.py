@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tpiedge.lab.bench.figures import spread
-from tpiedge.local.answer import Answer, collect
-from tpiedge.local.cluster import LocalCluster
+from tpiedge.local.cluster import Answer, LocalCluster, collect
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import prepare
 from tpiedge.wire.requests import GenerationRequest

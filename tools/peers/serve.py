@@ -24,7 +24,7 @@ from tpiedge.lab.bench.figures import spread
 from tpiedge.lab.bench.serve_client import Streams
 from tpiedge.lab.bench.serve_cluster import ClusterWish, own_cluster
 from tpiedge.lab.bench.serve_figures import RoundFigures, spread_of
-from tpiedge.lab.bench.serve_load import RandomPrompts, ask_alone, by_clients
+from tpiedge.lab.bench.serve_run import RandomPrompts, ask_alone, by_clients
 
 from .install import VERSIONS, build_llama, checked
 from .llama_server import llama_server

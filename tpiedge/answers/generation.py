@@ -5,7 +5,7 @@ from typing import Protocol, TypeAlias
 
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.journal import Paused, Resumed, TakenUp
-from tpiedge.master.reading_progress import Reading
+from tpiedge.master.request_times import Reading
 from tpiedge.wire.control import AnswerPart, Finished
 from tpiedge.wire.requests import GenerationRequest
 

@@ -1,11 +1,8 @@
 """The threads that hear the choices of one answer: AT_ONCE are asked for at a time, so that others have their turn.
 
-Laws:
-
-1. Each thread hears a choice to its end and then asks for a further one: again and again where the queue is full,
-   nothing is served, or the master ends. It ends where there is none, or nothing more is wanted. Until they are asked
-   for, further choices are counted with the requests that wait.
-2. What a generation says after its choice has ended, or after `stop`, fails nothing.
+Each thread hears a choice to its end and then asks for a further one: again and again where the queue is full, nothing
+is served, or the master ends. It ends where there is none, or nothing more is wanted. Until they are asked for, further
+choices are counted with the requests that wait. What a generation says after its choice has ended fails nothing.
 """
 
 import threading

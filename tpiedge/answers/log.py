@@ -5,15 +5,14 @@ Laws:
 1. An event is recorded, where the answer has a record, before it is in the log; what is in the log stays there. So
    each reader gets the whole answer from the beginning on, whatever others had of it. There is one at a time: a new one
    takes the place of the one before, whose client may have lost its connection without our knowing.
-2. An answer whose reader's connection ends goes on without one and waits for the next: LEFT_S or, without a record and
-   without its end, BRIEFLY_S; one that was collected as a whole COLLECTED_WITHIN_S after its end, for which it waits
-   UNFINISHED_S. Then it ends. One that was sent to its end waits in the same way, until its client acknowledges it:
-   what the system has taken, nobody need have read. What nobody reads gives way to what somebody waits for.
-3. An answer of the master before goes on without a reader: a stream waits for one for the grace, others as those that
-   are collected, where the day counts from the request on, however many masters there were since.
-4. What fails one choice fails all. A stop string ends the work on a choice also where nobody reads.
-5. A record lasts as long as its answer, or until that failed or its client was told of an error, and beyond the
-   master's end. One that the disk had no room for is made anew once there is room.
+2. An answer whose reader's connection ends, or that was sent to its end, goes on without a reader and waits for the
+   next: LEFT_S or, without a record and without its end, BRIEFLY_S; one that was collected as a whole
+   COLLECTED_WITHIN_S after its end, for which it waits UNFINISHED_S. Then it ends. An answer of the master before waits
+   so, too: a stream for the grace, others as those that are collected. What nobody reads gives way to what somebody
+   waits for.
+3. What fails one choice fails all. A stop string ends the work on a choice also where nobody reads.
+4. A record lasts as long as its answer, or until that failed or its client was told of an error, and beyond the
+   master's end.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ from tpiedge.answers.hearing import FurtherChoices, Hearing
 from tpiedge.answers.record import FoundAnswer, Question, Record, event_bytes, is_recorded
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.master.journal import Paused, TakenUp
-from tpiedge.master.reading_progress import Reading
+from tpiedge.master.request_times import Reading
 from tpiedge.wire.control import Finished, Token
 
 LEFT_S: Final = 60.0
@@ -55,7 +54,7 @@ class ServerEnds(TpiedgeError):
 class Parting(enum.Enum):
     """How a client goes."""
 
-    #: All was handed to the system: the answer with its end, or with what it failed by. It may not have read that.
+    #: It was sent the answer with its end, or with what it failed by. It may not have read that.
     SENT = enum.auto()
     #: It does not even know the answer's id: it does not come again.
     FOR_GOOD = enum.auto()
@@ -94,17 +93,11 @@ class AnswerLog:
         self._lacking = set(range(len(question.requests)))
         self._hearing: Hearing | None = None
         self._taken_up = self._given_up = False
-        #: By how many masters since something was said last, this one included.
-        self._tries = 0
         self._reader: AnswerReader | None = None
-        #: The one that came last, whether it still reads or not.
-        self._latest: AnswerReader | None = None
         self._left_at: float | None = None
         self._unread_since = now()
         #: For how long it waits for a reader while it lacks its end, and from that on.
         self._unfinished_s = self._finished_s = LEFT_S
-        #: When a whole answer was accepted that no reader came for.
-        self._accepted_at: float | None = None
 
     @classmethod
     def recovered(cls, found: FoundAnswer, now: Callable[[], float], grace_s: float) -> Self:
@@ -114,14 +107,12 @@ class AnswerLog:
             log._append(choice, event)
             if log._ends_with(choice, event):
                 log._lacking.discard(choice)
-        log._tries = found.taken_up
         log.over = not log._lacking
         if log.over:
             found.record.finish()
         log._unfinished_s = log._finished_s = grace_s
         if not found.question.stream:
             log._unfinished_s, log._finished_s = UNFINISHED_S, COLLECTED_WITHIN_S
-            log._accepted_at = now() - found.age_s
         return log
 
     @property
@@ -133,11 +124,6 @@ class AnswerLog:
     def recorded(self) -> bool:
         """Whether another master could go on with it."""
         return self._record is not None and self._record.there
-
-    @property
-    def lost_record(self) -> bool:
-        """Whether it is to be recorded, and the disk had no room."""
-        return self._record is not None and self._record.lost
 
     @property
     def lacking(self) -> list[int]:
@@ -158,11 +144,7 @@ class AnswerLog:
             if self._reader is not None:
                 return None
             limit_s = self._finished_s if self.over else self._unfinished_s
-            if self._now() - self._unread_since > limit_s:
-                return limit_s
-            in_all_s = UNFINISHED_S + (COLLECTED_WITHIN_S if self.over else 0.0)
-            late = self._accepted_at is not None and self._now() - self._accepted_at > in_all_s
-            return in_all_s if late else None
+            return limit_s if self._now() - self._unread_since > limit_s else None
 
     def follow(self, generations: Mapping[int, Generation], further: FurtherChoices) -> None:
         """Appends what these say of choices that are `lacking`, and `further` of the others. To be called once. Raises
@@ -177,8 +159,7 @@ class AnswerLog:
         """A new reader, who takes the place of the one before. `collects`: by GET, for the whole of the answer."""
         reader = AnswerReader(self, collects=collects)
         with self._lock:
-            before, self._reader, self._accepted_at = self._reader, reader, None
-            self._latest = reader
+            before, self._reader = self._reader, reader
             self._attend(True)
         if before is not None:
             before.supersede(Superseded())
@@ -208,11 +189,6 @@ class AnswerLog:
         elif self._given_up and self._record is not None:
             self._record.delete()
 
-    def acknowledge(self, reader: "AnswerReader") -> None:
-        """Its client has read what this reader was sent. No effect where another one came since."""
-        if self._latest is reader:
-            self.end()
-
     def interrupt(self, why: Exception) -> None:
         """Its reader, if it has one, is told that."""
         with self._lock:
@@ -241,25 +217,6 @@ class AnswerLog:
             self._record.keep()
         self._cancel()
 
-    def take_back(self) -> None:
-        """After `keep`, as of Record. Idempotent."""
-        if self._record is not None:
-            self._record.take_back()
-
-    def record_again(self) -> bool:
-        """Makes the record anew where the disk had no room for it. Waits for the disk. Returns whether there was
-        room."""
-        if self._record is None:
-            return True
-        with self._order:
-            if self._record.lost:
-                said = [(choice, event) for choice, event in self.events if is_recorded(event)]
-                now_too = self._taken_up and self._tries > 0
-                self._record.write_anew(said, self._tries - now_too, now_too=now_too)
-            if self.over:
-                self._record.finish()
-            return not self._record.lost
-
     def join(self, limit_s: float) -> None:
         """Waits for its threads, at most that long."""
         if self._hearing is not None:
@@ -275,13 +232,10 @@ class AnswerLog:
             if isinstance(event, TakenUp):
                 if not self._taken_up and self._record is not None:  # once, however many choices there are
                     self._record.take_up()
-                    self._tries += 1
                 self._taken_up = True
                 return False
-            if is_recorded(event):
-                if self._record is not None:
-                    self._record.add(choice, event)
-                self._tries = 0
+            if self._record is not None and is_recorded(event):
+                self._record.add(choice, event)
             ends = self._ends_with(choice, event)
             self._append(choice, event)
             if ends:
@@ -353,7 +307,7 @@ class AnswerReader:
         #: What was said before it came, of whose pauses it hears nothing.
         self._old = len(log.events)
         self._why: BaseException | None = None
-        self._superseded = self._sent = self._acknowledged = False
+        self._superseded = False
         # No lock: its holder could be kept from a busy processor, and the event loop, with all answers, would wait.
         self._waits = False
         self._woken = asyncio.Event()
@@ -404,15 +358,8 @@ class AnswerReader:
             return
         if parting is Parting.FOR_GOOD:
             self.log.end()
-            return
-        self._sent = True
-        self.log.was_sent()
-        self._end_if_read()
-
-    def acknowledge(self) -> None:
-        """Its client shows that it has read what it was sent. Idempotent."""
-        self._acknowledged = True
-        self._end_if_read()
+        else:
+            self.log.was_sent()
 
     def _take(self) -> ChoiceEvent | None:
         if self._why is not None:
@@ -426,7 +373,3 @@ class AnswerReader:
         if over:
             raise log.error or InternalError("the answer ended without its end: report it")
         return None
-
-    def _end_if_read(self) -> None:
-        if self._sent and self._acknowledged:
-            self.log.acknowledge(self)

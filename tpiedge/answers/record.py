@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeGuard
 
 from tpiedge.answers.generation import AnswerEvent
-from tpiedge.model.text import TextWriter
+from tpiedge.model.tokenizer import TextWriter
 from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -40,11 +40,6 @@ class Record(Protocol):
         """Whether all that was passed on is recorded."""
         ...
 
-    @property
-    def lost(self) -> bool:
-        """Whether it is not recorded because the disk could not take it, and `write_anew` is to be tried."""
-        ...
-
     def add(self, choice: int, event: Token | PromptScores | Finished) -> None:
         """Adds what is about to be passed on of a choice."""
         ...
@@ -57,11 +52,6 @@ class Record(Protocol):
         """Nothing more is added. Idempotent."""
         ...
 
-    def write_anew(self, said: Sequence[RecordedEvent], taken_up: int, *, now_too: bool) -> None:
-        """Makes the record anew where it is `lost`, and there is room. `taken_up`: by how many masters before;
-        `now_too`: and by this one."""
-        ...
-
     def delete(self) -> None:
         """The answer needs it no more. Does not wait for the disk. Idempotent; no effect after `keep`."""
         ...
@@ -70,22 +60,14 @@ class Record(Protocol):
         """From now on nothing is written, and it stays for the next master, unless it was deleted. Idempotent."""
         ...
 
-    def take_back(self) -> None:
-        """After `keep`, where the master ended in order: that it took the answer up, and no more, does not count. No
-        effect on other records. Idempotent."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class FoundAnswer:
-    """An answer that a master before this one did not deliver; `age_s`: of its request; `taken_up`: by how many masters
-    since something was said last."""
+    """An answer that a master before this one did not deliver."""
 
     question: Question
     record: Record
     said: Sequence[RecordedEvent]
-    age_s: float
-    taken_up: int
 
 
 def event_bytes(event: AnswerEvent) -> int:

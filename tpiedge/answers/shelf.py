@@ -1,9 +1,8 @@
 """All answers, and what they may take.
 
-An answer that waits for a reader for too long is cancelled (`log.py`). Of those that wait for one whose connection
-ended MOST_LEFT are unfinished, and all that wait take LEFT_BYTES of memory, half of them for one client: where they are
-more, the oldest of the client that has most goes. Of more than MOST_RECOVERED of the master before the latest go on,
-the unfinished first.
+An answer that waits for a reader for too long is cancelled (`log.py`). All that wait take LEFT_BYTES of memory, half
+of them for one client: where they are more, the oldest of the client that has most goes. Of more than MOST_RECOVERED of
+the master before the latest go on, the unfinished first.
 """
 
 import logging
@@ -24,10 +23,9 @@ from tpiedge.wire.control import AnswerPart, Finished
 
 _log = logging.getLogger(__name__)
 
-MOST_LEFT: Final = 64
 LEFT_BYTES: Final = 128 * MIB
 MOST_RECOVERED: Final = 512
-"""More than one master has: those that wait and run in full queues, and MOST_LEFT."""
+"""More than run and wait in full queues."""
 
 _MOST_AT_ONCE: Final = 256
 """Of choices of all recovered answers: those of further answers begin one after the other."""
@@ -39,20 +37,16 @@ class AnswerShelf:
     def __init__(
         self,
         queue: Queue,
-        later: Callable[[Callable[[], None]], None] | None = None,
         grace_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`later` calls what it is given in the thread that waits for the disk, where answers are recorded; `grace_s`:
-        for how long a stream of the master before waits for its reader."""
+        """`grace_s`: for how long a stream of the master before waits for its reader."""
         self._queue = queue
-        self._later = later
         self._grace_s = grace_s
         self._now = now
         self._lock = threading.Lock()
         self._answers: dict[str, AnswerLog] = {}
-        #: Whether records are made anew just now, and whether the server ends.
-        self._recording = self._aborted = False
+        self._aborted = False
 
     def recover(self, found: Sequence[FoundAnswer]) -> int:
         """Goes on with the answers of the master before; returns how many. To be called before anything is accepted.
@@ -102,8 +96,7 @@ class AnswerShelf:
         return None if answer is None or answer.ended else answer
 
     def sweep(self) -> None:
-        """Forgets what has ended, cancels what nobody came for, and has made anew what could not be recorded. To be
-        called now and then; does not block."""
+        """Forgets what has ended and cancels what nobody came for. To be called now and then; does not block."""
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
                 if answer.lasting and not answer.sent:
@@ -117,11 +110,10 @@ class AnswerShelf:
             self._answers = {name: one for name, one in self._answers.items() if not one.ended}
         left = [(since, answer) for answer in self._all() if (since := answer.left_at) is not None]
         waiting = [answer for _, answer in sorted(left, key=lambda one: one[0])]
-        unfinished = [answer for answer in waiting if not answer.over]
-        _end_some(unfinished, [1 for _ in unfinished], MOST_LEFT, MOST_LEFT)
-        waiting = [answer for answer in waiting if not answer.ended]
-        _end_some(waiting, [answer.held_bytes for answer in waiting], LEFT_BYTES, share_of(LEFT_BYTES))
-        self._record_again()
+        # One of a client that is not known, of the master before, is as one of a client of its own.
+        held = [(one.client or one.question.name, one.held_bytes) for one in waiting]
+        for number in too_much(held, LEFT_BYTES, share_of(LEFT_BYTES)):
+            waiting[number].end()
 
     def abort(self) -> None:
         """Tells all readers, those that are still to come, too, that the server ends."""
@@ -134,32 +126,11 @@ class AnswerShelf:
         for answer in self._all():
             answer.keep()
 
-    def ended_in_order(self) -> None:
-        """After `close`, once nothing can fail the master any more: what it took up, and did not get on with, does not
-        count against the requests. Idempotent."""
-        for answer in self._all():
-            answer.take_back()
-
     def join(self, limit_s: float) -> None:
         """Waits for the threads, in all at most that long."""
         deadline = time.monotonic() + limit_s
         for answer in self._all():
             answer.join(max(0.0, deadline - time.monotonic()))
-
-    def _record_again(self) -> None:
-        """In the thread that waits for the disk: the smallest first, until one has no room."""
-        lost = sorted((one for one in self._all() if one.lost_record), key=lambda one: one.held_bytes)
-        if not lost or self._recording or self._later is None:
-            return
-
-        def record() -> None:
-            try:
-                all(answer.record_again() for answer in lost)
-            finally:
-                self._recording = False
-
-        self._recording = True
-        self._later(record)
 
     def _latest(self, found: Sequence[FoundAnswer]) -> list[tuple[AnswerLog, Sequence[RecordedEvent]]]:
         """Those that go on, in their order, with what was said of them."""
@@ -196,11 +167,3 @@ class AnswerShelf:
     def _all(self) -> list[AnswerLog]:
         with self._lock:
             return list(self._answers.values())
-
-
-def _end_some(answers: Sequence[AnswerLog], amounts: Sequence[int], total: int, share: int) -> None:
-    """Ends those of `answers`, the oldest first, that are too much. Each one of a client that is not known, of the
-    master before, is as one of a client of its own."""
-    clients = [answer.client or answer.question.name for answer in answers]
-    for number in too_much(list(zip(clients, amounts, strict=True)), total, share):
-        answers[number].end()

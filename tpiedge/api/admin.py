@@ -9,22 +9,24 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tpiedge.answers.generation import Busy, Unavailable
 from tpiedge.api import tables as t
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
-from tpiedge.api.service import Busy, Forecast, Service, Unavailable
+from tpiedge.api.service import Service
 from tpiedge.api.timeline import shown_step
+from tpiedge.master.foresight import Forecast
 
 _T = TypeVar("_T")
 
-_ADMINISTRATOR = "the administrator"
 _MAX_NAME = 256
 #: Clients wait longer than this for an answer.
 _PLAN_S = 30.0
@@ -96,7 +98,7 @@ class Admin:
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         """Beside one other piece of work: a prediction takes half of the threads, at most."""
-        return await self._intake.run(_ADMINISTRATOR, work)
+        return await self._intake.run("the administrator", work)
 
     def _predicted(self, work: "asyncio.Future[Forecast]") -> None:
         """It was made, or it failed, whether or not somebody still waits for it."""
@@ -111,7 +113,9 @@ class Admin:
         return JSONResponse({"id": name, "deleted": True})
 
     async def _nodes(self, _request: Request) -> Response:
-        return JSONResponse(asdict(await self._run(self._service.status)))
+        status = asdict(await self._run(self._service.status))
+        body = json.dumps(status, default=msgspec.structs.asdict)  # what nodes count came over the wire
+        return Response(body, media_type="application/json")
 
     async def _pending(self, _request: Request) -> Response:
         found = await self._run(self._service.pending)

@@ -4,16 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tpiedge.api.anthropic_format import AnthropicFormat
-from tpiedge.api.anthropic_request import read_messages_request
+from tpiedge.api.anthropic import AnthropicFormat, read_messages_request
 from tpiedge.api.asked import Asked, FormatName
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
-from tpiedge.api.embedding_format import EmbeddingFormat
-from tpiedge.api.embedding_request import read_embeddings
+from tpiedge.api.embeddings import EmbeddingFormat, read_embeddings
 from tpiedge.api.formats import AnswerFormat, AnswerHead
-from tpiedge.api.ollama_format import OllamaEmbedFormat, OllamaFormat
-from tpiedge.api.ollama_request import read_embed, read_generate, read_old_embeddings, read_ollama_chat
+from tpiedge.api.ollama import (
+    OllamaEmbedFormat,
+    OllamaFormat,
+    read_embed,
+    read_generate,
+    read_old_embeddings,
+    read_ollama_chat,
+)
 from tpiedge.api.openai_format import OpenAIFormat
 from tpiedge.api.responses_format import ResponsesFormat
 from tpiedge.api.responses_request import read_response

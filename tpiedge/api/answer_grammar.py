@@ -17,8 +17,6 @@ from tpiedge.wire.requests import Grammar, GrammarKind
 
 _MAX_CHOICES: Final = 1024
 _MAX_DEPTH: Final = 64
-_MAX_NAME: Final = 64
-_MAX_PLACE: Final = 200
 _OBJECT: Final = {"type": "object"}
 #: What each says of the answer, by vLLM's names, those of llama.cpp's server and of SGLang, and TabbyAPI's.
 _GUIDED: Final = {
@@ -28,7 +26,7 @@ _NAMED: Final = {
     "grammar": "grammar", **_GUIDED, "json_schema": "json", "regex": "regex", "ebnf": "grammar",
     "regex_pattern": "regex", "grammar_string": "grammar",
 }  # fmt: skip
-_STRUCTURED: Final = ("json", "regex", "choice", "grammar")
+_STRUCTURED: Final = {kind: kind for kind in ("json", "regex", "choice", "grammar")}
 
 _SCHEMA: Final[t.JsonSchema] = {
     "type": ["object", "string", "null"],
@@ -42,7 +40,7 @@ _KINDS: Final[dict[str, t.JsonSchema]] = {
     "choice": t.array({"type": "string"}, "One of these texts is the answer.", _MAX_CHOICES),
 }
 _DESCRIBED: Final = t.body(
-    name={"type": "string", "minLength": 1, "maxLength": _MAX_NAME},
+    name={"type": "string", "minLength": 1, "maxLength": 64},
     schema=_SCHEMA,
     strict=_STRICT,
     description=t.VAIN,
@@ -85,14 +83,17 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
     form = fields.nested("response_format")
     if form is not None and (grammar := _form(form, service)) is not None:
         found["response_format"] = grammar
-    for key, kind in _NAMED.items():
-        value = fields.raw(key)
-        if key == "grammar" and isinstance(value, dict):  # as TGI's clients say it
-            inner = fields.inner(value, key, _FORM)
-            found |= {key: grammar} if (grammar := _form(inner, service)) is not None else {}
-        elif value is not None:
-            found[key] = _structured(fields, key, kind, service)
-    found |= _nested_structured(fields, service)
+    structured, extended = fields.nested("structured_outputs"), fields.nested("nvext")
+    if structured is not None and structured.flag("json_object"):
+        found[structured.name("json_object")] = schema_grammar(structured, "json_object", _OBJECT, service)
+    for given, kinds in ((fields, _NAMED), (structured, _STRUCTURED), (extended, _GUIDED)):
+        for key, kind in kinds.items():
+            value = None if given is None else given.raw(key)
+            if given is fields and key == "grammar" and isinstance(value, dict):  # as TGI's clients say it
+                inner = fields.inner(value, key, _FORM)
+                found |= {key: grammar} if (grammar := _form(inner, service)) is not None else {}
+            elif given is not None and value is not None:
+                found[given.name(key)] = _structured(given, key, kind, service)
     return _only(found)
 
 
@@ -114,25 +115,6 @@ def _are_same(one: Grammar, other: Grammar) -> bool:
     return one == other
 
 
-def _nested_structured(fields: BodyFields, service: Service) -> dict[str, Grammar]:
-    """As vLLM's clients say it since 2025, and NVIDIA's."""
-    found: dict[str, Grammar] = {}
-    structured = fields.nested("structured_outputs")
-    if structured is not None:
-        if structured.flag("json_object"):
-            key = "json_object"
-            found[structured.name(key)] = schema_grammar(structured, key, _OBJECT, service)
-        for kind in _STRUCTURED:
-            if structured.raw(kind) is not None:
-                found[structured.name(kind)] = _structured(structured, kind, kind, service)
-    extended = fields.nested("nvext")
-    if extended is not None:
-        for key, kind in _GUIDED.items():
-            if extended.raw(key) is not None:
-                found[extended.name(key)] = _structured(extended, key, kind, service)
-    return found
-
-
 def schema_of_grammar(
     fields: BodyFields, key: str, schema: object, *, strict: bool = False
 ) -> dict[str, object]:
@@ -146,7 +128,7 @@ def schema_of_grammar(
     if strict and held.left_out:
         place = f"{param}.{held.left_out[0]}"
         raise refused(
-            f"'{place[:_MAX_PLACE]}' cannot be kept to, as 'strict' wants it: leave out the one or the other",
+            f"'{place[:200]}' cannot be kept to, as 'strict' wants it: leave out the one or the other",
             param,
         )
     for place in held.left_out:

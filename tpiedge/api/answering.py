@@ -14,9 +14,8 @@ Laws:
 4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
 5. What a stop string ends is complete.
 6. The events of the stream of a resumable answer are numbered from 1 on: they follow from its tokens and nothing else,
-   so a later stream of it can begin after any of them; after one beyond its end it fails. One that is recorded says so
-   in its head, which a whole one sends early, and breaks off without a word where the server ends before it, for the
-   next server to go on.
+   so a later stream of it can begin after any of them. One that is recorded says so in its head, which a whole one
+   sends early, and breaks off without a word where the server ends before it, for the next server to go on.
 """
 
 import asyncio
@@ -26,16 +25,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mutabl
 from dataclasses import dataclass
 from typing import Any
 
-from tpiedge.answers.log import AnswerReader, ServerEnds
+from starlette.datastructures import Headers
+
+from tpiedge.answers.log import AnswerReader, Parting, ServerEnds
+from tpiedge.api.answer_forms import ANSWER_FORMS
+from tpiedge.api.asked import Choice, Reply
 from tpiedge.api.body import Disconnected, Receive, left
 from tpiedge.api.errors import ApiError, of_exception
-from tpiedge.api.fields import IGNORED
-from tpiedge.api.formats import AnswerFormat
-from tpiedge.api.frames import json_bytes, json_parts, numbered
+from tpiedge.api.fields import ignored_header
+from tpiedge.api.formats import AnswerHead, json_bytes, json_parts, numbered
 from tpiedge.api.limits import Limits
-from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.api.records import AcceptedRequest
+from tpiedge.api.service import Service
+from tpiedge.api.transcript import PromptEcho, TextPiece, Transcript
 from tpiedge.master.journal import Paused
-from tpiedge.master.reading_progress import Reading
+from tpiedge.master.request_times import Reading
 from tpiedge.units import format_seconds
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -45,15 +49,15 @@ REQUEST_ID = "x-request-id"
 RESUMABLE = "x-resumable"
 """The header of an answer of which a client that comes again gets the rest, by that name."""
 
+_PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
+"""Seconds without a byte that OpenAI's client for Python, the one for JavaScript, bears before it tries again."""
+
 #: Errors that are known at once come before it.
 _OPEN_S = 0.25
 #: After so many events others have their turn: with twenty scores each they are some milliseconds' work.
 _TURN = 16
-#: So many scores are written at once.
-_MANY_SCORES = 2048
 _BLANK = b"\n"  # JSON may begin with it
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
-_UNBUFFERED = (b"x-accel-buffering", b"no")
 _JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"), _NO_SNIFF)
 
 
@@ -65,44 +69,86 @@ class BrokenOff(Aborted):
     """The next server goes on with the answer."""
 
 
-class BeyondEnd(ApiError):
-    """The rest of a stream is wanted after an event that it does not have: nobody got anything of the answer."""
-
-    def __init__(self, last: int) -> None:
-        super().__init__(
-            400,
-            f"the request names an event after the answer's last one, which is {last}: name the last that came",
-            "invalid_value",
-        )
-
-
-class Stalled(Exception):
-    """The client does not read."""
-
-
 @dataclass(frozen=True, slots=True)
-class Answering:
-    """Runs once, for an answer with a transcript for each of its choices. `name`: of its request; `resumable`: whether
-    a client that comes again can have the rest; `after`: the number of the event that a stream of it begins after;
-    `ignored`: names of the request's fields that have no effect; `grammar` as of Reply."""
+class Work:
+    """A request that was taken, and how its client gets the answer: with that `reply` and those `choices`, by the
+    `reader`. `resumable`: whether clients may come again for it; `after`: the number of the event that a stream of it
+    begins after; `named`: whether the client knows the id of the answer already; `ignored`: names of fields that it
+    sent in vain."""
 
-    name: str
-    form: AnswerFormat
-    stream: bool
+    accepted: AcceptedRequest
+    choices: tuple[Choice, ...]
+    reply: Reply
     reader: AnswerReader
-    transcripts: Sequence[Transcript]
-    limits: Limits
-    resumable: bool = False
+    resumable: bool
     after: int = 0
+    named: bool = False
     ignored: tuple[str, ...] = ()
-    grammar: str = ""
 
-    async def run(self, receive: Receive, send: Send) -> None:
-        """Send the answer. Raises ApiError before the first byte, Aborted after it, Disconnected, Stalled."""
+
+class Answering:
+    """Sends one answer. Runs once."""
+
+    def __init__(self, work: Work, service: Service, limits: Limits) -> None:
+        self._work = work
+        self._reader = work.reader
+        self._limits = limits
+        accepted, reply, tokenizer = work.accepted, work.reply, service.tokenizer
+        by_prompt = {choice.prompt: len(choice.request.prompt_ids) for choice in work.choices}
+        head = AnswerHead(
+            id=accepted.name,
+            created=accepted.created,
+            model=accepted.model,
+            reply=reply,
+            prompt_tokens=tuple(by_prompt.values()),
+            prompts=tuple(choice.prompt for choice in work.choices),
+            tokenizer=tokenizer,
+        )
+        self._form = ANSWER_FORMS[reply.format].write(head)
+        self._transcripts = [
+            Transcript(
+                tokenizer,
+                reply.stops,
+                None if choice.echo is None else PromptEcho(choice.echo, choice.request.prompt_ids),
+                reply.speech.marks,
+                choice.request.prompt_ids if reply.goes_on else (),
+            )
+            for choice in work.choices
+        ]
+
+    async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Raises ApiError before the first byte, Aborted after it, Disconnected."""
+        parting, named = Parting.FOR_GOOD, self._work.named
+        # A whole answer that ends with the server has no head before its end.
+        heard_of = self._work.reply.stream or self._reader.log.lasting
+        self._limits = _patient(self._limits, Headers(scope=scope))
+
+        async def send_named(message: MutableMapping[str, Any]) -> None:
+            nonlocal named
+            await send(message)
+            named = named or heard_of
+
+        try:
+            await self._run(receive, send_named)
+            parting = Parting.SENT
+        except (asyncio.CancelledError, Disconnected, BrokenOff, ServerEnds):
+            parting = Parting.LOST if named else Parting.FOR_GOOD
+            raise
+        except Aborted:
+            parting = Parting.SENT
+            raise
+        except Exception as error:  # before the head: the response is an error
+            ends = isinstance(error.__cause__, ServerEnds)
+            parting = (Parting.LOST if ends else Parting.SENT) if named else Parting.FOR_GOOD
+            raise
+        finally:
+            self._reader.leave(parting if self._work.resumable else Parting.FOR_GOOD)
+
+    async def _run(self, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch(receive))
         timer = self._timer()
         try:
-            await (self._stream(send) if self.stream else self._whole(send))
+            await (self._stream(send) if self._work.reply.stream else self._whole(send))
         finally:
             if timer is not None:
                 timer.cancel()
@@ -112,16 +158,16 @@ class Answering:
 
     def _timer(self) -> asyncio.TimerHandle | None:
         """Ends the answer by the clock, where there is to be one."""
-        limit_s = self.limits.answer_s
+        limit_s = self._limits.answer_s
         if limit_s is None:
             return None
         late = ApiError(504, f"the answer took more than {format_seconds(limit_s)}", "deadline_exceeded")
-        return asyncio.get_running_loop().call_later(limit_s, self.reader.end, late)
+        return asyncio.get_running_loop().call_later(limit_s, self._reader.end, late)
 
     async def _watch(self, receive: Receive) -> None:
         """A client that leaves is noticed while nothing is sent, too."""
         await left(receive)
-        self.reader.end(Disconnected())
+        self._reader.end(Disconnected())
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
         """The pieces of the answer with the numbers of their choices; None where the client is to hear that we live:
@@ -129,30 +175,30 @@ class Answering:
         read, it hears in a stream only."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
-        open_choices = set(range(len(self.transcripts)))
+        open_choices = set(range(len(self._transcripts)))
         for number in itertools.count():
             if number % _TURN == 0:  # where all is there already, nothing else waits
                 await asyncio.sleep(0)
                 if now() >= due:
-                    due = now() + self.limits.ping_s
+                    due = now() + self._limits.ping_s
                     yield None
-            found = await self.reader.next(max(0.0, due - now()))
+            found = await self._reader.next(max(0.0, due - now()))
             if found is not None and found[0] not in open_choices:
                 continue
             choice, event = (0, None) if found is None else found
             piece = None
             if event is not None:
-                for part in self.transcripts[choice].before(event):
+                for part in self._transcripts[choice].before(event):
                     yield choice, part
                     await asyncio.sleep(0)
-                piece = self.transcripts[choice].feed(event)
-            if isinstance(event, Paused | Reading) and self.stream:
+                piece = self._transcripts[choice].feed(event)
+            if isinstance(event, Paused | Reading) and self._work.reply.stream:
                 event = None
-            if event is None or (piece is not None and self.stream):
-                due = now() + self.limits.ping_s
+            if event is None or (piece is not None and self._work.reply.stream):
+                due = now() + self._limits.ping_s
             if piece is not None and piece.last is not None:
                 open_choices.remove(choice)
-                self.reader.log.complete(choice)
+                self._reader.log.complete(choice)
             if piece is not None:
                 yield choice, piece
             elif event is None:
@@ -162,10 +208,10 @@ class Answering:
 
     async def _whole(self, send: Send) -> None:
         started = False
-        pieces: list[list[TextPiece]] = [[] for _ in self.transcripts]
+        pieces: list[list[TextPiece]] = [[] for _ in self._transcripts]
         try:
-            quiet_s = self.limits.quiet_s
-            async for found in self._pieces(min(_OPEN_S, quiet_s) if self.reader.log.lasting else quiet_s):
+            quiet_s = self._limits.quiet_s
+            async for found in self._pieces(min(_OPEN_S, quiet_s) if self._reader.log.lasting else quiet_s):
                 if found is not None:
                     choice, piece = found
                     pieces[choice].append(piece)
@@ -174,68 +220,54 @@ class Answering:
                     started = True
                     await self._start(send, _JSON_HEADERS)
                 await self._write(send, _BLANK)
-            body = await self._body(pieces)
-        except (Disconnected, Stalled):
+            # Thousands of scores take long.
+            body = await asyncio.to_thread(
+                lambda: b"".join(json_parts(self._form.whole(pieces, self._transcripts)))
+            )
+        except Disconnected:
             raise
         except Exception as error:
             if not started:
                 raise self._error(error) from error
             self._break_off(error)
-            body = json_bytes(self.form.failure(self._error(error), self._tokens))
+            body = json_bytes(self._form.failure(self._error(error), self._tokens))
         if started:
-            await self._guarded(send({"type": "http.response.body", "body": body}))
+            await send({"type": "http.response.body", "body": body})
         else:
-            await self._guarded(_send_body(send, 200, body, dict(self._named())))
-
-    async def _body(self, pieces: Sequence[Sequence[TextPiece]]) -> bytes:
-        """Of a whole answer. Thousands of scores take seconds: a thread writes them."""
-        tokens = (token for parts in pieces for piece in parts for token in piece.tokens)
-        if sum(1 + len(token.logprobs) for token in tokens) <= _MANY_SCORES:
-            return json_bytes(self.form.whole(pieces, self.transcripts))
-        return await asyncio.to_thread(
-            lambda: b"".join(json_parts(self.form.whole(pieces, self.transcripts)))
-        )
+            await _send_body(send, 200, body, dict(self._named()))
 
     async def _stream(self, send: Send) -> None:
-        started = False
+        """Only what comes after the event that the client has; signs of life where nothing is told yet, too."""
+        work, now, number, started = self._work, asyncio.get_running_loop().time, 0, False
+        quiet_s = min(_OPEN_S, self._limits.ping_s)
+        due = now() + quiet_s
         try:
-            async for number, frame in self._frames():
+            async for frames in self._all_frames(quiet_s):
+                each = enumerate(frames or (), number + 1)
+                told = [numbered(at, one) if work.resumable else one for at, one in each if at > work.after]
+                number += len(frames or ())
+                heard = bool(frames) and number >= work.after
+                if frames is None or (not heard and now() >= due):
+                    told.append(self._form.alive(self._why))
+                elif not heard:
+                    continue
                 if not started:
                     started = True
                     await self._start(send, self._stream_headers())
-                if frame is None:
-                    await self._write(send, self.form.alive(self._why))
-                elif frame:
-                    await self._write(send, numbered(number, frame) if self.resumable else frame)
-        except (Disconnected, Stalled):
+                for one in told:
+                    await self._write(send, one)
+                due = now() + self._limits.ping_s
+        except Disconnected:
             raise
         except Exception as error:
             if not started:
                 raise self._error(error) from error
             self._break_off(error)
-            await self._write(send, self.form.broken(self._error(error), self._tokens))
+            await self._write(send, self._form.broken(self._error(error), self._tokens))
             raise Aborted from error
-        await self._guarded(send({"type": "http.response.body", "body": b""}))
-
-    async def _frames(self) -> AsyncIterator[tuple[int, bytes | None]]:
-        """The events of the stream with their numbers, empty for the one that it begins after; None as of `_pieces`,
-        and where pieces come of which nothing is told yet, or only what the client has."""
-        now, number = asyncio.get_running_loop().time, 0
-        due = now() + min(_OPEN_S, self.limits.ping_s)
-        async for frames in self._all_frames(min(_OPEN_S, self.limits.ping_s)):
-            told = False
-            for frame in frames or ():
-                number += 1
-                if number >= self.after:
-                    told = True
-                    yield number, frame if number > self.after else b""
-            if frames is None or (not told and now() >= due):
-                told = True
-                yield number, None
-            if told:
-                due = now() + self.limits.ping_s
-        if number < self.after:
-            raise BeyondEnd(number)
+        if not started:  # nothing comes after the event that the client has
+            await self._start(send, self._stream_headers())
+        await send({"type": "http.response.body", "body": b""})
 
     async def _all_frames(self, quiet_s: float) -> AsyncIterator[Sequence[bytes] | None]:
         """The events of the whole stream, those of each piece together; None as of `_pieces`."""
@@ -243,29 +275,29 @@ class Answering:
         async for found in self._pieces(quiet_s):
             if not opened:
                 opened = True
-                yield self.form.opening()
-            yield None if found is None else self.form.frames(*found)
-        yield self.form.closing(self.transcripts)
+                yield self._form.opening()
+            yield None if found is None else self._form.frames(*found)
+        yield self._form.closing(self._transcripts)
 
     def _error(self, error: Exception) -> ApiError:
-        return of_exception(error, self.grammar or None)
+        return of_exception(error, self._work.reply.grammar or None)
 
     @property
     def _tokens(self) -> int:
-        return sum(transcript.count for transcript in self.transcripts)
+        return sum(transcript.count for transcript in self._transcripts)
 
     @property
     def _why(self) -> str:
         """Why the answer pauses, if it does, or how far the prompt is read."""
-        return next((why for one in self.transcripts if (why := one.paused or one.reading)), "")
+        return next((why for one in self._transcripts if (why := one.paused or one.reading)), "")
 
     def _stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
-        return (b"content-type", self.form.stream_type), (b"cache-control", b"no-cache"), _NO_SNIFF
+        return (b"content-type", self._form.stream_type), (b"cache-control", b"no-cache"), _NO_SNIFF
 
     @property
     def _promised(self) -> bool:
         """Whether a client that comes again gets the rest, beyond the server's end, too."""
-        return self.resumable and self.reader.log.recorded
+        return self._work.resumable and self._reader.log.recorded
 
     def _break_off(self, error: Exception) -> None:
         """Raises BrokenOff where the next server goes on with the answer."""
@@ -273,27 +305,28 @@ class Answering:
             raise BrokenOff from error
 
     def _named(self) -> Iterator[tuple[str, str]]:
-        yield REQUEST_ID, self.name
+        yield REQUEST_ID, self._work.accepted.name
         if self._promised:
             yield RESUMABLE, "yes"
-        if self.ignored:
-            yield IGNORED, ", ".join(self.ignored)
+        yield from ignored_header(self._work.ignored).items()
 
     async def _start(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
         named = [(name.encode(), text.encode()) for name, text in self._named()]
-        start = {"type": "http.response.start", "status": 200, "headers": [*headers, _UNBUFFERED, *named]}
-        await self._guarded(send(start))
+        fields = [*headers, (b"x-accel-buffering", b"no"), *named]
+        await send({"type": "http.response.start", "status": 200, "headers": fields})
 
     async def _write(self, send: Send, data: bytes) -> None:
-        await self._guarded(send({"type": "http.response.body", "body": data, "more_body": True}))
+        await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def _guarded(self, sending: Awaitable[None]) -> None:
-        """A client that does not read for long is given up."""
-        try:
-            async with asyncio.timeout(self.limits.write_s):
-                await sending
-        except TimeoutError:
-            raise Stalled from None
+
+def _patient(limits: Limits, headers: Headers) -> Limits:
+    """`limits` for a client that says when it gives up, as OpenAI's do."""
+    for name in _PATIENCE:
+        with contextlib.suppress(ValueError):
+            wait_s = float(headers.get(name, ""))
+            if wait_s > 0:  # NaN is not
+                return limits.heard_within(wait_s)
+    return limits
 
 
 async def send_json(

@@ -11,17 +11,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.answers.shelf import AnswerShelf
-from tpiedge.api.acknowledgement import Acknowledgement
 from tpiedge.api.admin import Admin
-from tpiedge.api.answer_forms import ANSWER_FORMS, AnswerForm
-from tpiedge.api.answering import REQUEST_ID, Aborted, BrokenOff, Send, Stalled, send_json
-from tpiedge.api.asked import FormatName
-from tpiedge.api.azure import name_usual_path
+from tpiedge.api.answering import REQUEST_ID, Aborted, BrokenOff, Send, send_json
 from tpiedge.api.body import Disconnected, Receive, discard
-from tpiedge.api.completions import Completions, Resumptions
-from tpiedge.api.deliveries import Deliveries
+from tpiedge.api.completions import Answers, name_usual_path
 from tpiedge.api.errors import ApiError, error_body, of_exception
-from tpiedge.api.fields import IgnoredFields
 from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
 from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
@@ -35,7 +29,6 @@ from tpiedge.api.service import Service
 from tpiedge.api.texts import text_routes
 
 _CLOSE = (b"connection", b"close")
-_SWEEP_S = 1.0
 #: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.
 _HEARD_S = 0.5
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
@@ -57,26 +50,19 @@ class Api:
     ) -> None:
         self._service = service
         self._guard = guard
-        self._limits = limits
+        self._linger_s = limits.linger_s
         self._intake, self._admin_intake = Intake(limits, guard), Intake(limits, guard)
-        self._ignored = IgnoredFields()
         self._shelf = shelf or AnswerShelf(service)
         self._records = records
         self._origins = origins or Origins()
-        self._deliveries = Deliveries(service, limits)
         self.routes: list[BaseRoute] = [
             Route("/health", _health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             *model_routes(service),
-            *(
-                route
-                for name, form in ANSWER_FORMS.items()
-                if form.path
-                for route in self._answers(form, name)
-            ),
-            *ollama_routes(service, self._intake, self._ignored),
-            *text_routes(service, self._intake, self._ignored),
+            *Answers(service, self._intake, self._shelf, records).routes(),
+            *ollama_routes(service, self._intake),
+            *text_routes(service, self._intake),
             *Admin(service, self._admin_intake, guard).routes(),
             *openapi_routes(),
             *Page().routes(),
@@ -89,7 +75,7 @@ class Api:
         scope["app"] = self  # has the router raise its refusals
         name_usual_path(scope)
         path, headers = scope["path"], scope["headers"]
-        send = _lingering(scope, receive, send, self._limits.linger_s)
+        send = _lingering(scope, receive, send, self._linger_s)
         permitted = None
         if not is_admin(path):
             send = self._origins.permitting(headers, send)
@@ -104,15 +90,12 @@ class Api:
             ):  # as HAProxy asks, unless it is told otherwise
                 scope["method"] = "GET"
             self._guard.check_key(path, headers)
-            self._acknowledge(scope)
             await self._router(scope, receive, send)
         # The server closes a connection whose response is unfinished.
         except (Disconnected, BrokenOff):
             return
         except Aborted:
             await asyncio.sleep(_HEARD_S)
-        except Stalled:
-            _drop(scope)
         except HTTPException as error:
             code = _CODES.get(error.status_code, "invalid_request")
             refusal = ApiError(error.status_code, error.detail, code, headers=error.headers)
@@ -122,7 +105,7 @@ class Api:
 
     def sweep(self) -> None:
         """Forget the answers that nobody came for; and again every second, on the event loop."""
-        asyncio.get_running_loop().call_later(_SWEEP_S, self.sweep)
+        asyncio.get_running_loop().call_later(1.0, self.sweep)
         self._shelf.sweep()
 
     def abort(self) -> None:
@@ -139,42 +122,6 @@ class Api:
             self._records.close(limit_s)
         self._intake.close()
         self._admin_intake.close()
-
-    def ended_in_order(self) -> None:
-        """After `close`, as of AnswerShelf."""
-        self._shelf.ended_in_order()
-
-    def _acknowledge(self, scope: MutableMapping[str, Any]) -> None:
-        """A request shows that its client has read the answer before it on that connection."""
-        acknowledgement: Acknowledgement | None = scope.get("state", {}).get("acknowledgement")
-        if acknowledgement is not None:
-            headers, peer = scope["headers"], scope.get("client")
-            host = "" if peer is None else peer[0]
-            alone = self._guard.is_direct(headers, host)
-            acknowledgement.begin(self._guard.client(headers, host) if alone else None)
-
-    def _completions(self, form: FormatName) -> Completions:
-        return Completions(
-            self._service,
-            self._intake,
-            self._deliveries,
-            self._shelf,
-            self._records,
-            self._guard,
-            self._limits,
-            self._ignored,
-            form,
-        )
-
-    def _answers(self, form: AnswerForm, name: FormatName) -> list[Route]:
-        """Nobody comes again for those without a kind."""
-        if not form.kind:
-            return [Route(form.path, self._completions(name), methods=["POST"])]
-        resumptions = Resumptions(self._deliveries, self._shelf, name)
-        return [
-            Route(form.path, self._completions(name), methods=["POST"]),
-            Route(f"{form.path}/{{id}}", resumptions, methods=["GET", "DELETE"]),
-        ]
 
     async def _ready(self, _request: Request) -> Response:
         """Without the reason where that names machines: whoever asks need not have a key."""
@@ -222,10 +169,3 @@ def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, li
         await send(message)
 
     return linger
-
-
-def _drop(scope: MutableMapping[str, Any]) -> None:
-    """End a connection whose client does not read: what it was sent would be kept for ever."""
-    drop: Callable[[], None] | None = scope.get("state", {}).get("drop")
-    if drop is not None:
-        drop()

@@ -1,17 +1,22 @@
-"""What requests of all forms come to: what the cluster is asked for, and how the answer is to be given."""
+"""What requests of all forms come to: token ids that fit the context, what the cluster is asked for, and how the answer
+is to be given."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
+
+from msgspec import Meta
 
 from tpiedge.api.errors import PromptTooLong, refused
-from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.service import Service
+from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
-from tpiedge.model.call_forms import CallForm
-from tpiedge.model.call_reader import ReadTool
+from tpiedge.errors import UserError
+from tpiedge.model.call_reader import CallForm, ReadTool
 from tpiedge.model.speech import SpeechForm, Thinking
-from tpiedge.wire.fields import U32, MaxItems, MaxLength, Range
+from tpiedge.model.tokenizer import TooManyTokens
+from tpiedge.wire.fields import U32
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
@@ -30,7 +35,6 @@ MAX_ECHO = 131_072
 """Characters of what an answer repeats of its request."""
 
 MAX_STOPS = 64
-_MAX_PARAM = 64
 MAX_STOP_CHARACTERS = 256
 FormatName = Literal[
     "completion",
@@ -45,6 +49,12 @@ FormatName = Literal[
     "ollama-embeddings",
 ]
 """The form of an answer; `formats` has what makes it."""
+
+_Stop: TypeAlias = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
+_ToolName: TypeAlias = Annotated[str, Meta(max_length=MAX_TOOL_NAME)]
+_ToolNames: TypeAlias = Annotated[tuple[_ToolName, ...], Meta(max_length=MAX_TOOLS)]
+_TextName: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_NAME)]
+_TextNames: TypeAlias = Annotated[tuple[_TextName, ...], Meta(max_length=MAX_TEXTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +72,19 @@ class Reply:
     format: FormatName
     stream: bool
     include_usage: bool
-    logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None
-    stops: Annotated[tuple[Annotated[str, MaxLength(MAX_STOP_CHARACTERS)], ...], MaxItems(MAX_STOPS)]
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None
+    stops: Annotated[tuple[_Stop, ...], Meta(max_length=MAX_STOPS)]
     token_ids: bool
     calls: CallForm = ""
-    tools: Annotated[tuple[Annotated[str, MaxLength(MAX_TOOL_NAME)], ...], MaxItems(MAX_TOOLS)] = ()
-    texts: Annotated[
-        tuple[
-            Annotated[tuple[Annotated[str, MaxLength(MAX_TEXT_NAME)], ...], MaxItems(MAX_TEXTS)],
-            ...,
-        ],
-        MaxItems(MAX_TOOLS),
-    ] = ()
-    namespaces: Annotated[tuple[Annotated[str, MaxLength(MAX_TOOL_NAME)], ...], MaxItems(MAX_TOOLS)] = ()
+    tools: _ToolNames = ()
+    texts: Annotated[tuple[_TextNames, ...], Meta(max_length=MAX_TOOLS)] = ()
+    namespaces: _ToolNames = ()
     several: bool = True
     thinking: Thinking = ""
-    grammar: Annotated[str, MaxLength(_MAX_PARAM)] = ""
+    grammar: Annotated[str, Meta(max_length=64)] = ""
     required: bool = False
     functions: bool = False
-    echo: Annotated[str, MaxLength(MAX_ECHO)] = ""
+    echo: Annotated[str, Meta(max_length=MAX_ECHO)] = ""
     goes_on: bool = False
 
     @property
@@ -190,3 +194,45 @@ def named_choices(choices: Sequence[Choice], count: int, name: str) -> tuple[Cho
 def _reseeded(request: GenerationRequest, number: int) -> GenerationRequest:
     seed = (request.sampling.seed + number) % (MAX_SEED + 1)
     return replace(request, sampling=replace(request.sampling, seed=seed))
+
+
+_CHARACTERS_PER_TOKEN = 64
+"""A text with more characters than this per position cannot fit: it is refused before it is tokenized."""
+_COUNTED_CHARACTERS = 1 << 20
+
+
+def check_characters(param: str, texts: Sequence[str], service: Service) -> None:
+    """Raises ApiError for a text that cannot fit, whatever it says: all of these together."""
+    characters = sum(map(len, texts))
+    if characters > service.max_sequence * _CHARACTERS_PER_TOKEN:
+        tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN)
+        size = f"'{param}' has {characters} characters"
+        raise PromptTooLong(size, tokens, service.max_sequence, param, "".join(texts))
+
+
+def encode(
+    text: str, service: Service, param: str, *, add_special: bool, parse_special: bool = True
+) -> tuple[int, ...]:
+    """The token ids of `text`, which is the value of `param`, as of Tokenizer.encode. Raises ApiError."""
+    if service.tokenizer is None:
+        raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
+    try:
+        ids = service.tokenizer.encode(
+            text, add_special=add_special, parse_special=parse_special, most=service.max_sequence
+        )
+        return tuple(ids)
+    except TooManyTokens as error:
+        limit = service.max_sequence
+        why = f"'{param}' has more than {limit} tokens"
+        raise PromptTooLong(why, error.tokens, limit, param, text) from None
+    except UserError as error:
+        raise refused(str(error), param) from None
+
+
+def tokens_in(text: str, service: Service) -> int:
+    """Counts the tokens of a text of any length. Of a text that is longer than `_COUNTED_CHARACTERS` the rest is taken
+    to have as many for a character."""
+    if service.tokenizer is None:
+        return 0
+    count = service.tokenizer.count(text[:_COUNTED_CHARACTERS])
+    return math.ceil(count * max(1.0, len(text) / _COUNTED_CHARACTERS))

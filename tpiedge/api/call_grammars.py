@@ -17,7 +17,7 @@ from tpiedge.api.errors import refused
 from tpiedge.api.service import Service
 from tpiedge.api.tools import AskedTools, CallableTool, text_names
 from tpiedge.engine.sampling import grammars_installed
-from tpiedge.model.call_forms import CALL_MARKS, CallForm
+from tpiedge.model.call_reader import CALL_MARKS, CallForm
 from tpiedge.model.speech import THOUGHT_MARKS, Thinking
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.limits import MAX_GRAMMAR

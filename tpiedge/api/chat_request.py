@@ -1,9 +1,10 @@
-"""Requests of /v1/chat/completions: every field is checked before any work is done for it."""
+"""Requests of /v1/chat/completions: every field is checked before any work is done for it. Requests of other APIs
+become chats, too: what one of these can do, the others can."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tpiedge.api import tables as t
@@ -16,28 +17,36 @@ from tpiedge.api.answer_fields import (
     read_reply,
     read_sampling,
 )
-from tpiedge.api.answer_grammar import FORM, read_grammar
-from tpiedge.api.asked import MAX_TOOLS, Asked, Choice, answer_limit, named_choices, request_of
+from tpiedge.api.answer_grammar import CONSTRAINTS, FORM, read_grammar
+from tpiedge.api.asked import (
+    MAX_TOOLS,
+    Asked,
+    Choice,
+    FormatName,
+    answer_limit,
+    check_characters,
+    encode,
+    named_choices,
+    request_of,
+)
 from tpiedge.api.call_grammars import (
     begun_call_grammar,
     call_or_form_grammar,
     calls_are_known_by_tokens,
     required_call_grammar,
 )
-from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import MESSAGES, message_texts, read_messages
 from tpiedge.api.service import Service
 from tpiedge.api.tools import TOOLS, AskedTools, read_tools, text_parameters, tool_form
 from tpiedge.errors import UserError
-from tpiedge.model.call_forms import CallForm
+from tpiedge.model.call_reader import CallForm
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.speech import NO_THOUGHTS, Thinking, thinking_after
 from tpiedge.wire.requests import Grammar
 
 _THINKS: Final = t.flag("Whether a model that can think does.")
-_OLD: Final = ("functions", "function_call")
 _TOOL: Final = re.compile(r"\btools(?:\[(\d*)\])?(?:\.function)?")
 SWITCHES: Final = t.optional(
     t.body(enable_thinking=_THINKS, thinking=_THINKS), "Switches of the chat template."
@@ -124,7 +133,7 @@ def _read_functions(values: dict[str, object], service: Service, name: str) -> A
         raise refused("'functions' must be an array", "functions", "invalid_type")
     if values.get("tools") or values.get("tool_choice"):
         raise refused("'functions' is the older name of 'tools': give one", "functions")
-    chat = {key: value for key, value in values.items() if key not in _OLD}
+    chat = {key: value for key, value in values.items() if key not in ("functions", "function_call")}
     chat["tools"] = [{"type": "function", "function": one} for one in functions]
     chat["tool_choice"] = {"type": "function", "function": call} if isinstance(call, dict) else call
     chat["parallel_tool_calls"] = False
@@ -210,3 +219,72 @@ def _grammar(
     if form is not None and tools.shown:
         return call_or_form_grammar(tools, calls, form, param, service)
     return form
+
+
+Chat = dict[str, object]
+"""The JSON of a chat request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How requests of one form become chats. `names`: what they call a chat's fields that they have by another name."""
+
+    form: FormatName
+    names: Mapping[str, str]
+
+    def asked(
+        self,
+        chat: Chat,
+        fields: BodyFields,
+        service: Service,
+        name: str,
+        *,
+        stream: bool,
+        read: Callable[[Chat, Service, str], Asked] = read_chat,
+    ) -> Asked:
+        """What `chat` asks for, as `read` does, with an answer of that name. `fields`: of the request that it was made
+        of. Raises ApiError."""
+        names = _pass_constraints(fields, chat, self.names)
+        try:
+            found = read({"model": service.model().name, **chat}, service, name)
+        except ApiError as error:
+            for ours, theirs in names.items():
+                error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
+                error.param = theirs if error.param == ours else error.param
+            raise
+        grammar = names.get(found.reply.grammar, found.reply.grammar)
+        reply = replace(found.reply, format=self.form, stream=stream, grammar=grammar)
+        ignored = (_renamed_place(place, names) for place in found.ignored)
+        return replace(found, reply=reply, ignored=tuple(dict.fromkeys((*fields.ignored, *ignored))))
+
+
+def _renamed_place(place: str, names: Mapping[str, str]) -> str:
+    """A place within a field, in the words of the request."""
+    ours = max((name for name in names if place.startswith(f"{name}.")), key=len, default="")
+    return names[ours] + place.removeprefix(ours) if ours else place
+
+
+def _pass_constraints(fields: BodyFields, chat: Chat, names: Mapping[str, str]) -> Mapping[str, str]:
+    """What a request says of its answer in the words of a chat is never ignored. Returns the names without those of
+    fields that the request calls as a chat does. Raises ApiError where it says the same in its own words, too, and not
+    the same."""
+    for key in CONSTRAINTS:
+        value = fields.raw(key)
+        if value is None:
+            continue
+        theirs = names.get(key, key)
+        if chat.get(key, value) != value:
+            why = f"'{key}' and '{theirs}' both say what the answer must be, and not the same: give one"
+            raise refused(why, key)
+        if key not in chat:
+            names = {ours: own for ours, own in names.items() if ours.partition(".")[0] != key}
+        chat[key] = value
+    return names
+
+
+def copied(fields: BodyFields, chat: Chat, names: Mapping[str, str]) -> None:
+    """Those of the fields that are given go into `chat`, which has another name for each."""
+    for theirs, ours in names.items():
+        value = fields.raw(theirs)
+        if value is not None:
+            chat[ours] = value

@@ -13,15 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal, TypeAlias
 
 from tpiedge.api.guard import Sender
-from tpiedge.api.service import (
-    ClusterEvent,
-    ClusterStatus,
-    ModelInfo,
-    NodeStatus,
-    PendingJoin,
-    RequestLine,
-)
+from tpiedge.api.service import ModelInfo, PendingJoin
 from tpiedge.api.timeline import ShownStep, StepMeans
+from tpiedge.master.history import ClusterEvent
+from tpiedge.master.pending_answer import RequestLine
+from tpiedge.master.status import ClusterStatus, NodeStatus
 
 MachineState: TypeAlias = Literal[
     "serving", "loading", "spare", "left out", "draining", "drained", "waiting", "lost"
@@ -29,11 +25,9 @@ MachineState: TypeAlias = Literal[
 """It answers, gets ready to, is not needed, may not for a while, gives its part up, has given it up, waits for a plan,
 or is away."""
 
-#: Tokens per second are those of so many seconds at most, and of one at least; rates of a machine of half a one.
+#: Tokens per second are those of so many seconds at most, and of one at least.
 _WINDOW_S: Final = 6.0
 _SHORTEST_S: Final = 0.9
-_SHORTEST_COUNTED_S: Final = 0.5
-_SERVING: Final = "ready"
 _LOADING: Final = ("starting", "joined", "loading", "preparing", "prepared", "fetching")
 _SAME: Final[Mapping[str, MachineState]] = {
     name: name for name in ("spare", "left out", "draining", "drained", "lost")
@@ -167,9 +161,7 @@ def _links(node: NodeStatus, status: ClusterStatus) -> list[_JsonObject]:
 def _state(node: NodeStatus, ready: bool) -> MachineState:
     if node.state in _SAME:
         return _SAME[node.state]
-    if node.state == _SERVING or (
-        ready and node.rank is not None
-    ):  # it may fetch for the next plan meanwhile
+    if node.state == "ready" or (ready and node.rank is not None):  # it may fetch for the next plan meanwhile
         return "serving"
     return "loading" if node.state in _LOADING else "waiting"
 
@@ -253,7 +245,7 @@ def _totals(status: ClusterStatus, before: _Look, look: _Look) -> _JsonObject:
 def _rate(node: NodeStatus, field: str) -> float | None:
     """Bytes per second; None where that is not known."""
     counted = node.counted
-    if counted is None or counted.spent_s < _SHORTEST_COUNTED_S:
+    if counted is None or counted.spent_s < 0.5:
         return None
     more: float = getattr(counted.latest, field) - getattr(counted.first, field)
     return round(max(0.0, more) / counted.spent_s)

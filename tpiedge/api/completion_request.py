@@ -19,15 +19,16 @@ from tpiedge.api.asked import (
     Asked,
     Choice,
     answer_limit,
+    check_characters,
+    encode,
     named_choices,
     read_token_ids,
     request_of,
 )
-from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.prompt_echo import EchoedPrompt
 from tpiedge.api.service import Service
+from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.model.tokenizer import unfinished
 

@@ -1,142 +1,134 @@
 """POST of what is answered, as /v1/chat/completions, and GET of the answers that clients may come again for."""
 
+import re
 import secrets
 import time
 from collections.abc import MutableMapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from starlette.requests import Request
+from starlette.routing import Route
 
 from tpiedge.answers.log import AnswerLog, Parting
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.answer_forms import ANSWER_FORMS
-from tpiedge.api.answering import Send, send_json
+from tpiedge.api.answering import Answering, Send, Work, send_json
 from tpiedge.api.asked import AnsweredAtOnce, FormatName
-from tpiedge.api.azure import deployment_of
-from tpiedge.api.body import Receive, parse_object
-from tpiedge.api.deliveries import Deliveries, Work
+from tpiedge.api.body import Receive
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import IgnoredFields
-from tpiedge.api.guard import Guard, key_of
+from tpiedge.api.fields import ignored_header
+from tpiedge.api.guard import key_of
 from tpiedge.api.intake import Intake
-from tpiedge.api.limits import Limits
-from tpiedge.api.moments import this_moment
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest, marks
 from tpiedge.api.service import Service
 
-_EVENT_DIGITS = 18
+_DEPLOYMENT: Final = re.compile(r"/openai/deployments/(.+?)/((?:chat/)?completions|embeddings)")
+_DEPLOYMENT_KEY: Final = "tpiedge.deployment"
 
 
-class Completions:
-    """An ASGI endpoint."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Accepts requests and finds their answers. `records`: where answers are to survive the server."""
 
-    def __init__(
-        self,
-        service: Service,
-        intake: Intake,
-        deliveries: Deliveries,
-        shelf: AnswerShelf,
-        records: RecordFolder | None,
-        guard: Guard,
-        limits: Limits,
-        ignored: IgnoredFields,
-        form: FormatName,
-    ) -> None:
-        """`records`: where answers are to survive the server."""
-        self._service = service
-        self._intake = intake
-        self._deliveries = deliveries
-        self._shelf = shelf
-        self._records = records
-        self._guard = guard
-        self._limits = limits
-        self._ignored = ignored
-        self._form = form
+    service: Service
+    intake: Intake
+    shelf: AnswerShelf
+    records: RecordFolder | None
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        key, client = self._guard.key_needed(scope["headers"]), self._intake.client(request)
-        own = self._intake.scope(request)
-        with self._intake.place(client) as take:
-            body = await self._intake.body(request, take)
-            try:
-                accepted = self._intake.run(
-                    client,
-                    lambda: self._accept(body, deployment_of(scope), key, client, own),
-                    lambda late: late.reader.leave(Parting.FOR_GOOD),
-                )
-                work = await self._intake.awaited(accepted, request)
-            except AnsweredAtOnce as known:
-                await send_json(send, 200, known.body, self._ignored.headers(known.ignored))
-                return
-        await self._deliveries.deliver(work, scope, receive, send)
+    def routes(self) -> list[Route]:
+        """Nobody comes again for answers of forms without a kind."""
+        forms = [(name, form) for name, form in ANSWER_FORMS.items() if form.path]
+        asked = [Route(form.path, _Completions(self, name), methods=["POST"]) for name, form in forms]
+        kept = [
+            Route(f"{form.path}/{{id}}", _Resumptions(self, name), methods=["GET", "DELETE"])
+            for name, form in forms
+            if form.kind
+        ]
+        return asked + kept
 
-    def _accept(
-        self,
-        body: bytearray,
-        deployment: str | None,
-        key: bytes,
-        client: str,
-        scope: str,
-    ) -> Work:
-        """Parse, check, tokenize, submit: in a thread. `deployment` counts as the request's model."""
-        values = parse_object(body, self._limits.body_values)
-        if deployment is not None:
-            values["model"] = deployment
-        form, service, records = ANSWER_FORMS[self._form], self._service, self._records
+    def accept(self, form_name: FormatName, values: dict[str, object], sender: Request) -> Work:
+        """Check, tokenize, submit: in a thread. The deployment of a path of Azure's counts as the model."""
+        if _DEPLOYMENT_KEY in sender.scope:
+            values["model"] = sender.scope[_DEPLOYMENT_KEY]
+        form, service, records = ANSWER_FORMS[form_name], self.service, self.records
         name = f"{form.prefix}-{secrets.token_hex(12)}"
-        asked = form.read(values, service, name).within(scope)
-        self._ignored.say(asked.ignored)
-        pack, moment = ("", this_moment()) if records is None else (records.pack, records.moment())
-        accepted = AcceptedRequest.of(asked, name, int(time.time()), service.model().name, pack, key, moment)
+        asked = form.read(values, service, name).within(self.intake.scope(sender))
+        accepted = AcceptedRequest.of(
+            asked,
+            name,
+            int(time.time()),
+            service.model().name,
+            "" if records is None else records.pack,
+            self.intake.key(sender),
+        )
         question = accepted.question(asked.choices, service.tokenizer)
-        reader = self._shelf.accept(
-            question, client, lambda: records.begin(accepted) if records and form.kind else None
+        reader = self.shelf.accept(
+            question,
+            self.intake.client(sender),
+            lambda: records.begin(accepted) if records and form.kind else None,
         )
         return Work(accepted, asked.choices, asked.reply, reader, bool(form.kind), ignored=asked.ignored)
 
+    def find(self, form: FormatName, name: str, key: bytes) -> tuple[AnswerLog, AcceptedRequest]:
+        """Whoever may not have an answer is told what is told of one that does not exist."""
+        log = self.shelf.find(name)
+        accepted = None if log is None else log.question.about
+        if (
+            log is None
+            or not isinstance(accepted, AcceptedRequest)
+            or accepted.reply.format != form
+            or not marks(accepted.key, key)
+        ):
+            raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
+        return log, accepted
 
-class Resumptions:
+
+@dataclass(frozen=True, slots=True)
+class _Completions:
+    """An ASGI endpoint."""
+
+    answers: Answers
+    form: FormatName
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        request, intake = Request(scope, receive), self.answers.intake
+        try:
+            work = await intake.done(
+                request,
+                lambda values: self.answers.accept(self.form, values, request),
+                lambda late: late.reader.leave(Parting.FOR_GOOD),
+            )
+        except AnsweredAtOnce as known:
+            await send_json(send, 200, known.body, ignored_header(known.ignored))
+            return
+        await Answering(work, self.answers.service, intake.limits).deliver(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resumptions:
     """GET .../{id}, an ASGI endpoint: the rest of a stream for who says after which event, by a header or as OpenAI's
-    client of responses does, else the whole answer. DELETE .../{id}: nobody wants it any more.
+    client of responses does, else the whole answer. DELETE .../{id}: nobody wants it any more."""
 
-    Whoever may not have an answer is told what is told of one that does not exist.
-    """
-
-    def __init__(self, deliveries: Deliveries, shelf: AnswerShelf, form: FormatName) -> None:
-        self._deliveries = deliveries
-        self._shelf = shelf
-        self._form = form
+    answers: Answers
+    form: FormatName
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # which would take the reader's place and nothing else
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
         name, key = scope["path_params"]["id"], key_of(scope["headers"])
         if scope["method"] == "DELETE":
-            self._found(name, key)[0].delete()
-            kind = f"{ANSWER_FORMS[self._form].kind}.deleted"
+            self.answers.find(self.form, name, key)[0].delete()
+            kind = f"{ANSWER_FORMS[self.form].kind}.deleted"
             await send_json(send, 200, {"id": name, "object": kind, "deleted": True})
             return
         after = _last_event(Request(scope))
-        log, accepted = self._found(name, key)
+        log, accepted = self.answers.find(self.form, name, key)
         reply = replace(accepted.reply, stream=accepted.reply.stream and after is not None)
         reader = log.read(collects=not reply.stream)
         work = Work(accepted, accepted.choices, reply, reader, True, after=after or 0, named=True)
-        await self._deliveries.deliver(work, scope, receive, send)
-
-    def _found(self, name: str, key: bytes) -> tuple[AnswerLog, AcceptedRequest]:
-        log = self._shelf.find(name)
-        accepted = None if log is None else log.question.about
-        allowed = (
-            isinstance(accepted, AcceptedRequest)
-            and accepted.reply.format == self._form
-            and marks(accepted.key, key)
-        )
-        if log is None or not isinstance(accepted, AcceptedRequest) or not allowed:
-            raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
-        return log, accepted
+        await Answering(work, self.answers.service, self.answers.intake.limits).deliver(scope, receive, send)
 
 
 def _last_event(request: Request) -> int | None:
@@ -151,6 +143,16 @@ def _last_event(request: Request) -> int | None:
 
 
 def _number(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= _EVENT_DIGITS):
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise refused(f"{name} is not the id of an event: send the last one that came")
     return int(text)
+
+
+def name_usual_path(scope: MutableMapping[str, Any]) -> None:
+    """Gives a request for a path of Azure's OpenAI, below /openai/v1 or, older, below the name of a deployment, the
+    path that everybody else asks for."""
+    path = scope["path"]
+    if path.startswith("/openai/v1/"):
+        scope["path"] = path.removeprefix("/openai")
+    elif found := _DEPLOYMENT.fullmatch(path):
+        scope[_DEPLOYMENT_KEY], scope["path"] = found[1], f"/v1/{found[2]}"

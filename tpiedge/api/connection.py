@@ -10,32 +10,27 @@ import asyncio
 import json
 import logging
 import socket
-import ssl
 import weakref
-from asyncio.sslproto import SSLProtocol
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tpiedge.api.acknowledgement import Acknowledgement
 from tpiedge.api.errors import ApiError
 from tpiedge.api.limits import Limits
 from tpiedge.portions import Portions
-from tpiedge.rate_limited_log import RateLimitedLog
+from tpiedge.sanitise import RateLimitedLog
 from tpiedge.units import KIB
 
 PIECE_BYTES: Final = 2 * KIB
 """Bytes of one client that are read and parsed in one turn of the event loop."""
 
-#: As TCP's: what a client does not read is kept in the server's memory.
-_TLS_UNSENT_BYTES: Final = 64 * KIB
-#: For a client to say that it has heard the end of a TLS connection.
-_GOODBYE_S: Final = 5.0
+#: What a client does not read is kept in the server's memory.
+_UNSENT_BYTES: Final = 64 * KIB
 #: Connections that are refused before the event loop has its turn again.
 _BURST: Final = 64
 _log = logging.getLogger(__name__)
@@ -123,19 +118,6 @@ class FairTurns:
             loop.call_soon(loop.call_soon, self._next)  # not before the turn of these has ended
 
 
-class ConnectionMaker:
-    """Makes the protocol of each connection, as uvicorn asks for it. For one event loop."""
-
-    def __init__(self, limits: Limits, tls: ssl.SSLContext | None) -> None:
-        self._limits = limits
-        self._tls = tls
-        self._turns = FairTurns()
-
-    def __call__(self, **of_uvicorn: Any) -> asyncio.BaseProtocol:
-        made = HttpConnection(self._limits, self._turns, **of_uvicorn)
-        return made if self._tls is None else _Tls(made, self._tls, self._limits.headers_s)
-
-
 class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
     """Is closed where a request's head takes too long to arrive, or its client does not read what it was sent."""
 
@@ -144,9 +126,6 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
     def __init__(self, limits: Limits, turns: FairTurns, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        #: That of TCP below TLS, of which asyncio tells nobody else; and the same, until the handshake is done.
-        self.below: asyncio.WriteTransport | None = None
-        self.shaking: asyncio.WriteTransport | None = None
         self._limits = limits
         self._turns = turns
         #: Not parsed yet. Nothing more is read from the connection meanwhile.
@@ -156,24 +135,13 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         self._look_timer: asyncio.TimerHandle | None = None
         #: Bytes that the client had not taken at the last look, if we waited for that then, and still do.
         self._left: int | None = None
-        self._lost = False
-        #: Whether bytes of an answer were dropped, or never written.
-        self._cut = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # Not at once: uvicorn says so before it has ended the cycle.
         self.flow = _Flow(transport, lambda: self.loop.call_soon(self._ask))
-        self.shaking = None
-        if self.below is not None:
-            transport.set_write_buffer_limits(_TLS_UNSENT_BYTES)
-        self._acknowledgement = Acknowledgement()
-        self.app_state = {
-            "drop": self.drop,
-            "unsent": self._unsent,
-            "arriving": lambda: self.conn.their_state is h11.SEND_BODY,
-            "acknowledgement": self._acknowledgement,
-        }
+        transport.set_write_buffer_limits(_UNSENT_BYTES)
+        self.app_state = {"arriving": lambda: self.conn.their_state is h11.SEND_BODY}
         self._expect_head()
         self._look()
 
@@ -181,13 +149,7 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         for timer in (self._head_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
-        self._cut_unfinished()
-        self._lost, self._cut = True, self._cut or exc is not None
         super().connection_lost(exc)
-
-    def eof_received(self) -> None:
-        """The transport closes now, and drops what is written from now on."""
-        self._cut_unfinished()
 
     def resume_writing(self) -> None:
         self._left = None
@@ -210,7 +172,6 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
 
     def on_response_complete(self) -> None:
         rest = self.conn.trailing_data[0].lstrip(b"\r\n")  # with which old clients end a body
-        self._acknowledgement.ahead = bool(rest or self._received.strip(b"\r\n"))
         if self.conn.our_state is self.conn.their_state is h11.DONE:
             self.conn = h11.Connection(h11.SERVER, self._limits.headers_bytes)
             if rest:  # h11 takes nothing for the end
@@ -252,47 +213,21 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             error = ApiError(400, f"{msg} (or its headers are too large)", "invalid_http")
             self.transport.write(_response("400 Bad Request", error))
-        self._cut_unfinished()
         self.transport.close()
-
-    def shutdown(self) -> None:
-        """As the server ends. A handshake is not waited for."""
-        if self.shaking is not None:
-            self.shaking.abort()
-        else:
-            super().shutdown()
-
-    def drop(self) -> None:
-        """Closes the connection without what is unsent."""
-        self._cut = True
-        (self.shaking or self.transport).abort()
-
-    def _unsent(self) -> int | None:
-        """Bytes that the system has not taken yet; None once the connection is lost, and they with it. A connection
-        that we closed after the answer has ended only when the system had taken everything."""
-        if self._lost:
-            return None if self._cut else 0
-        below = 0 if self.below is None else self.below.get_write_buffer_size()
-        return self.transport.get_write_buffer_size() + below
-
-    def _cut_unfinished(self) -> None:
-        """What an answer that has not ended still says reaches nobody."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._cut = True
 
     def _look(self) -> None:
         """From time to time, whether the client reads what we wait for, or what is left once we closed."""
         waiting = self.flow.write_paused or self.transport.is_closing()
-        left = self._unsent() if waiting else None
+        left = self.transport.get_write_buffer_size() if waiting else None
         if left and self._left is not None and left >= self._left:
-            self.drop()
+            self.transport.abort()
             return
         self._left = left
         self._look_timer = self.loop.call_later(self._limits.write_s, self._look)
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._limits.headers_s, self.drop)
+            self._head_timer = self.loop.call_later(self._limits.headers_s, self.transport.abort)
 
 
 class _Flow(FlowControl):
@@ -309,28 +244,3 @@ class _Flow(FlowControl):
         if self.read_paused:
             self.read_paused = False
             self._resumed()
-
-
-class _Tls(SSLProtocol):
-    """Tells the connection above which transport is below: TLS has sent only what that one has."""
-
-    def __init__(self, above: HttpConnection, context: ssl.SSLContext, handshake_s: float) -> None:
-        super().__init__(
-            asyncio.get_running_loop(),
-            above,
-            context,
-            None,  # type: ignore[arg-type]  # nobody waits for the handshake
-            server_side=True,
-            ssl_handshake_timeout=handshake_s,  # type: ignore[arg-type]
-            ssl_shutdown_timeout=_GOODBYE_S,
-        )
-        self._above = above
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._above.below = self._above.shaking = cast("asyncio.WriteTransport", transport)
-        self._above.connections.add(self._above)
-        super().connection_made(transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._above.connections.discard(self._above)  # who has shaken no hands is not told
-        super().connection_lost(exc)

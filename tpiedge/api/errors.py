@@ -10,7 +10,6 @@ from typing import Final
 
 from tpiedge.answers.generation import Busy, Unavailable
 from tpiedge.answers.log import ServerEnds, Superseded
-from tpiedge.api.frames import Json
 from tpiedge.errors import (
     Cancelled,
     ChildLost,
@@ -25,11 +24,9 @@ from tpiedge.errors import (
 )
 from tpiedge.master.reconciler import CannotDrain
 from tpiedge.master.request_queue import Dismissed
-from tpiedge.rate_limited_log import RateLimitedLog
+from tpiedge.sanitise import RateLimitedLog
 
 _ANTHROPIC: Final = "/v1/messages"
-_ANTHROPIC_VERSION: Final = b"anthropic-version"
-_OLLAMA: Final = "/api/"
 _ANTHROPIC_KINDS: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -40,6 +37,24 @@ _ANTHROPIC_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+#: The first that an error is of counts.
+_KNOWN: Final[Sequence[tuple[type[Exception], int, str]]] = (
+    (PeerLost, 503, "worker_lost"),
+    (ChildLost, 503, "child_lost"),
+    (Unavailable, 503, "unavailable"),
+    (PeerError, 503, "unavailable"),
+    (UnknownWorker, 404, "unknown_worker"),
+    (CannotDrain, 409, "cannot_drain"),
+    (UserError, 400, "invalid_value"),
+    (OutOfMemory, 503, "out_of_memory"),
+    (ResourceError, 503, "resource_error"),
+    (Dismissed, 403, "ended_by_administrator"),  # no client is to try it again by itself
+    (Superseded, 409, "superseded"),
+    (ServerEnds, 503, "shutting_down"),
+    (Cancelled, 503, "cancelled"),
+    (TpiedgeError, 500, "internal_error"),
+)
+_WORTH_ANOTHER_TRY: Final = ("worker_lost", "child_lost", "unavailable")
 _log = RateLimitedLog(logging.getLogger(__name__))
 
 
@@ -101,40 +116,17 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
     """What a client is told of `error`; nothing of the inside where it is a defect, whose place the log tells.
     `grammar`: the field of the request that says what the answer must keep to."""
-    match error:
-        case ApiError():
-            return error
-        case Busy():
-            wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-            return ApiError(429, str(error), "queue_full", headers=wait)
-        case PeerLost():
-            return ApiError(503, str(error), "worker_lost", headers={"Retry-After": "5"})
-        case ChildLost():
-            return ApiError(503, str(error), "child_lost", headers={"Retry-After": "5"})
-        case Unavailable() | PeerError():
-            return ApiError(503, str(error), "unavailable", headers={"Retry-After": "5"})
-        case UnknownWorker():
-            return ApiError(404, str(error), "unknown_worker")
-        case CannotDrain():
-            return ApiError(409, str(error), "cannot_drain")
-        case GrammarRefused():
-            return refused(str(error), grammar)
-        case UserError():
-            return refused(str(error))
-        case OutOfMemory():
-            return ApiError(503, str(error), "out_of_memory")
-        case ResourceError():
-            return ApiError(503, str(error), "resource_error")
-        case Dismissed():  # no client is to try it again by itself
-            return ApiError(403, str(error), "ended_by_administrator")
-        case Superseded():
-            return ApiError(409, str(error), "superseded")
-        case ServerEnds():
-            return ApiError(503, str(error), "shutting_down")
-        case Cancelled():
-            return ApiError(503, str(error), "cancelled")
-        case TpiedgeError():
-            return ApiError(500, str(error), "internal_error")
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, Busy):
+        wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        return ApiError(429, str(error), "queue_full", headers=wait)
+    if isinstance(error, GrammarRefused):
+        return refused(str(error), grammar)
+    for kind, status, code in _KNOWN:
+        if isinstance(error, kind):
+            again = status == 503 and code in _WORTH_ANOTHER_TRY
+            return ApiError(status, str(error), code, headers={"Retry-After": "5"} if again else None)
     words = f"a defect of tpiedge: {type(error).__name__}"
     # Not what it says, which may be of a prompt.
     _log.warning("%s at %s: a request failed", words, _place(error))
@@ -149,19 +141,19 @@ def _place(error: BaseException) -> str:
 
 def is_anthropic(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether a client of Anthropic's API sent them: some of its paths are OpenAI's, too."""
-    return any(name == _ANTHROPIC_VERSION for name, _ in headers)
+    return any(name == b"anthropic-version" for name, _ in headers)
 
 
-def error_body(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> Json:
+def error_body(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, object]:
     """Of an answer to a request for `path` with these headers."""
     if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/") or is_anthropic(headers):
         return anthropic_error(error)
-    if path.startswith(_OLLAMA):
+    if path.startswith("/api/"):
         return ollama_error(error)
     return error.body()
 
 
-def anthropic_error(error: ApiError) -> Json:
+def anthropic_error(error: ApiError) -> dict[str, object]:
     """{"type": "error", "error": {"type", "message"}}, and "details" where there are some."""
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_KINDS.get(error.status, usual)
@@ -172,6 +164,6 @@ def anthropic_error(error: ApiError) -> Json:
     return {"type": "error", "error": {"type": kind, "message": message, **more}}
 
 
-def ollama_error(error: ApiError) -> Json:
+def ollama_error(error: ApiError) -> dict[str, object]:
     """{"error": message}."""
     return {"error": error.message}

@@ -5,7 +5,6 @@ ignored, as other servers of these APIs have more fields. One that is a slip of 
 refused: a misspelt limit that is silently ignored is worse than an error.
 """
 
-import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +22,7 @@ MAX_TEXT_VALUES: Final = 65_536
 
 _NEAR_LENGTH: Final = 6
 """A shorter name may be one edit from another and mean something else, as top_k and top_p."""
-_MOST_IGNORED: Final = 32
 _MOST_UNKNOWN: Final = 256
-_MOST_SAID: Final = 1000
 _INDEX: Final = re.compile(r"\[\d+\]")
 _STRANGE: Final = re.compile(r"[^\w.$\[\]-]", re.ASCII)
 _SHOWN: Final = 64
@@ -33,8 +30,6 @@ _NAMES: Final = {
     "string": "a string", "boolean": "true or false", "integer": "an integer", "number": "a number",
     "object": "an object", "array": "an array",
 }  # fmt: skip
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -251,28 +246,15 @@ class BodyFields:
 
     def _note(self, name: str) -> None:
         ignored = self._request.ignored
-        if len(ignored) < _MOST_IGNORED:
+        if len(ignored) < 32:
             name = _INDEX.sub("[]", name[:_SHOWN])
             # The header would end with a blank, which none may, where the last name is empty.
             ignored[_STRANGE.sub("?", name) or "?"] = None
 
 
-class IgnoredFields:
-    """Says of each field that clients send in vain once that it has no effect. For any thread."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def say(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in self._said and len(self._said) < _MOST_SAID:
-                self._said.add(name)
-                _log.warning("clients send the field %s, which has no effect here", name)
-
-    def headers(self, names: Sequence[str]) -> dict[str, str]:
-        """Says it in the log; what says it to the client."""
-        self.say(names)
-        return {IGNORED: ", ".join(names)} if names else {}
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """What says to a client that these fields have no effect."""
+    return {IGNORED: ", ".join(names)} if names else {}
 
 
 def _listed(words: Any) -> str:

@@ -2,8 +2,8 @@
 
 Laws:
 1. An object has the properties that its schema declares and no others, unless the schema says something of others
-   itself. Declared are those of all parts that hold for the same object: the parts of `allOf`, and what `$ref` names
-   beside other words. Each part of `anyOf` and `oneOf` is an object of its own, with what is declared around it.
+   itself, or is put together of several parts that hold for the same object: `allOf`, or a choice or a reference beside
+   properties.
 2. All references are to `$defs` of the schema itself, so that it may become a part of another one. In the client's
    schema they are JSON pointers to a part of it; others are left out.
 3. What a grammar cannot hold is left out and named, and so is nothing else: words without a meaning for what may be
@@ -13,7 +13,7 @@ Laws:
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -40,10 +40,9 @@ _UNHELD: Final = (
     "dependencies",
 )
 _CHOICES: Final = ("anyOf", "oneOf")
-#: What holds for the same object, so that what stands beside a reference is part of a whole.
-_OF_OBJECTS: Final = (
-    "properties", "patternProperties", "required", "additionalProperties", "unevaluatedProperties", "allOf", *_CHOICES,
-)  # fmt: skip
+_OWN: Final = ("properties", "patternProperties")
+#: Beside one of these a part of a schema holds for the same object as another one.
+_JOINED: Final = ("allOf", *_CHOICES, "$ref", "if", "dependentSchemas")
 _ESCAPE: Final = r"\\(?:[pP]\{[^}]{0,64}\}|(?!u[dD][89a-fA-F])[aftnrvxuUdDsSwWAzpP]|(?![\w<>])[ -~])"
 _CLASS: Final = rf"\[\^?+\]?+(?:{_ESCAPE}|\[:\^?\w+:\]|[^\\\[\]])*+\]"
 #: A pattern of Rust's syntax, in which nothing looks around: anchors stand only where an alternative begins or ends.
@@ -81,48 +80,8 @@ def is_held(pattern: str) -> bool:
     return _HELD.fullmatch(pattern) is not None
 
 
-@dataclass(slots=True)
-class _Declared:
-    """The properties that parts of a schema declare. `given`: whether they list properties at all; `others`: whether
-    one of them allows others."""
-
-    names: dict[str, None] = field(default_factory=dict)
-    patterns: dict[str, None] = field(default_factory=dict)
-    given: bool = False
-    others: bool = False
-
-    def __or__(self, more: "_Declared") -> "_Declared":
-        return _Declared(
-            self.names | more.names,
-            self.patterns | more.patterns,
-            self.given or more.given,
-            self.others or more.others,
-        )
-
-    def add(self, schema: Mapping[str, Any]) -> None:
-        """What the schema itself declares."""
-        names, patterns, required = (
-            schema.get(word) for word in ("properties", "patternProperties", "required")
-        )
-        if isinstance(names, dict):
-            self.names |= dict.fromkeys(names)
-        if isinstance(patterns, dict):
-            self.patterns |= dict.fromkeys(pattern for pattern in patterns if is_held(pattern))
-            self.others |= not all(map(is_held, patterns))
-        if isinstance(required, list):
-            self.names |= dict.fromkeys(name for name in required if isinstance(name, str))
-        self.given |= isinstance(names, dict) or isinstance(patterns, dict)
-        self.others |= (
-            schema.get("additionalProperties", schema.get("unevaluatedProperties", False)) is not False
-        )
-
-
-_NOTHING: Final = _Declared()
-
-
 class _Rewriting:
-    """Of one schema. `around`, of each part: what is declared for the same object beside it; None where that is closed,
-    or stays open, as a whole."""
+    """Of one schema. Parts that are `opened` hold for the same object as others, so they may have other properties."""
 
     def __init__(self, root: dict[str, Any], prefix: str) -> None:
         self._root = root
@@ -130,54 +89,17 @@ class _Rewriting:
         self._left_out: dict[str, None] = {}
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Any] = {}
-        self._waiting: list[tuple[str, object, str, _Declared | None]] = []
+        self._waiting: list[tuple[str, object, str, bool]] = []
         self._parts = 0
 
     def whole(self) -> GrammarSchema:
-        root, path = self._followed(self._root)
-        made = self._schema(root, path)
+        made = self._schema(self._root, "")
         found = made if isinstance(made, dict) else {} if made is True else {"allOf": [False]}
         while self._waiting:
-            name, part, path, around = self._waiting.pop()
-            self._definitions[name] = self._schema(part, path, around)
+            name, part, path, opened = self._waiting.pop()
+            self._definitions[name] = self._schema(part, path, opened)
         more = {"$defs": self._definitions} if self._definitions else {}
         return GrammarSchema(found | more, tuple(self._left_out))
-
-    def _followed(self, schema: object) -> tuple[object, str]:
-        """What a schema that is a reference and nothing else stands for, and the place of that."""
-        path, seen = "", set[int]()
-        while isinstance(schema, dict) and id(schema) not in seen:
-            seen.add(id(schema))
-            self._count(1)
-            reference = _reference_of(schema)
-            if reference is None or any(
-                key in schema for key in (*_PLAIN, *_OF_OBJECTS, *_UNHELD, "type", "items")
-            ):
-                break
-            target = _target(reference, self._root)
-            if not isinstance(target, dict):
-                break
-            schema, path = target, _place_of(reference)
-        return schema, path
-
-    def _declared(self, schema: object, *, choices: bool) -> _Declared:
-        """By all parts that hold for the same object; `choices`: also those of which only some may."""
-        found, left, seen = _Declared(), [schema], set[int]()
-        while left:
-            part = left.pop()
-            if not isinstance(part, dict) or id(part) in seen:
-                continue
-            seen.add(id(part))
-            self._count(_size(part))
-            found.add(part)
-            reference = _reference_of(part)
-            left += () if reference is None else (_target(reference, self._root),)
-            for word in ("allOf", *(_CHOICES if choices else ())):
-                left += part[word] if isinstance(part.get(word), list) else ()
-            dependent = part.get("dependentSchemas")
-            left += (part.get(word) for word in ("if", "then", "else"))
-            left += dependent.values() if isinstance(dependent, dict) else ()
-        return found
 
     def _count(self, parts: int) -> None:
         self._parts += parts
@@ -189,7 +111,7 @@ class _Rewriting:
 
     # --- one part
 
-    def _schema(self, schema: object, path: str, around: _Declared | None = _NOTHING) -> Any:
+    def _schema(self, schema: object, path: str, opened: bool = False) -> Any:
         self._count(1)
         if not isinstance(schema, dict):
             return [] if isinstance(schema, list) else schema  # which is no schema, and refused as such
@@ -201,15 +123,19 @@ class _Rewriting:
         found |= {"const": None} if schema.get("const", 0) is None else {}
         self._text(schema, path, found)
         self._array(schema, path, found)
-        self._properties(schema, path, found)
-        if not self._refer(schema, path, around, found):
-            self._joined(schema, path, around, found)
+        whole = len(schema["allOf"]) == 1 if isinstance(schema.get("allOf"), list) else True
+        joined = not whole or (
+            any(word in schema for word in _OWN) and any(word in schema for word in _JOINED)
+        )
+        self._properties(schema, path, found, opened=opened or joined)
+        self._refer(schema, path, found, opened=opened or joined)
+        self._several_of(schema, path, found, opened=opened or joined)
         for word in _UNHELD:
             if schema.get(word) not in (None, False, [], {}):
                 self._leave_out(path, word)
         if schema.get("unevaluatedItems") not in (None, True) and "items" not in found:
             self._leave_out(path, "unevaluatedItems")
-        if isinstance(schema.get("unevaluatedProperties"), dict):
+        if schema.get("unevaluatedProperties") not in (None, True) and "additionalProperties" not in found:
             self._leave_out(path, "unevaluatedProperties")
         return found
 
@@ -238,18 +164,20 @@ class _Rewriting:
         if isinstance(rest, list):  # as until 2020
             first, rest, rest_word = rest, schema.get("additionalItems"), "additionalItems"
         if isinstance(first, list):
-            found["prefixItems"] = self._several(first, path, "prefixItems", _NOTHING)
+            found["prefixItems"] = self._several(first, path, "prefixItems")
             if rest is None and schema.get("unevaluatedItems") is False:
                 rest = False
         if rest is not None:
             found["items"] = self._schema(rest, _inner(path, rest_word))
 
-    def _several(self, parts: list[Any], path: str, word: str, around: _Declared | None) -> list[Any]:
-        return [self._schema(one, _inner(path, f"{word}[{at}]"), around) for at, one in enumerate(parts)]
+    def _several(self, parts: list[Any], path: str, word: str, opened: bool = False) -> list[Any]:
+        return [self._schema(one, _inner(path, f"{word}[{at}]"), opened) for at, one in enumerate(parts)]
 
-    def _properties(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
+    def _properties(
+        self, schema: Mapping[str, Any], path: str, found: dict[str, Any], *, opened: bool
+    ) -> None:
         unheld = False
-        for word in ("properties", "patternProperties"):
+        for word in _OWN:
             given = schema.get(word)
             if isinstance(given, dict):
                 held = [name for name in given if word == "properties" or is_held(name)]
@@ -264,111 +192,68 @@ class _Rewriting:
             found["additionalProperties"] = (
                 True if unheld else self._schema(others, _inner(path, "additionalProperties"))
             )
-        if "propertyNames" in schema:
-            self._property_names(self._followed(schema["propertyNames"])[0], path, found)
-
-    def _property_names(self, names: object, path: str, found: dict[str, Any]) -> None:
-        """Names that are listed, or have a pattern, become properties, which a grammar can hold."""
-        said = set(names) - {"type", "title", "description"} if isinstance(names, dict) else {"not"}
-        if names is True or not said:
-            return
-        value = found.get("additionalProperties", True)
-        listed, pattern = (
-            names.get(word) if isinstance(names, dict) else None for word in ("enum", "pattern")
-        )
-        alone = len(said) == 1 and not found.get("properties") and not found.get("patternProperties")
-        if alone and isinstance(listed, list) and listed and all(type(name) in (str, int) for name in listed):
-            self._count(len(listed))
-            if isinstance(value, dict):  # once, however many names there are
-                name = self._named("value", value)
-                value = {"$ref": f"#/$defs/{name}"}
-            found["properties"] = dict.fromkeys(map(str, listed), value)
-            found["additionalProperties"] = False
-        elif alone and isinstance(pattern, str) and is_held(pattern):
-            self._count(len(pattern) // _CHARACTERS_OF_PART)
-            found["patternProperties"] = {pattern: value}
-            found["additionalProperties"] = False
-        else:
+        names = schema.get("propertyNames")
+        said = set(names) - {"type", "title", "description"} if isinstance(names, dict) else names
+        if said not in (None, True, set()):
             self._leave_out(path, "propertyNames")
+        shut = schema.get("unevaluatedProperties") is False and not any(word in schema for word in _JOINED)
+        declared = any(isinstance(schema.get(word), dict) for word in _OWN) and _may_be_object(schema)
+        said_of_others = any(word in schema for word in ("additionalProperties", "unevaluatedProperties"))
+        if shut or (declared and not (opened or unheld or said_of_others)):
+            self._close(schema, found)
+
+    def _close(self, schema: Mapping[str, Any], found: dict[str, Any]) -> None:
+        required, known = schema.get("required"), found.get("properties", {})
+        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        self._count(len(names))
+        if isinstance(known, dict) and (names or "properties" in found):
+            found["properties"] = {**known, **{name: True for name in names if name not in known}}
+        found["additionalProperties"] = False
 
     # --- parts that hold for the same value
 
-    def _refer(
-        self, schema: dict[str, Any], path: str, around: _Declared | None, found: dict[str, Any]
-    ) -> bool:
-        """Returns whether the schema is as closed as what it refers to, with which nothing is to be joined."""
-        reference = _reference_of(schema)
-        if reference is None:
-            return False
+    def _refer(self, schema: dict[str, Any], path: str, found: dict[str, Any], *, opened: bool) -> None:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return
         target = _target(reference, self._root)
         if not isinstance(target, dict | bool):
             self._leave_out(path, "$ref")
-            return False
-        alone = around == _NOTHING and not any(key in schema for key in _OF_OBJECTS)
-        key = (id(target), alone)
+            return
+        key = (id(target), opened)
         if key not in self._names:
             self._names[key] = self._named(reference)
-            self._waiting.append(
-                (self._names[key], target, _place_of(reference), _NOTHING if alone else None)
-            )
+            self._waiting.append((self._names[key], target, _place_of(reference), opened))
         found["$ref"] = f"#/$defs/{self._names[key]}"
-        return alone
 
-    def _joined(
-        self, schema: dict[str, Any], path: str, around: _Declared | None, found: dict[str, Any]
-    ) -> None:
-        """The parts of `allOf`, `anyOf` and `oneOf`, and what closes all of them together."""
-        together = self._declared(schema, choices=False)
-        is_open = around is None or together.others
-        own = together if around is None else around | together
-        self._count(len(own.names) if around else 0)
-        several = {word: schema[word] for word in ("allOf", *_CHOICES) if schema.get(word) is not None}
-        for word, parts in several.items():
+    def _several_of(self, schema: dict[str, Any], path: str, found: dict[str, Any], *, opened: bool) -> None:
+        """The parts of `allOf`, `anyOf` and `oneOf`."""
+        for word in ("allOf", *_CHOICES):
+            parts = schema.get(word)
+            if parts is None:
+                continue
             if not isinstance(parts, list):
                 found[word] = {}  # no list either, so refused, and without references
                 continue
-            made = self._several(parts, path, word, None if is_open or word == "allOf" else own)
+            made = self._several(parts, path, word, opened)
             if word == "oneOf" and "anyOf" in found:
                 found["allOf"] = [*found.get("allOf", ()), {"anyOf": made}]
             else:
                 found["allOf" if word == "allOf" else "anyOf"] = made
-        tag = self._tag(schema)
-        if tag is not None:
+        # OpenAPI's discriminator is a property: pydantic gives it a default, so that it is not required.
+        given = schema.get("discriminator")
+        tag = given.get("propertyName") if isinstance(given, dict) else None
+        if isinstance(tag, str) and schema.get("required") in (None, []):
             found["required"] = [tag]
-        shut = schema.get("unevaluatedProperties") is False
-        given = shut or (own.given and _may_be_object(schema))
-        if given and not is_open and "additionalProperties" not in found:
-            every = self._declared(schema, choices=True)
-            if not every.others:
-                self._close(own | every, found)
 
-    def _close(self, declared: _Declared, found: dict[str, Any]) -> None:
-        for word, names in (("properties", declared.names), ("patternProperties", declared.patterns)):
-            known = found.get(word, {})
-            if isinstance(known, dict) and (names or word in found):
-                found[word] = {**known, **{name: True for name in names if name not in known}}
-                self._count(len(found[word]))
-        found["additionalProperties"] = False
-
-    def _named(self, reference: str, definition: object = None) -> str:
+    def _named(self, reference: str) -> str:
         """A new name for a definition."""
         last = "".join(c for c in reference.rpartition("/")[2] if c.isascii() and (c.isalnum() or c in "_-."))
         name = f"{self._prefix}{last[:64] or 'part'}"
         if name in self._definitions:
             name = f"{name}-{len(self._definitions)}"
-        self._definitions[name] = definition
+        self._definitions[name] = None
         return name
-
-    def _tag(self, schema: Mapping[str, Any]) -> str | None:
-        """The property that says which of several an object is: OpenAPI's discriminator. pydantic gives it a default,
-        so that it is not required."""
-        given = schema.get("discriminator")
-        tag = given.get("propertyName") if isinstance(given, dict) else None
-        if not isinstance(tag, str) or schema.get("required") not in (None, []):
-            return None
-        lists = [schema[word] for word in _CHOICES if isinstance(schema.get(word), list)]
-        parts = [one for several in lists for one in several]
-        return tag if all(tag in self._declared(one, choices=True).names for one in parts) else None
 
 
 def _target(reference: str, root: object) -> object:
@@ -386,12 +271,6 @@ def _target(reference: str, root: object) -> object:
         else:
             return None
     return found
-
-
-def _reference_of(schema: Mapping[str, Any]) -> str | None:
-    """What the schema refers to, if anything."""
-    reference = schema.get("$ref")
-    return reference if isinstance(reference, str) else None
 
 
 def _place_of(reference: str) -> str:
@@ -418,10 +297,3 @@ def _may_be_object(schema: Mapping[str, Any]) -> bool:
     """Also where no type is known."""
     kinds = _kinds(schema)
     return "object" in kinds or not all(kind in _TYPES for kind in kinds)
-
-
-def _size(schema: Mapping[str, Any]) -> int:
-    """How much work it is to see what the schema declares."""
-    names, patterns, required = (schema.get(word) for word in ("properties", "patternProperties", "required"))
-    lists = sum(len(one) for one in (names, required) if isinstance(one, dict | list))
-    return 1 + lists + (sum(map(len, patterns)) if isinstance(patterns, dict) else 0)

@@ -21,7 +21,7 @@ from typing import Final, Literal
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.keys import ApiKeys
-from tpiedge.api.origins import Headers, Origins
+from tpiedge.api.origins import Headers, Origins, only_value
 from tpiedge.api.page import is_page
 from tpiedge.api.proxies import Proxies
 from tpiedge.errors import UserError
@@ -29,7 +29,6 @@ from tpiedge.sanitise import sanitised_line
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _ADMIN = "/admin"
-_FOREIGN = ("cross-site", "same-site")
 _PUBLIC_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?")
 _SCOPE_BYTES: Final = 16
 
@@ -146,11 +145,6 @@ class Guard:
         client = self.client(headers, host).encode()
         return hashlib.blake2b(client, digest_size=_SCOPE_BYTES, key=self._scope_key).hexdigest()
 
-    def is_direct(self, headers: Headers, host: str) -> bool:
-        """Whether the connection from `host` is one client's own: proxies send the requests of many clients over
-        one."""
-        return bool(host) and not self._proxies.passed_on(headers, host)
-
     def sender(self, client: str) -> Sender | None:
         """Whom `client` means, as the method of that name calls them; None for an empty one."""
         if not client:
@@ -177,7 +171,7 @@ class Guard:
         # origin.
         ours = {hosts[0], *self._public}
         if any(origin.partition("://")[2] not in ours for origin in _values(headers, b"origin")) or any(
-            site in _FOREIGN for site in _values(headers, b"sec-fetch-site")
+            site in ("cross-site", "same-site") for site in _values(headers, b"sec-fetch-site")
         ):
             raise ApiError(
                 403, "web pages from elsewhere may use this server only with an API key", "origin_not_allowed"
@@ -224,15 +218,10 @@ def _is_ip_address(host: str) -> bool:
 def key_of(headers: Headers) -> bytes:
     """The key that the request was sent with: its bearer, or without one its X-Api-Key, or its Api-Key, as clients of
     Azure call it. Empty where there is none, or a header comes twice."""
-    scheme, _, key = _only(headers, b"authorization").partition(b" ")
+    scheme, _, key = only_value(headers, b"authorization").partition(b" ")
     if scheme.lower() == b"bearer":
         return key.strip()
-    return (_only(headers, b"x-api-key") or _only(headers, b"api-key")).strip()
-
-
-def _only(headers: Headers, wanted: bytes) -> bytes:
-    values = [value for name, value in headers if name == wanted]
-    return values[0] if len(values) == 1 else b""
+    return (only_value(headers, b"x-api-key") or only_value(headers, b"api-key")).strip()
 
 
 def _unknown_key(what: str) -> ApiError:

@@ -10,20 +10,18 @@ from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
+from tpiedge.answers.generation import Busy
 from tpiedge.api.body import Disconnected, left, parse_object, read_body
 from tpiedge.api.errors import ApiError
 from tpiedge.api.guard import Guard
 from tpiedge.api.limits import Limits
-from tpiedge.api.service import Busy
 from tpiedge.portions import Portions
 
 _THREADS: Final = 4
 #: Pieces of work that a client may have with the threads, so that no client's work waits for all of another's.
 _AT_ONCE: Final = _THREADS // 2
-_JSON = "application/json"
 #: What curl says where it is not told, and aiohttp, by which LiteLLM asks.
 _UNTOLD = ("", "application/x-www-form-urlencoded", "application/octet-stream")
-_OLLAMA = "/api/"
 _T = TypeVar("_T")
 
 
@@ -35,7 +33,7 @@ class Intake:
     """
 
     def __init__(self, limits: Limits, guard: Guard) -> None:
-        self._limits = limits
+        self.limits = limits
         self._guard = guard
         self._threads = ThreadPoolExecutor(_THREADS, "api-intake")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -46,12 +44,16 @@ class Intake:
         """Who sent a request that was let in."""
         return self._guard.client(request.headers.raw, _host(request))
 
+    def key(self, request: Request) -> bytes:
+        """The API key of a request that was let in; empty where none is needed."""
+        return self._guard.key_needed(request.headers.raw)
+
     def scope(self, request: Request) -> str:
         """Returns the scope of a request that was let in, as of Guard."""
         return self._guard.scope(request.headers.raw, _host(request))
 
     @contextmanager
-    def place(self, client: str) -> Iterator[Callable[[int], None]]:
+    def _place(self, client: str) -> Iterator[Callable[[int], None]]:
         """Held while a request of `client` arrives and is prepared; what it gives takes the bytes of the body into
         account.
 
@@ -74,36 +76,45 @@ class Intake:
             self._places.leave(client)
             self._bytes.leave(client, held)
 
-    async def body(self, request: Request, take: Callable[[int], None]) -> bytearray:
+    async def _body(self, request: Request, take: Callable[[int], None]) -> bytearray:
         """The body of JSON. Raises ApiError, Busy or Disconnected."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         # A web page can send other types across origins without asking; this one it cannot.
-        if kind != _JSON and not _is_a_program_s(request, kind):
+        if kind != "application/json" and not _is_a_program_s(request, kind):
             raise ApiError(415, "send 'Content-Type: application/json'", "unsupported_media_type")
         announced = request.headers.get("content-length")
-        limits = self._limits
+        limits = self.limits
         return await read_body(request.receive, announced, limits.body_bytes, limits.body_s, take)
 
     async def parsed(self, request: Request) -> dict[str, object]:
         """The JSON object of a small request."""
         return await self.done(request, lambda values: values)
 
-    async def done(self, request: Request, work: Callable[[dict[str, object]], _T]) -> _T:
-        """What `work` makes of the request's JSON object, in a thread."""
+    async def done(
+        self,
+        request: Request,
+        work: Callable[[dict[str, object]], _T],
+        undo: Callable[[_T], None] | None = None,
+    ) -> _T:
+        """What `work` makes of the request's JSON object, in a thread; `undo` as of `run`. Raises Disconnected where
+        the sender leaves before."""
         client = self.client(request)
-        with self.place(client) as take:
-            body = await self.body(request, take)
-            prepared = self.run(client, lambda: work(parse_object(body, self._limits.body_values)))
-            return await self.awaited(prepared, request)
+        with self._place(client) as take:
+            body = await self._body(request, take)
+            prepared = self.run(client, lambda: work(parse_object(body, self.limits.body_values)), undo)
+            running, gone = asyncio.create_task(prepared), asyncio.create_task(left(request.receive))
+            try:
+                await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not running.done():
+                    raise Disconnected
+                return running.result()
+            finally:
+                running.cancel()
+                gone.cancel()
 
-    def run(
-        self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None
-    ) -> "asyncio.Task[_T]":
+    async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
         """What `work` returns, done in a thread when `client` has its turn. If it is cancelled before, nothing is done;
         if later, what was done is undone."""
-        return asyncio.get_running_loop().create_task(self._run(client, work, undo))
-
-    async def _run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None) -> _T:
         turn = self._turns.setdefault(client, asyncio.Semaphore(_AT_ONCE))
         async with turn:
             begun = self._threads.submit(work)
@@ -116,19 +127,6 @@ class Intake:
                     if undo is not None and done.exception() is None:
                         undo(done.result())
                 raise
-
-    async def awaited(self, running: "asyncio.Future[_T]", request: Request) -> _T:
-        """The result, for the sender of a request whose body has arrived. Raises Disconnected, and cancels it, where
-        the sender leaves before."""
-        gone = asyncio.create_task(left(request.receive))
-        try:
-            await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                raise Disconnected
-            return running.result()
-        finally:
-            running.cancel()
-            gone.cancel()
 
     def close(self) -> None:
         """After the event loop has ended. What has not begun never does; what runs ends before the process does."""
@@ -143,4 +141,4 @@ def _is_a_program_s(request: Request, kind: str) -> bool:
     """Whether a program may say so little of what it sends to Ollama's API, as curl does, where nothing shows a
     browser: these all say from where they ask."""
     told = any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
-    return not told and kind in _UNTOLD and request.url.path.startswith(_OLLAMA)
+    return not told and kind in _UNTOLD and request.url.path.startswith("/api/")

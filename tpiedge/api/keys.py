@@ -18,7 +18,6 @@ from tpiedge.host.private_file import private_bytes
 from tpiedge.sanitise import sanitised_line
 
 _MAX_KEY: Final = 4096
-_MAX_NAME: Final = 100
 _log = logging.getLogger(__name__)
 
 
@@ -71,12 +70,8 @@ class ApiKeys:
         except UserError as error:
             _log.warning("the API keys of before still count: %s", error)
             return
-        for what, some in (("new", set(found) - set(self._filed)), ("gone", set(self._filed) - set(found))):
-            if some:
-                names = ", ".join(sorted(one.name or "one without a name" for one in some))
-                _log.info("API keys that are %s in %s: %s", what, self._file, names)
-        if not found:
-            _log.warning("no API key is in %s any more: those that were are refused", self._file)
+        names = ", ".join(one.name or "one without a name" for one in found)
+        _log.info("the API keys in %s are now: %s", self._file, names or "none, so all that were are refused")
         self._filed = found
 
 
@@ -110,7 +105,7 @@ def _named(line: str, where: str) -> _NamedKey:
     if any(map(str.isspace, key)):
         raise UserError(f"{where}: a key has no spaces in it: write 'name: key', or the key alone")
     digest = _digest(_checked(key, f"{where}: an API key").encode())
-    return _NamedKey(sanitised_line(name.strip(), _MAX_NAME), digest)
+    return _NamedKey(sanitised_line(name.strip(), 100), digest)
 
 
 def _checked(key: str, what: str) -> str:

@@ -5,11 +5,7 @@ from typing import Self
 
 from tpiedge.units import KIB, MIB
 
-_BYTES_PER_TOKEN = 64
-_BYTES_BESIDE_PROMPT = 512 * KIB
 _VALUES_BESIDE_PROMPT = 65_536  # 4096 messages of one part, each with a role, a name and commas
-_BODIES = 4
-_SOONEST_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +19,7 @@ class Limits:
     its sender reads the refusal; `answer_s`: from a request's acceptance to the end of its answer, its time in the
     queue included, None where the cluster's progress alone bounds it; `quiet_s`: until a client that waits for a whole
     answer hears that we live, `ping_s`: the same in a stream, and from one such sign to the next; `write_s`: how long a
-    client may not read an answer; one that is not the model's, up to twice as long.
+    client may not read an answer, up to twice as long.
     """
 
     connections: int = 4096
@@ -43,11 +39,11 @@ class Limits:
     @classmethod
     def of_context(cls, tokens: int) -> Self:
         """The limits for prompts of up to `tokens`: a body that is larger cannot be answered, whatever it says."""
-        body_bytes = min(4 * MIB, _BYTES_BESIDE_PROMPT + _BYTES_PER_TOKEN * tokens)
+        body_bytes = min(4 * MIB, 512 * KIB + 64 * tokens)
         return cls(
             body_bytes=body_bytes,
             body_values=_VALUES_BESIDE_PROMPT + tokens,
-            bodies_bytes=_BODIES * body_bytes,
+            bodies_bytes=4 * body_bytes,
         )
 
     def of_descriptors(self, descriptors: int) -> Self:
@@ -56,5 +52,5 @@ class Limits:
 
     def heard_within(self, wait_s: float) -> Self:
         """The limits for a client that gives up after `wait_s` without a byte: it gets one in half that time."""
-        soon = max(_SOONEST_S, wait_s / 2)
+        soon = max(0.25, wait_s / 2)
         return replace(self, quiet_s=min(self.quiet_s, soon), ping_s=min(self.ping_s, soon))

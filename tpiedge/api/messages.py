@@ -8,11 +8,9 @@ from typing import Any, Final
 from tpiedge.api import tables as t
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.model.call_forms import short_call_id
+from tpiedge.model.call_reader import short_call_id
 from tpiedge.model.chat_prompt import GivenArguments
 
-_MAX_NAME: Final = 64
-_MAX_CALLS: Final = 128
 _FILE: Final[dict[str, t.JsonSchema]] = {
     "filename": t.text(),
     "file_data": t.text("Of text alone: data:text/plain;base64,..."),
@@ -34,7 +32,7 @@ _COMMON: Final[dict[str, t.JsonSchema]] = {
         t.array(t.any_of(*_SAID_PARTS.values())),
         description="Null only of an assistant.",
     ),
-    "name": t.text(most=_MAX_NAME),
+    "name": t.text(most=64),
     "annotations": t.VAIN,
 }
 _USER: Final = t.body(
@@ -53,7 +51,7 @@ _ASSISTANT: Final = t.body(
     reasoning=t.text("The same."),
     thinking=t.text("The same."),
     refusal=t.text("In place of content."),
-    tool_calls=t.array(_CALL, most=_MAX_CALLS),
+    tool_calls=t.array(_CALL, most=128),
     function_call={**t.OBJECT, "description": "A call of a function, as before there were tools."},
 )
 _ROLES: Final = {

@@ -20,8 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from tpiedge.master.histogram import Histogram
 from tpiedge.master.history import LOSS_CAUSES, PLAN_CAUSES
+from tpiedge.master.request_times import Histogram
 from tpiedge.master.status import ClusterStatus
 
 METRICS_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -100,36 +100,21 @@ def _cluster(status: ClusterStatus) -> Iterator[Metric]:
     collectives = [({"of": of, "collective": name}, 1) for of, name in ways.items() if name]
     yield _one("tpiedge_ready", "Whether requests are answered.", status.ready)
     yield _one(
-        "tpiedge_epoch",
-        "The plan that serves: a larger number with every new one, 0 before the first.",
-        status.epoch,
+        "tpiedge_epoch", "The plan that serves: larger with every new one, 0 before the first.", status.epoch
     )
-    yield _several(
-        "tpiedge_collective", "By which the all-reduces of a token and of a whole chunk go.", collectives
-    )
+    yield _several("tpiedge_collective", "The all-reduces of a token and of a whole chunk.", collectives)
     yield _labelled("tpiedge_nodes", "Machines by what they do.", "state", dict(sorted(states.items())))
 
 
 def _plans(status: ClusterStatus) -> Iterator[Metric]:
     history = status.history
-    yield _labelled(
-        "tpiedge_plans_total",
-        "Plans that began: the first one, after a loss, or in the place of another one.",
-        "cause",
-        dict(zip(PLAN_CAUSES, history.begun, strict=True)),
-    )
+    begun: dict[str, float] = dict(zip(PLAN_CAUSES, history.begun, strict=True))
+    losses: dict[str, float] = dict(zip(LOSS_CAUSES, history.losses, strict=True))
+    yield _labelled("tpiedge_plans_total", "Plans that began, by cause.", "cause", begun)
     yield _one("tpiedge_failed_plans_total", "Plans that failed before they served.", history.failed)
-    yield _labelled(
-        "tpiedge_losses_total",
-        "Ends of a plan that served, other than by the next one, by cause.",
-        "cause",
-        dict(zip(LOSS_CAUSES, history.losses, strict=True)),
-    )
-    yield _histogram(
-        "tpiedge_recovery_seconds",
-        "From such an end until requests were answered again.",
-        [(_NONE, history.recoveries)],
-    )
+    yield _labelled("tpiedge_losses_total", "Plans that served and ended before the next.", "cause", losses)
+    says = "From such an end until requests were answered again."
+    yield _histogram("tpiedge_recovery_seconds", says, [(_NONE, history.recoveries)])
 
 
 def _requests(status: ClusterStatus) -> Iterator[Metric]:
@@ -140,21 +125,14 @@ def _requests(status: ClusterStatus) -> Iterator[Metric]:
         ("requests_waiting", "Requests that wait for their turn.", status.queued),
         ("requests_running", "Requests that are answered.", status.running),
         ("prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens),
-        (
-            "cached_prompt_tokens_total",
-            "Those of them that were kept, and not computed.",
-            totals.cached_tokens,
-        ),
+        ("cached_prompt_tokens_total", "Those that were kept, and not computed.", totals.cached_tokens),
         ("generated_tokens_total", "Tokens of answers.", totals.tokens),
         ("resumed_answers_total", "Answers that went on in another epoch.", totals.resumed),
         ("paused_answer_seconds_total", "For how long those had paused.", totals.paused_s),
     ):
         yield _one(f"tpiedge_{name}", says, value)
-    yield _histogram(
-        "tpiedge_answer_pause_seconds",
-        "Pauses of answers that went on: for a plan, a loss, another master, or requests that somebody waits for.",
-        [({"cause": cause}, pauses) for cause, pauses in status.histograms.pauses.items()],
-    )
+    pauses = [({"cause": cause}, found) for cause, found in status.histograms.pauses.items()]
+    yield _histogram("tpiedge_answer_pause_seconds", "Pauses of answers that went on, by cause.", pauses)
 
 
 def _nodes(status: ClusterStatus) -> Iterator[Metric]:
@@ -162,11 +140,8 @@ def _nodes(status: ClusterStatus) -> Iterator[Metric]:
     told = [(labels[node.name], node.counters) for node in status.nodes if node.counters is not None]
     for field, name, says in _OF_NODES:
         yield _several(f"tpiedge_node_{name}", says, [(one, getattr(stats, field)) for one, stats in told])
-    yield _several(
-        "tpiedge_node_memory_limit_bytes",
-        "Memory that the node's machine offers.",
-        [(labels[node.name], node.memory_bytes) for node in status.nodes if node.rank is not None],
-    )
+    limits = [(labels[node.name], node.memory_bytes) for node in status.nodes if node.rank is not None]
+    yield _several("tpiedge_node_memory_limit_bytes", "Memory that the node's machine offers.", limits)
 
 
 def _as_vllm(status: ClusterStatus, labels: _Labels) -> Iterator[Metric]:

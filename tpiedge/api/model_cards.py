@@ -12,17 +12,16 @@ from tpiedge import __version__
 from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import MODEL, check_model
 from tpiedge.api.errors import ApiError, is_anthropic
-from tpiedge.api.fields import BodyFields, IgnoredFields
-from tpiedge.api.frames import Json
+from tpiedge.api.fields import BodyFields, ignored_header
+from tpiedge.api.formats import Json
 from tpiedge.api.intake import Intake
-from tpiedge.api.ollama_format import moment
+from tpiedge.api.ollama import moment
 from tpiedge.api.service import ModelInfo, Service
-from tpiedge.model.call_forms import call_form
+from tpiedge.model.call_reader import call_form
 from tpiedge.model.speech import thinking_after
 
 #: Of Ollama whose API this is, for clients that want one which is new enough.
 _RELEASE: Final = "0.12.0"
-_NEVER: Final = "9999-12-31T23:59:59Z"
 SHOW: Final = t.body("model", model=MODEL, **t.vain("verbose", "system", "template", "options"))
 
 
@@ -76,7 +75,7 @@ def _anthropic_card(model: ModelInfo, name: str) -> Json:
     }
 
 
-def ollama_routes(service: Service, intake: Intake, ignored: IgnoredFields) -> list[Route]:
+def ollama_routes(service: Service, intake: Intake) -> list[Route]:
     """They take no place in the queue."""
 
     async def version(_request: Request) -> Response:
@@ -87,11 +86,15 @@ def ollama_routes(service: Service, intake: Intake, ignored: IgnoredFields) -> l
 
     async def running(_request: Request) -> Response:
         model = service.model()
-        loaded = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.context_tokens}
+        loaded = {
+            "expires_at": "9999-12-31T23:59:59Z",
+            "size_vram": 0,
+            "context_length": model.context_tokens,
+        }
         return JSONResponse({"models": [_ollama_card(service, model.name) | loaded]})
 
     async def show(request: Request) -> Response:
-        return await intake.done(request, lambda values: _shown(values, service, ignored))
+        return await intake.done(request, lambda values: _shown(values, service))
 
     return [
         Route("/api/version", version, methods=["GET"]),
@@ -126,7 +129,7 @@ def _details(service: Service) -> Json:
     }
 
 
-def _shown(values: dict[str, object], service: Service, ignored: IgnoredFields) -> JSONResponse:
+def _shown(values: dict[str, object], service: Service) -> JSONResponse:
     """Raises ApiError."""
     if "model" not in values and "name" in values:  # as it was called before
         values = {"model": values["name"], **{key: values[key] for key in values if key != "name"}}
@@ -146,7 +149,7 @@ def _shown(values: dict[str, object], service: Service, ignored: IgnoredFields) 
         },
         "capabilities": list(_capabilities(service)),
     }
-    return JSONResponse(said, headers=ignored.headers(fields.ignored))
+    return JSONResponse(said, headers=ignored_header(fields.ignored))
 
 
 def _capabilities(service: Service) -> Iterator[str]:

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpiedge.api.errors import ApiError
-from tpiedge.api.formats import AnswerHead
-from tpiedge.api.frames import EVENT_STREAM, Json, comment, event
-from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id
-from tpiedge.api.token_scores import TokenScores, own_score
+from tpiedge.api.formats import AnswerFormat, AnswerHead, Json, event
+from tpiedge.api.spoken import SpokenChoice, TokenScores, ToolCall, call_id, own_score
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import SpokenText
@@ -16,13 +14,11 @@ from tpiedge.wire.control import Token
 _DONE = b"data: [DONE]\n\n"
 
 
-class OpenAIFormat:
-    """An AnswerFormat."""
-
-    stream_type = EVENT_STREAM
+class OpenAIFormat(AnswerFormat):
+    """Completions and chats."""
 
     def __init__(self, head: AnswerHead) -> None:
-        self._head = head
+        super().__init__(head)
         self._reply = head.reply
         self._chat = head.reply.format == "chat"
         self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0)
@@ -35,7 +31,7 @@ class OpenAIFormat:
         shown: Json = {"delta": {"role": "assistant", "content": ""}}
         return [
             event(self._chunk([self._choice(choice, shown, None)]))
-            for choice in range(len(self._head.prompts))
+            for choice in range(len(self.head.prompts))
         ]
 
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
@@ -61,9 +57,6 @@ class OpenAIFormat:
             return [_DONE]
         return [event(self._chunk([]) | {"usage": self._usage(transcripts)}), _DONE]
 
-    def alive(self, why: str) -> bytes:
-        return comment(why or "ping")
-
     def broken(self, error: ApiError, tokens: int) -> bytes:
         return event(self.failure(error, tokens))
 
@@ -74,7 +67,7 @@ class OpenAIFormat:
 
     def failure(self, error: ApiError, tokens: int) -> Json:
         """What a client needs to report it: the request and how far it came."""
-        return error.body() | {"id": self._head.id, "tokens": tokens}
+        return error.body() | {"id": self.head.id, "tokens": tokens}
 
     def _whole_choice(self, number: int, pieces: Sequence[TextPiece]) -> Json:
         text = "".join(piece.text for piece in pieces)
@@ -119,7 +112,7 @@ class OpenAIFormat:
         return "function_call" if last == "tool_calls" and self._reply.functions else last
 
     def _call(self, choice: int, call: ToolCall) -> Json:
-        identity = call_id(self._head.id, choice, call.index)
+        identity = call_id(self.head.id, choice, call.index)
         return {
             "id": identity,
             "type": "function",
@@ -131,7 +124,7 @@ class OpenAIFormat:
         return chunk | {"usage": None} if self._reply.include_usage else chunk
 
     def _object(self, kind: str, choices: list[Json]) -> Json:
-        head = self._head
+        head = self.head
         return {
             "id": head.id,
             "object": kind,
@@ -153,7 +146,7 @@ class OpenAIFormat:
     def _usage(self, transcripts: Sequence[Transcript]) -> Json:
         """What the answer took; without rank 0's last words, which stop strings do not wait for, only what is known
         here. The tokens of a prompt count once, however many choices go on with it."""
-        prompt_tokens, tokens = sum(self._head.prompt_tokens), sum(one.count for one in transcripts)
+        prompt_tokens, tokens = sum(self.head.prompt_tokens), sum(one.count for one in transcripts)
         usage: Json = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": tokens,
@@ -164,7 +157,7 @@ class OpenAIFormat:
         if len(ends) == len(transcripts) and all(end.steps or not end.tokens for end in ends):
             cached = {
                 prompt: end.cached_tokens
-                for prompt, end in zip(reversed(self._head.prompts), reversed(ends), strict=True)
+                for prompt, end in zip(reversed(self.head.prompts), reversed(ends), strict=True)
             }
             usage["prompt_tokens_details"] = {"cached_tokens": sum(cached.values())}
             steps = sum(end.steps for end in ends)

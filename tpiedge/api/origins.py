@@ -15,7 +15,6 @@ from tpiedge.sanitise import sanitised_line
 
 _ANY: Final = "*"
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
-_KEPT_S: Final = 600
 
 #: As ASGI has them: names in lower case, values as they came.
 Headers = Sequence[tuple[bytes, bytes]]
@@ -34,7 +33,7 @@ class Origins:
 
     def allow(self, headers: Headers) -> bool:
         """Whether the request was sent by a page that may."""
-        origin = _origin(headers)
+        origin = only_value(headers, b"origin")
         return bool(origin) and (self.any or origin.decode("latin-1").lower() in self._all)
 
     def preflight(self, method: str, headers: Headers) -> list[tuple[bytes, bytes]] | None:
@@ -45,7 +44,7 @@ class Origins:
             return None
         answer = [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-max-age", str(_KEPT_S).encode()),
+            (b"access-control-max-age", b"600"),
         ]
         if wanted := asked.get(b"access-control-request-headers"):
             answer.append((b"access-control-allow-headers", wanted))
@@ -59,7 +58,7 @@ class Origins:
             return send
         shown = f"{REQUEST_ID}, {RESUMABLE}, {IGNORED}, retry-after".encode()
         added = [
-            (b"access-control-allow-origin", _origin(headers)),
+            (b"access-control-allow-origin", only_value(headers, b"origin")),
             (b"vary", b"Origin"),
             (b"access-control-expose-headers", shown),
         ]
@@ -72,10 +71,10 @@ class Origins:
         return permit
 
 
-def _origin(headers: Headers) -> bytes:
-    """The page's; empty without one, or with more than one."""
-    found = [value for name, value in headers if name == b"origin"]
-    return found[0] if len(found) == 1 else b""
+def only_value(headers: Headers, wanted: bytes) -> bytes:
+    """The value of the header; empty without one, or with more than one."""
+    values = [value for name, value in headers if name == wanted]
+    return values[0] if len(values) == 1 else b""
 
 
 def _checked(origin: str) -> str:

@@ -6,17 +6,16 @@ written into it, and be framed by nobody.
 """
 
 import functools
-import gzip
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, request_response
 
 _FOLDER: Final = Path(__file__).parents[1] / "page"
 _FIRST: Final = "index.html"
@@ -49,30 +48,14 @@ _HEADERS: Final = {
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    "Vary": "Accept-Encoding",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_ALWAYS_ASK: Final = "no-cache"
-_FOR_GOOD: Final = "max-age=31536000, immutable"
 
 
 def is_page(path: str) -> bool:
     """Whether the page is there, which everybody may see."""
     return path == "/" or path.startswith(f"/{_ADDRESS}")
-
-
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    """One file as it is sent: `plain`, or `packed` by gzip to who takes that."""
-
-    media_type: str
-    plain: bytes
-    packed: bytes
-
-    @classmethod
-    def of(cls, name: str, content: bytes) -> "PageFile":
-        return cls(_TYPES[Path(name).suffix], content, gzip.compress(content, 9, mtime=0))
 
 
 class Page:
@@ -83,34 +66,35 @@ class Page:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self._first, methods=["GET"]),
-            Route(f"/{_ADDRESS}{{version}}/{{name:path}}", self._other, methods=["GET"]),
+            Route("/", GZipMiddleware(request_response(self._first)), methods=["GET"]),
+            Route(
+                f"/{_ADDRESS}{{version}}/{{name:path}}",
+                GZipMiddleware(request_response(self._other)),
+                methods=["GET"],
+            ),
         ]
 
     async def _first(self, request: Request) -> Response:
-        return self._answer(request, _FIRST, _ALWAYS_ASK)
+        headers = {"Cache-Control": "no-cache", "ETag": f'"{self.version}"'}
+        if self.version in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=_HEADERS | headers)
+        return self._file(_FIRST, headers)
 
     async def _other(self, request: Request) -> Response:
         """One of this version: another's page is to be loaded anew."""
         name = request.path_params["name"]
         if request.path_params["version"] != self.version or name == _FIRST or name not in self.files:
             raise HTTPException(404, "the page has no such file: load it anew")
-        return self._answer(request, name, _FOR_GOOD)
+        return self._file(name, {"Cache-Control": "max-age=31536000, immutable"})
 
-    def _answer(self, request: Request, name: str, caching: str) -> Response:
-        file = self.files[name]
-        packed = _takes_gzip(request.headers.get("accept-encoding", ""))
-        tag = f'"{self.version}{"-gzip" if packed else ""}"'
-        headers = {**_HEADERS, "Cache-Control": caching, "ETag": tag}
-        if tag in _tags(request.headers.get("if-none-match", "")):
-            return Response(status_code=304, headers=headers)
-        if packed:
-            headers["Content-Encoding"] = "gzip"
-        return Response(file.packed if packed else file.plain, headers=headers, media_type=file.media_type)
+    def _file(self, name: str, headers: Mapping[str, str]) -> Response:
+        return Response(
+            self.files[name], headers={**_HEADERS, **headers}, media_type=_TYPES[Path(name).suffix]
+        )
 
 
 @functools.cache
-def _load(folder: Path) -> tuple[str, Mapping[str, PageFile]]:
+def _load(folder: Path) -> tuple[str, Mapping[str, bytes]]:
     """The version of the page, and its files by their names; links of the first name the version."""
     contents = {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -123,18 +107,4 @@ def _load(folder: Path) -> tuple[str, Mapping[str, PageFile]]:
     version = digest.hexdigest()[:20]
     links = f'"{_ADDRESS}'.encode()
     contents[_FIRST] = contents[_FIRST].replace(links, links + f"{version}/".encode())
-    return version, {name: PageFile.of(name, content) for name, content in contents.items()}
-
-
-def _takes_gzip(accepted: str) -> bool:
-    """Whether an Accept-Encoding names gzip, and not as unwanted."""
-    for coding in accepted.lower().split(","):
-        name, _, weight = coding.partition(";")
-        if name.strip() in ("gzip", "*"):
-            return weight.replace(" ", "").rstrip("0.") != "q="
-    return False
-
-
-def _tags(wanted: str) -> set[str]:
-    """The tags of an If-None-Match, compared weakly."""
-    return {tag.strip().removeprefix("W/") for tag in wanted.split(",")}
+    return version, contents

@@ -5,23 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpiedge.api.errors import ApiError
-from tpiedge.api.formats import AnswerHead
-from tpiedge.api.frames import EVENT_STREAM, Json, comment, named_event
+from tpiedge.api.formats import AnswerFormat, AnswerHead, Json, named_event
 from tpiedge.api.responses_request import bare_name
-from tpiedge.api.spoken import SpokenChoice, call_id
-from tpiedge.api.token_scores import TokenScores
+from tpiedge.api.spoken import SpokenChoice, TokenScores, call_id
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpokenText
 
 
-class ResponsesFormat:
-    """An AnswerFormat of one choice. Neighbouring texts of a kind are one item."""
-
-    stream_type = EVENT_STREAM
+class ResponsesFormat(AnswerFormat):
+    """Responses, of one choice. Neighbouring texts of a kind are one item."""
 
     def __init__(self, head: AnswerHead) -> None:
-        self._head = head
+        super().__init__(head)
         self._echo: dict[str, Any] = json.loads(head.reply.echo or "{}")
         self._spoken = SpokenChoice(head.reply.speech)
         self._number = 0
@@ -51,9 +47,6 @@ class ResponsesFormat:
         response = self._ended(only)
         return [self._event(f"response.{response['status']}", response=response)]
 
-    def alive(self, why: str) -> bytes:
-        return comment(why or "ping")
-
     def broken(self, error: ApiError, tokens: int) -> bytes:
         failed = self._response("failed", self._items) | self._usage(tokens, 0)
         failed["error"] = {"code": "server_error", "message": error.message}
@@ -66,13 +59,10 @@ class ResponsesFormat:
             self._taken(piece)
         return self._ended(only)
 
-    def failure(self, error: ApiError, _tokens: int) -> Json:
-        return error.body() | {"id": self._head.id}
-
     # --- items
 
     def _taken(self, piece: TextPiece) -> list[bytes]:
-        if self._head.reply.logprobs is not None:
+        if self.head.reply.logprobs is not None:
             self._untold += self._scores.told(piece.tokens)
         frames = [frame for said in self._spoken.take(piece) for frame in self._said(said)]
         if piece.last is None:
@@ -138,14 +128,14 @@ class ResponsesFormat:
 
     def _call_begun(self, call: CallBegun) -> list[bytes]:
         frames = self._done()
-        named = {"call_id": call_id(self._head.id, 0, call.index), **self._named(call.name)}
+        named = {"call_id": call_id(self.head.id, 0, call.index), **self._named(call.name)}
         item = self._new("function_call", {**named, "arguments": ""})
         self._arguments = ""
         return [*frames, self._event("response.output_item.added", output_index=self._index, item=item)]
 
     def _named(self, name: str) -> Json:
         """The function's own name, and its namespace if it has one."""
-        reply = self._head.reply
+        reply = self.head.reply
         namespace = dict(zip(reply.tools, reply.namespaces, strict=False)).get(name, "")
         own: Json = {"name": bare_name(namespace, name)}
         return own | {"namespace": namespace} if namespace else own
@@ -162,7 +152,7 @@ class ResponsesFormat:
 
     def _new(self, kind: str, more: Json) -> Json:
         number = len(self._items)
-        identity = f"{kind}-{number}-{self._head.id.partition('-')[2]}"
+        identity = f"{kind}-{number}-{self.head.id.partition('-')[2]}"
         item: Json = {"id": identity, "type": kind, "status": "in_progress", **more}
         if kind != "function_call":
             item["content"] = []
@@ -204,17 +194,17 @@ class ResponsesFormat:
 
     def _response(self, status: str, output: list[Json]) -> Json:
         return {
-            "id": self._head.id,
+            "id": self.head.id,
             "object": "response",
-            "created_at": self._head.created,
+            "created_at": self.head.created,
             "status": status,
             "error": None,
             "incomplete_details": None,
             "instructions": None,
             "metadata": {},
-            "model": self._head.model,
+            "model": self.head.model,
             "output": output,
-            "parallel_tool_calls": self._head.reply.several,
+            "parallel_tool_calls": self.head.reply.several,
             "previous_response_id": None,
             "store": False,
             "temperature": None,
@@ -228,7 +218,7 @@ class ResponsesFormat:
         }
 
     def _usage(self, tokens: int, cached: int) -> Json:
-        prompt = sum(self._head.prompt_tokens)
+        prompt = sum(self.head.prompt_tokens)
         usage = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached},

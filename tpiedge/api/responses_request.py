@@ -9,12 +9,12 @@ from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import LIMIT, MODEL, SAMPLING, STREAM, TOP_LOGPROBS, check_model
 from tpiedge.api.answer_grammar import FORM
 from tpiedge.api.asked import MAX_ECHO, MAX_TOOL_NAME, MAX_TOOLS, Asked
+from tpiedge.api.chat_request import Chat, Dialect, copied
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import CITED_TEXT, content_text
 from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
-from tpiedge.api.translation import Chat, Dialect, copied
 
 _VAIN: Final = (
     "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import ssl
@@ -12,7 +13,7 @@ import uvicorn
 
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.app import Api
-from tpiedge.api.connection import ConnectionMaker, HttpConnection, HttpListener
+from tpiedge.api.connection import FairTurns, HttpConnection, HttpListener
 from tpiedge.api.guard import Guard, check_bind, is_loopback
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
@@ -24,9 +25,7 @@ from tpiedge.errors import InternalError, UserError
 from tpiedge.host.addresses import own_names
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
-_START_S = 10.0
 _ABORT_S = 5.0
-_KEEP_ALIVE_S = 30
 _BACKLOG = 2048
 
 
@@ -75,7 +74,7 @@ class ApiServer:
         )
         self._scheme = "http" if tls is None else "https"
         self._socket = _listen(host, port, found.connections, plain=tls is None)
-        shelf = AnswerShelf(service, None if records is None else records.later, grace_s)
+        shelf = AnswerShelf(service, grace_s)
         try:
             #: How many answers of the server before go on.
             self.recovered = 0 if records is None else shelf.recover(records.found(service.tokenizer))
@@ -84,24 +83,26 @@ class ApiServer:
             raise
         self._api = Api(service, guard, found, shelf, records, pages)
         self._name: tuple[str, int] = self._socket.getsockname()[:2]
-        self._server = _Server(
-            uvicorn.Config(
-                self._api,
-                loop="asyncio",
-                http=ConnectionMaker(found, tls),  # type: ignore[arg-type]  # it is called as a class is
-                h11_max_incomplete_event_size=found.headers_bytes,
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                log_level=logging.CRITICAL,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-            )
+        config = uvicorn.Config(
+            self._api,
+            loop="asyncio",
+            # It is called as a class is.
+            http=functools.partial(HttpConnection, found, FairTurns()),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=found.headers_bytes,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level=logging.CRITICAL,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=30,
         )
+        config.load()
+        config.ssl = tls
+        self._server = _Server(config)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
         # Not the thread's own word: where a signal interrupts its join(), Python 3.11 takes it for ended.
@@ -122,7 +123,7 @@ class ApiServer:
     def start(self) -> None:
         """Returns once requests are answered."""
         self._thread.start()
-        if not self._server.up.wait(_START_S):
+        if not self._server.up.wait(10.0):
             raise InternalError("the HTTP server did not start within ten seconds")
         self._server.call(self._api.sweep)
 
@@ -135,11 +136,6 @@ class ApiServer:
             self._end()
         self._socket.close()
         self._api.close(_ABORT_S)
-
-    def ended_in_order(self) -> None:
-        """After `close`, where the user ended the master and nothing failed it: that it went on with answers does not
-        count against them. Without this call it does. Idempotent."""
-        self._api.ended_in_order()
 
     def _run(self) -> None:
         try:
@@ -182,7 +178,7 @@ class _Server(uvicorn.Server):
     def drop_connections(self) -> None:
         for connection in tuple(self.server_state.connections):
             if isinstance(connection, HttpConnection):
-                connection.drop()
+                connection.transport.abort()
 
 
 def _listen(host: str, port: int, limit: int, *, plain: bool) -> HttpListener:

@@ -8,34 +8,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from tpiedge.answers.generation import AnswerEvent, Busy, Generation, Queue, Unavailable
+from tpiedge.answers.generation import Queue
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.reading_progress import Reading
-from tpiedge.master.request_lines import RequestLine
-from tpiedge.master.status import ClusterStatus, NodeStatus
+from tpiedge.master.pending_answer import RequestLine
+from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.requests import Sampling
-
-__all__ = [
-    "AnswerEvent",
-    "Busy",
-    "ClusterEvent",
-    "ClusterStatus",
-    "EnrolledWorker",
-    "Forecast",
-    "Generation",
-    "ModelInfo",
-    "NodeStatus",
-    "PendingJoin",
-    "Reading",
-    "RequestLine",
-    "Service",
-    "StepTimeline",
-    "Unavailable",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,11 @@ from starlette.routing import Route
 from tpiedge import __version__
 from tpiedge.api import tables as t
 from tpiedge.api.answer_fields import MODEL, TOKEN_IDS, check_model
-from tpiedge.api.anthropic_request import count_tokens
-from tpiedge.api.asked import read_token_ids
+from tpiedge.api.anthropic import count_tokens
+from tpiedge.api.asked import check_characters, encode, read_token_ids
 from tpiedge.api.chat_request import SWITCHES, read_variables, render_chat
-from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import BodyFields, IgnoredFields
+from tpiedge.api.fields import BodyFields, ignored_header
 from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.service import Service
@@ -38,13 +37,13 @@ DETOKENIZE: Final = t.body("tokens", model=MODEL, tokens=TOKEN_IDS)
 _TextAnswer = tuple[dict[str, object], BodyFields]
 
 
-def text_routes(service: Service, intake: Intake, ignored: IgnoredFields) -> list[Route]:
+def text_routes(service: Service, intake: Intake) -> list[Route]:
     """They take a place among the requests that arrive, as everything that tokenizes."""
 
     def route(path: str, work: Callable[[dict[str, object], Service], _TextAnswer]) -> Route:
         def done(values: dict[str, object]) -> JSONResponse:
             found, fields = work(values, service)
-            return JSONResponse(found, headers=ignored.headers(fields.ignored))
+            return JSONResponse(found, headers=ignored_header(fields.ignored))
 
         async def answer(request: Request) -> Response:
             return await intake.done(request, done)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final, TypeAlias
 
-from tpiedge.api.service import NodeStatus, StepTimeline
+from tpiedge.master.counters import StepTimeline
+from tpiedge.master.status import NodeStatus
 from tpiedge.wire.control import StepSpans
 
 _Spans: TypeAlias = list[tuple[float, float]]

@@ -12,7 +12,7 @@ from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.service import Service
-from tpiedge.model.call_forms import CallForm, call_form
+from tpiedge.model.call_reader import CallForm, call_form
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
 _FUNCTION: Final = t.body(

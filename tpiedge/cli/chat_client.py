@@ -8,18 +8,15 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.conversation import ChatMessage, Settings, Spoken, converse, messages_of
+from tpiedge.cli.conversation import ChatMessage, Screen, Settings, Spoken, converse, messages_of
 from tpiedge.cli.model_names import MODEL
-from tpiedge.cli.options import cache_option, state_option
-from tpiedge.cli.reach import MasterClient, master_at
-from tpiedge.cli.terminal import Screen
-from tpiedge.cli.tls import tls_ca_option, tls_fingerprint_option, trust_of
-from tpiedge.cli.types import Number
+from tpiedge.cli.options import Number, cache_option, option, state_option
+from tpiedge.cli.reach import MasterClient, master_at, tls_ca_option, tls_fingerprint_option, trust_of
 from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
 from tpiedge.errors import PeerError, UserError
 from tpiedge.local.catalogue import load_label, packs_of
 from tpiedge.model.hub.cache import parse_hub_name
-from tpiedge.progress import LiveProgress
+from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
 
 
@@ -32,23 +29,21 @@ class _Answer:
 
 
 @click.command()
-@click.option("--url", help="Of the master.  [default: the one on this computer, or http://127.0.0.1:8080]")
-@click.option("--api-key", envvar="TPIEDGE_API_KEY", help="Where the master wants one.")
+@option("--url", "Of the master.  [default: the one on this computer, or http://127.0.0.1:8080]")
+@option("--api-key", "Where the master wants one.", envvar="TPIEDGE_API_KEY")
 @tls_ca_option
 @tls_fingerprint_option
-@click.option("--model", type=MODEL, help="Talk to this model only.  [default: whatever the master serves]")
-@click.option("--prompt", help="One message instead of a conversation.")
-@click.option("--system", help="What the model is told first.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Per answer.  [default: 2048, as far as they fit]")
-@click.option(
-    "--temperature", type=Number(0, 2), help="0 is greedy.  [default: the model's, like the next four]"
-)
-@click.option("--top-k", type=click.IntRange(0, MAX_TOP_K), help="Keep the K likeliest tokens; 0 keeps all.")
-@click.option("--top-p", type=Number(0, 1), help="Keep the likeliest mass P.")
-@click.option("--min-p", type=Number(0, 1), help="Drop tokens below P x the likeliest.")
-@click.option("--repetition-penalty", type=Number(REPETITION_PENALTY.low, REPETITION_PENALTY.high))
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="For the same answer again.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --prompt).")
+@option("--model", "Talk to this model only.  [default: whatever the master serves]", MODEL)
+@option("--prompt", "One message instead of a conversation.")
+@option("--system", "What the model is told first.")
+@option("--max-tokens", "Per answer.  [default: 2048, as far as they fit]", click.IntRange(1))
+@option("--temperature", "0 is greedy.  [default: the model's, like the next four]", Number(0, 2))
+@option("--top-k", "Keep the K likeliest tokens; 0 keeps all.", click.IntRange(0, MAX_TOP_K))
+@option("--top-p", "Keep the likeliest mass P.", Number(0, 1))
+@option("--min-p", "Drop tokens below P x the likeliest.", Number(0, 1))
+@option("--repetition-penalty", None, Number(REPETITION_PENALTY.low, REPETITION_PENALTY.high))
+@option("--seed", "For the same answer again.", click.IntRange(0, 2**63 - 1))
+@option("--json", "Print one JSON object (with --prompt).", name="as_json", is_flag=True)
 @state_option
 @cache_option
 def chat(
@@ -92,37 +87,27 @@ class _MasterSpeaker:
         answer = _Answer()
         body = {"model": self.name, "messages": messages, "stream": True} | self.settings | dict(settings)
         body["stream_options"] = {"include_usage": True}
-        notes = _Notes()
+        line, said = LiveLine(), [""]
+
+        def note(text: str) -> None:
+            line.finish()
+            if text != said[-1]:  # once where it is the same
+                said.append(text)
+                click.echo(f"\n[{text}]", err=True)
+
         try:
-            with self._master.stream("/v1/chat/completions", body, notes.show, notes.line.tell) as events:
+            with self._master.stream("/v1/chat/completions", body, note, line.tell) as events:
                 for event in events:
-                    text = _take(event, answer)
-                    if text:
-                        notes.line.finish()
+                    if text := _take(event, answer):
+                        line.finish()
                         show(text)
         finally:
-            notes.line.finish()
+            line.finish()
         return answer
 
 
-class _Notes:
-    """What is said beside the answer, once where it is the same."""
-
-    def __init__(self) -> None:
-        self._shown = ""
-        self.line = LiveProgress()  # one that changes
-
-    def show(self, note: str) -> None:
-        self.line.finish()
-        if note != self._shown:
-            self._shown = note
-            click.echo(f"\n[{note}]", err=True)
-
-
 def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: bool) -> None:
-    """One message and its answer."""
-    screen = Screen()
-    begun = False
+    screen, begun = Screen(), False
 
     def show(text: str) -> None:
         nonlocal begun
@@ -132,12 +117,10 @@ def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: boo
 
     try:
         answer = speaker.ask(messages_of(system, prompt), {}, show)
-    except BaseException:
+    finally:
         if begun:
             click.echo()
-        raise
     if not as_json:
-        click.echo()
         return
     record = {"model": speaker.name, "text": answer.text, "finish_reason": answer.finish_reason}
     click.echo(json.dumps(record | {"usage": answer.usage}))

@@ -1,20 +1,27 @@
-"""What the two chats have in common: messages and answers, and the commands that begin with a slash."""
+"""What the two chats have in common: messages and answers, the commands that begin with a slash, and the terminal,
+which wraps answers between words as they come and has lines with editing and history.
+"""
 
+import contextlib
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import termios
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from tpiedge.cli.terminal import Keyboard, Screen, keyboard
 from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TEMPERATURE, TOP_P
 from tpiedge.errors import ContextFull, PeerError, UserError
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
+
+if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
+    from prompt_toolkit import PromptSession
 
 ANSWER_TOKENS = 2048
 """Of an answer for which nobody gave another number: a model that never comes to an end is stopped."""
@@ -39,7 +46,6 @@ SETTINGS: Mapping[str, tuple[Range, float]] = {
     "max_tokens": (Range(1, 2**32 - 1), 500),
 }
 """What /set changes: its range and an example, whole where it is a whole number."""
-_COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
 
 ChatMessage = dict[str, str]
 Settings = Mapping[str, float]
@@ -78,31 +84,26 @@ def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> li
 
 def converse(speaker: Speaker, system: str | None) -> None:
     """A conversation with standard input, until its end or /bye."""
-    keys = keyboard()
+    keys: Pipe | Terminal = Terminal() if sys.stdin.isatty() else Pipe()
     if keys.interactive:
         click.echo(
             f"talking to {sanitised(speaker.name)}; /help lists commands, /bye or Ctrl-D ends", err=True
         )
     conversation = Conversation(speaker, keys, system)
-    while (text := keys.read()) is not None and _taken(conversation, text, keys):
-        pass
-
-
-def _taken(conversation: "Conversation", text: str, keys: Keyboard) -> bool:
-    """As `take`. At a terminal, Ctrl-C ends what is under way and not the conversation."""
-    try:
-        return conversation.take(text)
-    except KeyboardInterrupt:
-        if not keys.interactive:
-            raise
-        return True
+    while (text := keys.read()) is not None:
+        try:
+            if not conversation.take(text):
+                return
+        except KeyboardInterrupt:  # at a terminal, it ends what is under way and not the conversation
+            if not keys.interactive:
+                raise
 
 
 class Conversation:
     """The messages so far. A message without an answer, or whose answer broke off, is forgotten; one that the user
     stopped stays as far as it came."""
 
-    def __init__(self, speaker: Speaker, keys: Keyboard, system: str | None) -> None:
+    def __init__(self, speaker: Speaker, keys: "Pipe | Terminal", system: str | None) -> None:
         self._speaker = speaker
         self._keys = keys
         self._system = system
@@ -111,7 +112,7 @@ class Conversation:
 
     def take(self, text: str) -> bool:
         """A message or a command; false where that ends the conversation."""
-        command = _COMMAND.fullmatch(text.strip())
+        command = re.fullmatch(r"/([a-z?]+)(?:\s+(.*))?", text.strip(), re.DOTALL | re.IGNORECASE)
         if command is None:
             if text.strip():
                 self._answer(text)
@@ -211,7 +212,6 @@ def _message(role: str, content: str) -> ChatMessage:
 
 
 def _parsed(name: str, value: str) -> float:
-    """The number that /set gives a setting. Raises UserError."""
     if name not in SETTINGS:
         raise UserError(f"/set knows {', '.join(SETTINGS)}, not {sanitised(name)[:40]}")
     allowed, example = SETTINGS[name]
@@ -228,3 +228,151 @@ def _parsed(name: str, value: str) -> float:
 def _tell(line: str) -> None:
     sys.stdout.flush()
     click.echo(line, err=True)
+
+
+class WordWrap:
+    """Text for a terminal of `columns` columns, which begins at the first one. `cells` is a character's width.
+
+    A word that would cross the edge is taken back and begun anew on the next line. The last column stays free: a cursor
+    that waits there for the next line could not be moved back.
+    """
+
+    def __init__(self, columns: int, cells: Callable[[str], int]) -> None:
+        self._limit = max(columns - 1, 1)
+        self._cells = cells
+        self._column = 0
+        self._word = ""
+        self._word_cells = 0
+
+    def push(self, text: str) -> str:
+        return "".join(map(self._one, text.replace("\t", "    ")))
+
+    def _one(self, mark: str) -> str:
+        if mark == "\n":
+            self._column, self._word, self._word_cells = 0, "", 0
+            return mark
+        if mark == " ":
+            self._word, self._word_cells = "", 0
+            if self._column >= self._limit:  # the edge parts the words
+                return ""
+            self._column += 1
+            return mark
+        cells, moved = max(self._cells(mark), 0), ""
+        if self._column + cells > self._limit:
+            moved = "\n"
+            if self._word_cells == self._column:  # a word that fills the line is cut
+                self._word, self._word_cells = "", 0
+            elif self._word:
+                moved = f"\x1b[{self._word_cells}D\x1b[K\n{self._word}"
+            self._column = self._word_cells
+        self._word += mark
+        self._word_cells += cells
+        self._column += cells
+        return moved + mark
+
+
+class Screen:
+    """Shows one answer, which begins at the start of a line: on a terminal its words are wrapped."""
+
+    def __init__(self) -> None:
+        self._wrap: WordWrap | None = None
+        if sys.stdout.isatty():
+            from prompt_toolkit.utils import get_cwidth
+
+            self._wrap = WordWrap(os.get_terminal_size(sys.stdout.fileno()).columns or 80, get_cwidth)
+
+    def show(self, text: str) -> None:
+        """The next piece of the answer, without what could command a terminal."""
+        clean = sanitised(text, "\n\t")
+        click.echo(self._wrap.push(clean) if self._wrap else clean, nl=False)
+
+
+class Pipe:
+    """Standard input that is not a terminal: a message is a line."""
+
+    interactive = False
+
+    def read(self) -> str | None:
+        """The next message; None at the end."""
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While an answer comes."""
+        yield
+
+
+class Terminal:
+    """A terminal: lines can be edited and called back, and what is pasted is one message."""
+
+    interactive = True
+
+    def __init__(self) -> None:
+        self._session = _session()
+        self._output = self._session.output
+
+    def read(self) -> str | None:
+        """The next message; None after Ctrl-D on an empty line, or after Ctrl-C twice on one: the first may have been
+        meant for an answer that had just ended."""
+        interrupts = 0
+        while True:
+            try:
+                return self._session.prompt("> ")
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                interrupts = 0 if self._session.default_buffer.text else interrupts + 1
+                if interrupts > 1:
+                    return None
+                if interrupts:
+                    click.echo("Ctrl-C again, or /bye, ends", err=True)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While an answer comes, what is typed waits for the next line, and is not shown in the middle of it."""
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+        quiet = termios.tcgetattr(fd)
+        quiet[3] &= ~(termios.ECHO | termios.ICANON)
+        quiet[0] &= ~termios.ICRNL  # Enter stays Enter for the line editor
+        termios.tcsetattr(fd, termios.TCSANOW, quiet)
+        self._output.enable_bracketed_paste()
+        self._output.flush()
+        try:
+            yield
+        finally:
+            termios.tcsetattr(fd, termios.TCSANOW, before)
+            self._output.disable_bracketed_paste()
+            self._output.flush()
+
+
+def _session() -> "PromptSession[str]":
+    """Enter ends a message, or a search for an earlier one, Alt-Enter a line of it."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.filters import is_searching
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.key_binding.bindings.search import accept_search
+    from prompt_toolkit.output import create_output
+
+    keys = KeyBindings()
+
+    @keys.add("enter", filter=~is_searching)
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter", filter=~is_searching)
+    def _break_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    for key in ("enter", "right", "left", "home", "end"):  # what was found (Ctrl-R) is the line from now on
+        keys.add(key, filter=is_searching)(accept_search)
+
+    terminal = create_output(always_prefer_tty=True)  # standard output may be a file
+    return PromptSession(
+        key_bindings=keys,
+        multiline=True,
+        prompt_continuation="  ",
+        enable_suspend=True,
+        output=terminal,
+    )

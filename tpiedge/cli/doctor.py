@@ -10,18 +10,32 @@ from typing import get_args
 import click
 from platformdirs import user_cache_path
 
+from tpiedge.cli.listing import json_option
 from tpiedge.cli.options import cache_option
-from tpiedge.cli.table import json_option
-from tpiedge.doctor.finding import Check, CheckResult, Finding, examine
-from tpiedge.doctor.machine import check_clock, check_disk, check_memory, check_processor
-from tpiedge.doctor.network import check_addresses, check_firewall, check_mtu, check_ports
-from tpiedge.doctor.reach import check_large_packets, check_master_clock, check_reach
-from tpiedge.doctor.software import check_arithmetic, check_links, check_python
+from tpiedge.doctor.computer import (
+    Check,
+    CheckResult,
+    Finding,
+    check_arithmetic,
+    check_clock,
+    check_disk,
+    check_links,
+    check_memory,
+    check_processor,
+    check_python,
+    examine,
+)
+from tpiedge.doctor.network import (
+    check_addresses,
+    check_firewall,
+    check_large_packets,
+    check_master_clock,
+    check_mtu,
+    check_ports,
+    check_reach,
+)
 from tpiedge.errors import ResourceError
 from tpiedge.host.addresses import CONTROL_PORT, parse_address
-
-_LIMIT_S = 9.0
-_ARITHMETIC_S = 8.0
 
 
 @click.command()
@@ -30,7 +44,7 @@ _ARITHMETIC_S = 8.0
 @cache_option
 def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
     """Check this computer and its network, within ten seconds; nothing is changed."""
-    findings = examine(_checks(connect, cache or user_cache_path("tpiedge")), _LIMIT_S)
+    findings = examine(_checks(connect, cache or user_cache_path("tpiedge")), 9.0)
     if as_json:
         worst = max((finding.verdict for finding in findings), key=get_args(CheckResult).index)
         click.echo(json.dumps({"verdict": worst, "findings": [asdict(finding) for finding in findings]}))
@@ -45,7 +59,7 @@ def _checks(connect: str | None, cache: Path) -> Mapping[str, Check]:
     checks: dict[str, Check] = {
         "python": check_python,
         "encryption": check_links,
-        "torch": partial(check_arithmetic, _ARITHMETIC_S),
+        "torch": partial(check_arithmetic, 8.0),
         "processor": check_processor,
         "memory": check_memory,
         "disk": partial(check_disk, cache),

@@ -1,6 +1,7 @@
-"""Groups of commands: their --help says whole sentences, and a verb is imported when it is run."""
+"""What verbs list: commands in --help, of which each is imported when it is run, and rows in plain tables."""
 
 import pkgutil
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -50,3 +51,21 @@ class LateGroup(ListingGroup):
         """Where click turns the words of a command line, or of one to be completed, into a command."""
         self.load(args[0])
         return super().resolve_command(ctx, args)
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
+)
+
+
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as their widest cell, the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, ["-" * width for width in widths], *rows):
+        first, *others = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join([first, *(cell.strip().rjust(len(cell)) for cell in others)]).rstrip()
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for line in table_lines(header, rows):
+        click.echo(line)

@@ -9,14 +9,11 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Settings, Spoken, converse
-from tpiedge.cli.options import is_default
-from tpiedge.cli.sampling_options import Ending, new_seed
-from tpiedge.cli.terminal import Screen
+from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Screen, Settings, Spoken, converse
+from tpiedge.cli.options import Ending, is_default, new_seed
 from tpiedge.errors import ContextFull, UserError
-from tpiedge.host.usage import peak_rss_bytes
-from tpiedge.local.answer import Answer, collect
-from tpiedge.local.cluster import LocalCluster
+from tpiedge.host.process import peak_rss_bytes
+from tpiedge.local.cluster import Answer, LocalCluster, collect
 from tpiedge.local.launch import Layout, check_context, chosen_context, launch, plan_cluster, plan_json
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.units import format_bytes
@@ -98,11 +95,7 @@ def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[in
 
 
 def _record(
-    model: PreparedModel,
-    request: GenerationRequest,
-    answer: Answer,
-    stats: list[Stats],
-    plan: dict[str, Any],
+    model: PreparedModel, request: GenerationRequest, answer: Answer, stats: list[Stats], plan: dict[str, Any]
 ) -> dict[str, object]:
     record: dict[str, object] = {
         "model": model.name,
@@ -127,6 +120,20 @@ def _record(
     return record
 
 
+#: What a node's record has of its counters, under other names than theirs where some are given.
+_COUNTERS = {
+    "peak_rss_bytes": "",
+    "weight_bytes": "",
+    "disk_read_bytes": "",
+    "bytes_sent": "",
+    "messages_dropped": "dropped",
+    "messages_refused": "refused",
+    "disk_reads": "reads",
+    **dict.fromkeys(("prefetch_hits", "stalls", "compute_s", "attention_s", "ffn_s"), ""),
+    **dict.fromkeys(("reduce_wait_s", "weight_wait_s", "load_s", "head_s"), ""),
+}
+
+
 def _node_record(stats: Stats, plan: dict[str, Any]) -> dict[str, object]:
     share = plan["shares"][stats.rank]
     return {
@@ -134,22 +141,7 @@ def _node_record(stats: Stats, plan: dict[str, Any]) -> dict[str, object]:
         "attention_units": share["attention"],
         "ffn_units": share["ffn"],
         "threads": plan["threads"],
-        "peak_rss_bytes": stats.peak_rss_bytes,
-        "weight_bytes": stats.weight_bytes,
-        "disk_read_bytes": stats.disk_read_bytes,
-        "bytes_sent": stats.bytes_sent,
-        "messages_dropped": stats.dropped,
-        "messages_refused": stats.refused,
-        "disk_reads": stats.reads,
-        "prefetch_hits": stats.prefetch_hits,
-        "stalls": stats.stalls,
-        "compute_s": stats.compute_s,
-        "attention_s": stats.attention_s,
-        "ffn_s": stats.ffn_s,
-        "reduce_wait_s": stats.reduce_wait_s,
-        "weight_wait_s": stats.weight_wait_s,
-        "load_s": stats.load_s,
-        "head_s": stats.head_s,
+        **{name: getattr(stats, other or name) for name, other in _COUNTERS.items()},
     }
 
 
@@ -158,13 +150,11 @@ def _summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None:
     speed = f", {answer.s_per_token:.3f} s/token" if answer.s_per_token is not None else ""
     if answer.tokens_per_step is not None and answer.tokens_per_step != 1:
         speed += f", {answer.tokens_per_step:.2f} tokens/step"
-    peak = max(node.peak_rss_bytes for node in stats)
+    peak = format_bytes(max(node.peak_rss_bytes for node in stats))
+    memory = f"{len(stats)} nodes, at most {peak} each" if len(stats) > 1 else peak
+    first = f"first after {answer.ttft_s:.2f} s"
     click.echo(
-        f"{len(answer.token_ids)} tokens ({answer.finish_reason}{drawn}), first after {answer.ttft_s:.2f} s{speed}; "
-        + (
-            f"{len(stats)} nodes, at most {format_bytes(peak)} each" if len(stats) > 1 else format_bytes(peak)
-        ),
-        err=True,
+        f"{len(answer.token_ids)} tokens ({answer.finish_reason}{drawn}), {first}{speed}; {memory}", err=True
     )
 
 
@@ -189,12 +179,7 @@ class _LocalSpeaker:
     """A `Speaker`. The KV cache keeps the common prefix of the turns."""
 
     def __init__(
-        self,
-        cluster: LocalCluster,
-        model: PreparedModel,
-        capacity: int,
-        ending: Ending,
-        sampling: Sampling,
+        self, cluster: LocalCluster, model: PreparedModel, capacity: int, ending: Ending, sampling: Sampling
     ) -> None:
         self.name = model.name
         self.settings: Settings = {

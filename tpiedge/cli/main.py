@@ -6,7 +6,6 @@ space or a working disk; 70 a defect of tpiedge; 130 interrupted.
 
 import errno
 import os
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -15,114 +14,81 @@ import click
 from click.shell_completion import get_completion_class
 
 from tpiedge import __version__
-from tpiedge.cli.configured import ConfiguredGroup
-from tpiedge.cli.interrupts import Terminated, honour_signals
-from tpiedge.cli.types import usage_words
+from tpiedge.cli.entry import Terminated, honour_signals
+from tpiedge.cli.options import usage_words
+from tpiedge.cli.settings import ConfiguredGroup
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
-from tpiedge.host.process_limits import (
-    LEAST,
-    check_address_space,
-    raise_address_limit,
-    raise_descriptor_limit,
-)
+from tpiedge.host.process import LEAST, check_address_space, raise_limits
 
-_INTERRUPTED = 130
-_GIT_S = 2.0
-VERBS = (
-    ("run", "tpiedge.cli.run:run", "Answer a prompt with a cluster of local processes."),
-    (
-        "demo",
-        "tpiedge.cli.run:demo",
+VERBS = {
+    "run": ("cli.run:run", "Answer a prompt with a cluster of local processes."),
+    "demo": (
+        "cli.run:demo",
         "Watch three nodes of unequal shares answer together with the bundled model.",
     ),
-    (
-        "pack",
-        "tpiedge.cli.pack:pack",
+    "pack": (
+        "cli.pack:pack",
         "Write MODEL (or a random model of a real shape) in the form that nodes read.",
     ),
-    (
-        "unpack",
-        "tpiedge.cli.pack:unpack",
+    "unpack": (
+        "cli.pack:unpack",
         "Write the pack MODEL back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32.",
     ),
-    (
-        "import-gguf",
-        "tpiedge.cli.pack:import_gguf",
+    "import-gguf": (
+        "cli.pack:import_gguf",
         "Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.",
     ),
-    ("bench", "tpiedge.lab.verbs.bench:bench", "Measure this computer."),
-    ("eval", "tpiedge.lab.verbs.eval:evaluate", "Measure a model's quality with a text."),
-    (
-        "doctor",
-        "tpiedge.cli.doctor:doctor",
+    "bench": ("lab.verbs.bench:bench", "Measure this computer."),
+    "eval": ("lab.verbs.eval:evaluate", "Measure a model's quality with a text."),
+    "doctor": (
+        "cli.doctor:doctor",
         "Check this computer and its network, within ten seconds; nothing is changed.",
     ),
-    ("config", "tpiedge.cli.config:config", "Show and check settings."),
-    (
-        "completion",
-        "tpiedge.cli.main:completion",
-        "Print what SHELL needs: `source <(tpiedge completion bash)`.",
-    ),
-    (
-        "pull",
-        "tpiedge.cli.models:pull",
+    "config": ("cli.settings:config", "Show and check settings."),
+    "completion": ("cli.main:completion", "Print what SHELL needs: `source <(tpiedge completion bash)`."),
+    "pull": (
+        "cli.models:pull",
         "Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).",
     ),
-    (
-        "ls",
-        "tpiedge.cli.models:ls",
+    "ls": (
+        "cli.models:ls",
         "List the models that were pulled and the packs in the cache, by the names that every verb takes.",
     ),
-    ("show", "tpiedge.cli.models:show", "Say what is known of MODEL: shape, size, terms, where it lies."),
-    ("rm", "tpiedge.cli.models:rm", "Delete MODEL from the cache: what was pulled, and its packs."),
-    (
-        "shards",
-        "tpiedge.cli.models:shards",
+    "show": ("cli.models:show", "Say what is known of MODEL: shape, size, terms, where it lies."),
+    "rm": ("cli.models:rm", "Delete MODEL from the cache: what was pulled, and its packs."),
+    "shards": (
+        "cli.models:shards",
         "The parts of models that this computer keeps as a worker: list, remove, limit.",
     ),
-    ("token", "tpiedge.cli.token:token", "Let new workers in: make, list and revoke tokens."),
-    ("master", "tpiedge.cli.master:master", "Serve MODEL with this machine and the workers that join it."),
-    ("worker", "tpiedge.cli.worker:worker", "Join a master and compute a share of its model."),
-    ("chat", "tpiedge.cli.chat_client:chat", "Talk to a running master."),
-    (
-        "nodes",
-        "tpiedge.cli.nodes:nodes",
+    "token": ("cli.token:token", "Let new workers in: make, list and revoke tokens."),
+    "master": ("cli.master:master", "Serve MODEL with this machine and the workers that join it."),
+    "worker": ("cli.worker:worker", "Join a master and compute a share of its model."),
+    "chat": ("cli.chat_client:chat", "Talk to a running master."),
+    "nodes": (
+        "cli.nodes:nodes",
         "Show who has which share of the model, and why; let workers in, drain them, try them again, shut them out.",
     ),
-    (
-        "top",
-        "tpiedge.cli.top:top",
-        "Show what the machines of the running master do, anew every second.",
-    ),
-    (
-        "trace",
-        "tpiedge.lab.verbs.trace:trace",
+    "top": ("cli.top:top", "Show what the machines of the running master do, anew every second."),
+    "trace": (
+        "lab.verbs.trace:trace",
         "Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.",
     ),
-    (
-        "testbed",
-        "tpiedge.lab.verbs.testbed:testbed",
+    "testbed": (
+        "lab.verbs.testbed:testbed",
         "Emulate several devices on this computer: their networks, processors and memory.",
     ),
-)
-"""Name, import path, and the line of --help, which imports none of them. The order is that of `tpiedge config show`."""
+}
+"""Import path and the line of --help, which imports none of them. The order is that of `tpiedge config show`."""
 
 
 @click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=lambda context, _, wanted: _print_version(context) if wanted else None,
-    help="Show the version, and of a checkout the commit.",
-)
+@click.version_option(__version__, prog_name="tpiedge", help="Show the version.")
 def cli() -> None:
     """Serve one language model with several weak machines."""
 
 
-for _verb in VERBS:
-    cli.add_late(*_verb)
+for _name, (_path, _line) in VERBS.items():
+    cli.add_late(_name, f"tpiedge.{_path}", _line)
 
 
 @click.command()
@@ -137,29 +103,10 @@ def completion(ctx: click.Context, shell: str) -> None:
     click.echo(kind(ctx.find_root().command, {}, "tpiedge", "_TPIEDGE_COMPLETE").source())
 
 
-def _print_version(context: click.Context) -> None:
-    click.echo(f"tpiedge, version {__version__}{_commit()}")
-    context.exit()
-
-
-def _commit() -> str:
-    """Of a checkout, in brackets; empty for an installation, and where git does not answer."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return f" ({found.stdout.strip()})" if found.returncode == 0 else ""
-
-
 def main() -> None:
     """Run a command; every error is one line on standard error and an exit status."""
     honour_signals()
-    raise_descriptor_limit()
-    raise_address_limit()
+    raise_limits()
     sys.exit(_run())
 
 
@@ -176,7 +123,7 @@ def _run() -> int:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort, Terminated) as ended:
         # click makes an Abort of a KeyboardInterrupt, whose words may say more.
-        return _fail(str(ended.__cause__ or "") or "interrupted", _INTERRUPTED)
+        return _fail(str(ended.__cause__ or "") or "interrupted", 130)
     except OSError as error:
         return _system_failure(error)
     except Exception as error:

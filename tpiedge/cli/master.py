@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 
 from tpiedge.api.guard import check_bind, public_name
+from tpiedge.api.keys import ApiKeys
 from tpiedge.api.origins import Origins
 from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import records_in
@@ -19,57 +22,50 @@ from tpiedge.cli.master_lines import (
     watch,
     workers_invited,
 )
-from tpiedge.cli.master_parts import ANYWHERE, RECORDS, MasterFlags, check_ports, master_parts, only_master
+from tpiedge.cli.master_parts import ANYWHERE, RECORDS, check_ports, master_parts, only_master
 from tpiedge.cli.model_names import model_option
 from tpiedge.cli.nearby import announcing, check_announcing
 from tpiedge.cli.options import (
+    Location,
+    Number,
     arithmetic_options,
     cache_option,
     collective_option,
+    keeping_of,
     keeping_options,
     kv_option,
+    option,
     own_memory_option,
     speculate_option,
     state_option,
     wire_option,
 )
 from tpiedge.cli.scribe import serving_until_stopped
-from tpiedge.cli.tls import (
-    check_server_tls,
-    server_certificate,
-    tls_cert_option,
-    tls_key_option,
-    tls_self_signed_option,
-)
-from tpiedge.cli.types import Location, Number
-from tpiedge.host.addresses import (
-    CONTROL_PORT,
-    parse_address,
-    resolve,
-)
-from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space
+from tpiedge.errors import UserError
+from tpiedge.host.addresses import CONTROL_PORT, outgoing_host, own_names, parse_address, resolve
+from tpiedge.host.certificate import Certificate, own_certificate, read_certificate
+from tpiedge.host.device import MemoryLimits, default_threads
+from tpiedge.host.private_file import master_state
+from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, check_descriptors
 from tpiedge.joining.identity import load_or_create_keys
+from tpiedge.launch.offer import MemoryOffer
 from tpiedge.local.launch import chosen_kv_tokens
-from tpiedge.local.paths import master_state
 from tpiedge.local.prepare import prepare
-from tpiedge.master.master import RECOVERY_GRACE_S, Master
+from tpiedge.master.master import Master
+from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
 from tpiedge.wire.limits import MAX_SEQUENCES
 
 _HTTP_PORT = 8080
-_MOST_S = 1e9
 _THIS_COMPUTER = "127.0.0.1"
-_PARALLEL = 16
-_NAME_CHARACTERS = 200
 
 
-class _Alias(click.types.StringParamType):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if not text.strip() or len(text) > _NAME_CHARACTERS or not text.isprintable():
-            self.fail(f"a name has 1 to {_NAME_CHARACTERS} printable characters", param, ctx)
-        return text
+def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not name.strip() or len(name) > 200 or not name.isprintable():
+            raise UserError("--alias: a name has 1 to 200 printable characters")
+    return names
 
 
 def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -79,138 +75,148 @@ def _as(read: Callable[..., Any], *more: object) -> Callable[[click.Context, cli
 
 @click.command()
 @model_option
-@click.option(
+@option(
     "--listen",
+    "HOST:PORT for workers; the three ports after it are used too.",
     default=f"{ANYWHERE}:{CONTROL_PORT}",
-    show_default=True,
     callback=_as(parse_address, CONTROL_PORT, ANYWHERE),
-    help="HOST:PORT for workers; the three ports after it are used too.",
 )
-@click.option(
+@option(
     "--http",
+    "HOST:PORT of the API.",
     default=f"{_THIS_COMPUTER}:{_HTTP_PORT}",
-    show_default=True,
     callback=_as(parse_address, _HTTP_PORT, _THIS_COMPUTER),
-    help="HOST:PORT of the API.",
 )
-@click.option("--min-workers", type=click.IntRange(0, 126), default=0, show_default=True)
-@click.option("--shares", help="Relative weights: the master's, then the workers' as they join.")
+@option("--min-workers", None, click.IntRange(0, 126), 0)
+@option("--shares", "Relative weights: the master's, then the workers' as they join.")
 @own_memory_option
 @keeping_options
-@click.option("--threads", type=click.IntRange(1, 1024), help="Of this machine's node.  [default: the cores]")
+@option("--threads", "Of this machine's node.  [default: the cores]", click.IntRange(1, 1024))
 @arithmetic_options
 @kv_option
-@click.option(
-    "--context",
-    type=int,
-    help="Tokens of a prompt and its answer.  [default: the model's own, where memory allows]",
+@option(
+    "--context", "Tokens of a prompt and its answer.  [default: the model's own, where memory allows]", int
 )
-@click.option(
-    "--parallel",
-    type=click.IntRange(1, MAX_SEQUENCES),
-    default=_PARALLEL,
-    show_default=True,
-    help="Requests that are answered at once; others wait.",
+@option(
+    "--parallel", "Requests that are answered at once; others wait.", click.IntRange(1, MAX_SEQUENCES), 16
 )
-@click.option(
+@option(
     "--kv-tokens",
-    type=int,
-    help="Positions of the KV cache for all answers together, at least the context.  [default: the context]",
+    "Positions of the KV cache for all answers together, at least the context.  [default: the context]",
+    int,
 )
 @speculate_option
 @collective_option
 @wire_option
-@click.option("--api-key", "api_keys", multiple=True, help="Clients must send it; repeatable.")
-@click.option(
+@option("--api-key", "Clients must send it; repeatable.", name="api_keys", multiple=True)
+@option(
     "--api-key-file",
-    type=Location(dir_okay=False),
-    help="Keys for clients, one a line, with a name before it if you like (phone: KEY); read again when it changes.",
+    "Keys for clients, one a line, with a name before it if you like (phone: KEY); read again when it changes.",
+    Location(dir_okay=False),
 )
-@tls_cert_option
-@tls_key_option
-@tls_self_signed_option
-@click.option(
+@option(
+    "--tls-cert",
+    "PEM file with the API's certificate, and those up to its CA's: clients speak https.",
+    Location(dir_okay=False),
+)
+@option("--tls-key", "PEM file with its key, for its owner alone.", Location(dir_okay=False))
+@option(
+    "--tls-self-signed",
+    "https with a certificate that is made once, in the state folder; clients compare its fingerprint.",
+    is_flag=True,
+)
+@option(
     "--cors-origin",
-    "origins",
+    "Web pages that may use the API; repeatable.",
+    name="origins",
     multiple=True,
     callback=_as(Origins),
-    help="Web pages that may use the API; repeatable.",
 )
-@click.option(
+@option(
     "--public-name",
-    "public_names",
+    "What clients may call this server, too, as behind a proxy; repeatable.",
+    name="public_names",
     metavar="NAME[:PORT]",
     multiple=True,
     callback=_as(lambda names: tuple(map(public_name, names))),
-    help="What clients may call this server, too, as behind a proxy; repeatable.",
 )
-@click.option(
+@option(
     "--trusted-proxy",
-    "proxies",
+    "A proxy whose X-Forwarded-For says who asks; repeatable.",
+    name="proxies",
     metavar="ADDRESS[/BITS]",
     multiple=True,
     callback=_as(Proxies),
-    help="A proxy whose X-Forwarded-For or Forwarded says who asks; repeatable.",
 )
-@click.option(
+@option(
     "--share-prefixes",
+    "Beginnings of prompts that were computed for one client are used for all: they can find out each other's.",
     is_flag=True,
-    help="Beginnings of prompts that were computed for one client are used for all: they can find out each other's.",
 )
-@click.option(
+@option(
     "--alias",
-    "aliases",
-    type=_Alias(),
+    "What clients may call the model, too; repeatable.",
+    name="aliases",
     multiple=True,
-    help="What clients may call the model, too; repeatable.",
+    callback=_as(_aliases),
 )
-@click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
-@click.option(
+@option("--insecure", "Serve other machines without an API key.", is_flag=True)
+@option(
     "--token-file",
-    type=Location(dir_okay=False),
-    help="Keep there, while it runs, a token for any number of workers.",
+    "Keep there, while it runs, a token for any number of workers.",
+    Location(dir_okay=False),
 )
-@click.option(
+@option(
     "--answer-limit",
-    "answer_s",
-    type=Number(1, _MOST_S),
-    help="Seconds that an answer may take, its time in the queue included.  [default: as long as there is progress]",
+    "Seconds that an answer may take, its time in the queue included.  [default: as long as there is progress]",
+    Number(1, 1e9),
+    name="answer_s",
 )
-@click.option(
+@option(
     "--recovery-grace",
+    "Seconds that requests wait for lost machines to return, where the others are too few.",
+    Number(0, 1e9),
+    RECOVERY_GRACE_S,
     "recovery_grace_s",
-    type=Number(0, _MOST_S),
-    default=RECOVERY_GRACE_S,
-    show_default=True,
-    help="Seconds that requests wait for lost machines to return, where the others are too few.",
 )
-@click.option(
+@option(
     "--spare",
-    type=click.Choice(["auto", "off"]),
-    default="auto",
-    show_default=True,
-    help="What else workers fetch to their disks while nobody asks: what they need once another machine is lost.",
+    "What else workers fetch to their disks while nobody asks: what they need once another machine is lost.",
+    click.Choice(["auto", "off"]),
+    "auto",
 )
-@click.option(
+@option(
     "--journal",
+    "Record requests and answers under way in the state folder: the next master goes on with them.",
     is_flag=True,
-    help="Record requests and answers under way in the state folder: the next master goes on with them.",
 )
-@click.option(
+@option(
     "--announce",
+    "Let workers of the local network find this master (mDNS): its name, port and protocol are told.",
     is_flag=True,
-    help="Let workers of the local network find this master (mDNS): its name, port and protocol are told.",
 )
-@click.option("--drain", "drain_s", type=Number(0, 3600), default=10.0, show_default=True, help="Seconds.")
+@option("--drain", "Seconds.", Number(0, 3600), 10.0, "drain_s")
 @state_option
 @cache_option
 def master(model_name: str, **given: Any) -> None:
     """Serve MODEL with this machine and the workers that join it."""
     check_address_space(LEAST_TO_COMPUTE)
-    flags = MasterFlags(**given)
-    limits = flags.memory_limits
-    tls = flags.tls_cert, flags.tls_key, flags.tls_self_signed
-    check_server_tls(*tls)
+    limits = MemoryLimits(given["memory"])
+    flags = SimpleNamespace(
+        **given,
+        keys=ApiKeys(given["api_keys"], given["api_key_file"]),
+        keeping=keeping_of(given["window"], given["pin"], given["io"]),
+        node_threads=given["threads"] or default_threads(),
+        usable_bytes=limits.usable_bytes,
+        offer=MemoryOffer(limits.usable_bytes()),
+        descriptors=check_descriptors(),
+    )
+    if (flags.tls_cert is None) != (flags.tls_key is None):
+        raise UserError("--tls-cert and --tls-key go together: give both")
+    if flags.tls_self_signed and flags.tls_cert is not None:
+        raise UserError(
+            "--tls-self-signed makes a certificate of its own: leave --tls-cert and --tls-key out"
+        )
     check_bind(flags.http.host, flags.keys, flags.insecure, flags.origins)
     if flags.context is not None:
         chosen_kv_tokens(flags.context, flags.kv_tokens)  # before the model is prepared, which may take long
@@ -221,10 +227,10 @@ def master(model_name: str, **given: Any) -> None:
         only_master(folder),
         serving_until_stopped("workers that are left running join the next start") as scribe,
     ):
-        if shortfall := limits.shortfall(flags.usable_bytes):
+        if shortfall := limits.shortfall(flags.offer.offered_bytes):
             scribe.say(shortfall)
-        check_ports(flags)
-        certificate = server_certificate(*tls, folder)
+        check_ports(flags.listen, flags.http)
+        certificate = _certificate(flags, folder)
         keys = load_or_create_keys(folder)
         model = prepare(model_name, flags.precision, flags.compute, flags.cache, flags.kv)
         with (
@@ -252,9 +258,18 @@ def master(model_name: str, **given: Any) -> None:
                 _drain(running, api, flags.drain_s, scribe.say)
 
 
+def _certificate(flags: SimpleNamespace, folder: Path) -> Certificate | None:
+    """What the flags say; None without TLS. A self-signed one is kept in `folder`. Raises UserError."""
+    if flags.tls_cert is not None:
+        return read_certificate(flags.tls_cert, flags.tls_key)
+    if not flags.tls_self_signed:
+        return None
+    own = (*sorted(own_names()), outgoing_host() or "127.0.0.1")
+    return own_certificate(folder, dict.fromkeys(("localhost", "127.0.0.1", "::1", *own)))
+
+
 def _drain(running: Master, api: ApiServer, limit_s: float, say: Callable[[str], None]) -> None:
-    """Answer what was accepted, for a while."""
     running.drain()
-    if not running.idle:
+    if not running.requests.idle:
         say(f"finishing what is under way (up to {limit_s:.0f} s)")
     api.close(limit_s)

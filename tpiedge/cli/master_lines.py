@@ -14,11 +14,12 @@ import segno
 
 from tpiedge.cli.token import invitation, offered
 from tpiedge.host.addresses import Address, outgoing_host
-from tpiedge.host.usage import FreedMemory
+from tpiedge.host.process import FreedMemory
 from tpiedge.joining.pairing import Pending
 from tpiedge.joining.tokens import JoinToken
+from tpiedge.master.assignments import collective_names
 from tpiedge.master.master import Master
-from tpiedge.master.status import ClusterStatus, NodeStatus, collective_names
+from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.keys import CurveKeys
@@ -26,13 +27,6 @@ from tpiedge.units import counted
 from tpiedge.wire.fields import SpareKind
 
 _ANYWHERE: Final = ("0.0.0.0", "::")
-_THIS_COMPUTER: Final = ("127.0.0.1", "::1", "localhost")
-_QUIET_ZONE: Final = 2
-#: Light squares are drawn, so they must be the lighter ones whatever the terminal's own colours are.
-_WHITE_ON_BLACK: Final = "\x1b[97;40m"
-_USUAL: Final = "\x1b[0m"
-_WATCH_S = 0.1
-_CALL_S, _FORGIVEN_S = 5.0, 600.0
 _SPARE = {
     "drained": "is drained",
     "excluded": "is left out",
@@ -75,7 +69,7 @@ def page_lines(http: Address, url: str, columns: int) -> list[str]:
     """The address of the page; where other devices reach it as a QR code, too, if `columns` hold that, else how they
     would reach it. `url` as of `url_for_others`, without a secret."""
     page = f"{url_for_others(http, url)}/"
-    if lan_address(http).host in _THIS_COMPUTER:
+    if lan_address(http).host in ("127.0.0.1", "::1", "localhost"):
         return [
             f"its page, for a browser of this computer:  {page}",
             f"phones and other computers reach it with:  --http 0.0.0.0:{http.port} --api-key-file FILE",
@@ -86,11 +80,12 @@ def page_lines(http: Address, url: str, columns: int) -> list[str]:
 def qr_lines(text: str, columns: int) -> list[str]:
     """A QR code of `text` in half blocks, two rows of squares to a line; none where it has more than `columns`."""
     code = segno.make_qr(text, error="l")
-    if code.symbol_size(border=_QUIET_ZONE)[0] > columns:
+    if code.symbol_size(border=2)[0] > columns:
         return []
     drawn = io.StringIO()
-    code.terminal(drawn, border=_QUIET_ZONE, compact=True)
-    return [f"{_WHITE_ON_BLACK}{line}{_USUAL}" for line in drawn.getvalue().splitlines()]
+    code.terminal(drawn, border=2, compact=True)
+    # Light squares are drawn: in white on black they are the lighter ones whatever the terminal's own colours are.
+    return [f"\x1b[97;40m{line}\x1b[0m" for line in drawn.getvalue().splitlines()]
 
 
 def terminal_columns() -> int:
@@ -115,26 +110,23 @@ def watch(
         show(running.status)
         callers(pending(), time.monotonic())
         freed.give_back(time.monotonic())
-        time.sleep(_WATCH_S)
+        time.sleep(0.1)
     raise running.failed
 
 
 class Callers:
-    """Turns workers that show a code into lines: one for each, but ever fewer the more they are, whoever calls."""
+    """Turns workers that show a code into lines: one for each, and one in ten seconds, whoever calls."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._known: frozenset[str] = frozenset()
-        self._due, self._pause_s = -math.inf, _CALL_S
+        self._due = -math.inf
 
     def __call__(self, pending: Sequence[Pending], now: float) -> None:
         self._known &= {one.name for one in pending}
         new = [one for one in pending if one.name not in self._known]
-        if now >= self._due + _FORGIVEN_S:
-            self._pause_s = _CALL_S
         if new and now >= self._due:
-            self._due = now + self._pause_s
-            self._pause_s *= 2
+            self._due = now + 10.0
             self._known |= {new[0].name}
             self._say(
                 f"{new[0].address} waits to join: type 'tpiedge nodes approve CODE' with the code on its screen "
@@ -143,8 +135,6 @@ class Callers:
 
 
 class Changes:
-    """Turns snapshots into lines."""
-
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._last = ""

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from tpiedge.cli.types import CompletedName
+from tpiedge.cli.options import CompletedName
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
 from tpiedge.local.launch import Devices
-from tpiedge.model.aliases import aliases
 from tpiedge.model.hub.cache import HubCache, cache_folder
+from tpiedge.model.presets import aliases
 from tpiedge.model.source import DEMO
 
 _HELP = "'demo', a name of `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
@@ -26,7 +26,6 @@ def _aliases(_context: click.Context) -> Iterable[str]:
 
 
 def _pulled(context: click.Context) -> Iterable[str]:
-    """The aliases and the names of what was pulled."""
     repos = {model.name.repo: str(model.name) for model in HubCache(_cache(context)).pulled()}
     return (*(alias for alias, known in aliases().items() if known.repo in repos), *repos.values())
 
@@ -90,7 +89,7 @@ def _names(path: str) -> Callable[[click.Context], Iterable[str]]:
 
 
 _RUNNING = _names("tpiedge.lab.testbed.state:names")
-TESTBED = CompletedName(_names("tpiedge.lab.testbed.reading:shipped_scenarios"), _RUNNING)
+TESTBED = CompletedName(_names("tpiedge.lab.testbed.description:shipped_scenarios"), _RUNNING)
 RUNNING_TESTBED = CompletedName(_RUNNING)
 
 testbed_option = click.option(

@@ -4,30 +4,135 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tpiedge.cli.listing import ListingGroup
-from tpiedge.cli.model_card import ModelCard
+from tpiedge.cli.listing import ListingGroup, json_option, print_table
 from tpiedge.cli.model_names import HUB_MODEL, MODEL
 from tpiedge.cli.options import cache_option
-from tpiedge.cli.table import json_option, print_table
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import packs_of, stored_packs
-from tpiedge.local.paths import packs_folder, shards_folder
-from tpiedge.model.aliases import aliases
+from tpiedge.kernels.panels import GROUP
+from tpiedge.local.catalogue import (
+    ModelKind,
+    find_model,
+    load_label,
+    packs_folder,
+    packs_of,
+    shards_folder,
+    stored_pack,
+    stored_packs,
+)
+from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file
-from tpiedge.model.hub.cache import HubCache, parse_hub_name
-from tpiedge.pack.store.space import write_limit
-from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.use import remove_packs
+from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.hub.cache import DEFAULT_REVISION, HubCache, parse_hub_name
+from tpiedge.model.presets import aliases
+from tpiedge.model.spec import config_of_pack, model_spec
+from tpiedge.pack.locks import remove_packs
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import BlobSpec, Precision
+from tpiedge.pack.storage import storage_of
+from tpiedge.pack.store import ShardStore, write_limit
 from tpiedge.progress import ByteProgress
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_age, format_bytes, parse_bytes
 
-_ID_DIGITS = 12
+
+def _card(name: str, cache: Path | None) -> dict[str, Any]:
+    """All that is known of a model, as plain JSON values; sizes in bytes. Its `path` is None where it is not on this
+    computer: then its shape comes from the alias. Raises UserError for a model that is neither here nor an alias."""
+    hub_name = parse_hub_name(name)
+    known = [one for one in aliases().values() if hub_name and one.repo == hub_name.repo]
+    alias = aliases().get(name) or next(iter(known), None)
+    try:
+        found = find_model(name, cache)
+    except UserError:
+        if alias is None:
+            raise
+        config, path, packs = alias.config, None, []
+    else:
+        path, packs = found.path, packs_of(name, cache)
+        if found.kind is ModelKind.CHECKPOINT:
+            config = ModelConfig.open(path)
+        else:
+            is_pack, hub_name, alias = found.kind is ModelKind.PACK, None, None
+            config = config_of_pack(Pack.open(path)) if is_pack else GgufModel.open(path).config
+            name = load_label(path).name if is_pack else name
+    spec = model_spec(config)
+    layers = {one: sum(_nbytes(layer, one) for layer in spec.layers) for one in Precision}
+    others = {
+        one: _nbytes(spec.embedding, storage_of(one, spec).embedding)
+        + _nbytes(spec.head, storage_of(one, spec).head)
+        for one in Precision
+    }
+    shape = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+    return {
+        "model": name,
+        "repo": hub_name.repo if hub_name else None,
+        "revision": hub_name.revision if hub_name else None,
+        "gated": alias.gated if alias else None,
+        "licence": alias.licence if alias else None,
+        "note": alias.note if alias else "",
+        "model_type": config.model_type,
+        **{field: getattr(config, field) for field in (*shape, "vocab_size")},
+        "context_tokens": config.max_position_embeddings,
+        "dtype": config.dtype,
+        "parameters": sum(map(_numbers, (*spec.layers, spec.embedding, spec.head))),
+        "nbytes": {one.value: layers[one] + others[one] for one in Precision},
+        "layer_bytes_per_node": {
+            one.value: {str(nodes): layers[one] // nodes for nodes in (1, 2, 4, 8)} for one in Precision
+        },
+        "path": str(path) if path else None,
+        "packs": [str(pack) for pack in packs],
+    }
+
+
+def _card_lines(card: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(label, value), what is unknown left out."""
+    revision = "" if card["revision"] in (None, DEFAULT_REVISION) else f"@{card['revision']}"
+    yield "model", f"{card['model']} ({card['repo']}{revision})" if card["repo"] else card["model"]
+    yield "where", card["path"] or f"not on this computer: tpiedge pull {card['model']}"
+    for path in card["packs"]:
+        found = stored_pack(Path(path))
+        size = "damaged" if found.nbytes is None else format_bytes(found.nbytes)
+        words = [f"{found.precision or '?'}, {size}, of {sanitised_line(found.source)}"]
+        yield "pack", ", ".join(words if path == card["path"] else [found.name, *words, path])
+    if card["licence"] is not None:
+        gate = ", gated: accept it on the model's page and set HF_TOKEN" if card["gated"] else ""
+        yield "licence", card["licence"] + gate
+    if card["note"]:
+        yield "note", card["note"]
+    yield "layers", "{num_layers}, {hidden_size} wide, FFN {intermediate_size}".format_map(card)
+    yield "heads", "{num_heads}, KV heads {num_kv_heads}, {head_dim} numbers each".format_map(card)
+    yield "vocabulary", str(card["vocab_size"])
+    yield "context", f"{card['context_tokens']} tokens"
+    count = card["parameters"]
+    yield "parameters", f"{count / 1e9:.2f} billion" if count >= 5e8 else f"{count / 1e6:.1f} million"
+    for precision, nbytes in card["nbytes"].items():
+        parts = [
+            f"{format_bytes(share)} on each of {nodes}"
+            for nodes, share in card["layer_bytes_per_node"][precision].items()
+            if nodes != "1"
+        ]
+        yield f"as {precision}", f"{format_bytes(nbytes)}; layers: {', '.join(parts)} nodes"
+
+
+def _numbers(blob: BlobSpec) -> int:
+    return sum(matrix.rows * matrix.cols for matrix in blob.matrices) + sum(
+        vector.length for vector in blob.vectors
+    )
+
+
+def _nbytes(blob: BlobSpec, precision: Precision) -> int:
+    """Bytes of the numbers and their scales, without what fills up rows and pages."""
+    vectors = sum(vector.length for vector in blob.vectors)
+    weights = _numbers(blob) - vectors
+    scales = weights // GROUP * 16 if precision.quantised else 0
+    return (weights * precision.bits + scales + vectors * precision.of_vectors.bits) // 8
 
 
 @click.command()
@@ -41,15 +146,9 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
     if as_json:
         record = {
             "models": [
-                {
-                    "model": str(model.name),
-                    "repo": model.name.repo,
-                    "revision": model.name.revision,
-                    "commit": model.commit,
-                    "path": str(model.folder),
-                    "nbytes": model.nbytes,
-                }
-                for model in pulled
+                {"model": str(one.name), "path": str(one.folder), "commit": one.commit, "nbytes": one.nbytes}
+                | dataclasses.asdict(one.name)
+                for one in pulled
             ],
             "packs": [dataclasses.asdict(pack) | {"path": str(pack.path)} for pack in packs],
         }
@@ -76,11 +175,11 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
 @cache_option
 def show(model_name: str, as_json: bool, cache: Path | None) -> None:
     """Say what is known of MODEL: shape, size, terms, where it lies."""
-    card = ModelCard.of(model_name, cache)
+    card = _card(model_name, cache)
     if as_json:
-        click.echo(json.dumps(card.record()))
+        click.echo(json.dumps(card))
         return
-    lines = card.lines()
+    lines = [*_card_lines(card)]
     width = max(len(label) for label, _ in lines)
     for label, value in lines:
         click.echo(f"{label.ljust(width)}  {value}")
@@ -116,9 +215,9 @@ def _confirmed() -> bool:
     """Asks the user. Raises UserError where standard input has ended."""
     try:
         return click.confirm("Sure?", err=True)
-    except click.Abort as aborted:  # by the end of the input, or by Ctrl-C
+    except click.Abort:  # by the end of the input, or by Ctrl-C
         click.echo(err=True)
-        if sys.stdin.isatty() or isinstance(aborted.__context__, KeyboardInterrupt):
+        if sys.stdin.isatty():
             raise
         raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
 
@@ -177,7 +276,7 @@ def shards_ls(as_json: bool, cache: Path | None) -> None:
         used = datetime.fromtimestamp(pack.used_at).strftime("%Y-%m-%d %H:%M")
         sizes = [format_bytes(pack.held_bytes), format_bytes(pack.full_bytes)]
         when = "in use" if pack.in_use else used
-        rows.append([pack.id[:_ID_DIGITS], str(pack.layers), pack.precision, *sizes, when])
+        rows.append([pack.id[:12], str(pack.layers), pack.precision, *sizes, when])
     if rows:
         print_table(["pack", "layers", "precision", "here", "of", "last used"], rows)
     of = "" if usage.limit_bytes is None else f" of {format_bytes(usage.limit_bytes)}"
@@ -190,7 +289,7 @@ def shards_ls(as_json: bool, cache: Path | None) -> None:
 def shards_rm(name: str, cache: Path | None) -> None:
     """Remove PACK (the beginning of its id) from this computer; a worker fetches it again when it needs it."""
     removed = ShardStore(shards_folder(cache)).remove(name)
-    click.echo(f"removed {removed[:_ID_DIGITS]}")
+    click.echo(f"removed {removed[:12]}")
 
 
 @shards.command("limit")

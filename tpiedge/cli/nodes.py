@@ -10,39 +10,41 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from tpiedge.cli.cluster_words import OTHER_FORM, named, title
-from tpiedge.cli.listing import ListingGroup
-from tpiedge.cli.options import on_either_side, state_option
-from tpiedge.cli.reach import MasterClient, admin_key, admin_of
-from tpiedge.cli.table import print_table
-from tpiedge.cli.types import Number
-from tpiedge.errors import PeerError, UserError
-from tpiedge.master.status import collective_names
-from tpiedge.progress import WaitProgress
+from tpiedge.cli.listing import ListingGroup, json_option, print_table
+from tpiedge.cli.options import Number, state_option
+from tpiedge.cli.reach import MasterClient, admin_of
+from tpiedge.cli.top import named, title, waiting_lines, well_formed
+from tpiedge.errors import PeerError
+from tpiedge.master.assignments import collective_names
+from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
 from tpiedge.units import counted, format_bytes, format_range, format_seconds
 
-_LOOK_S = 0.2
-#: Who has been lost for longer is not listed, unless all are.
-_GONE_S = 60.0
 _HEADER = (
     *("node", "rank", "state", "heads", "FFN tiles", "threads"),
     *("memory", "speed", "weights", "disk", "seen"),
 )
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
-
 
 def _own_options(command: Callable[..., None]) -> Callable[..., None]:
     """--json and --state of a subcommand, which may stand before it as well."""
 
-    @_json_option
+    @json_option
     @state_option
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
-        context = click.get_current_context()
-        both = {name: on_either_side(context, name, arguments[name]) for name in ("as_json", "state")}
-        command(**arguments | both)
+        own = click.get_current_context()
+        places = [one for one in (own, own.parent) if one is not None]
+        for name in ("as_json", "state"):
+            # What was typed counts before settings, on whichever side it stands.
+            typed = [
+                one.params[name]
+                for one in places
+                if one.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            ]
+            usual = next((one.params[name] for one in places if one.params[name]), arguments[name])
+            arguments[name] = typed[0] if typed else usual
+        command(**arguments)
 
     both_sides: Callable[..., None] = run
     return both_sides
@@ -55,15 +57,13 @@ def _own_options(command: Callable[..., None]) -> Callable[..., None]:
     is_flag=True,
     help="Also workers that have been away for a minute or more, and those that were revoked.",
 )
-@_json_option
+@json_option
 @state_option
 @click.pass_context
 def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | None) -> None:
     """Show who has which share of the model, and why; let workers in, drain them, try them again, shut them out."""
     if context.invoked_subcommand is None:
         _show(everybody, as_json, state)
-    elif context.get_parameter_source("everybody") is ParameterSource.COMMANDLINE:
-        raise UserError(f"--all is for the list of nodes: leave it out before '{context.invoked_subcommand}'")
 
 
 @nodes.command()
@@ -82,7 +82,8 @@ def key(as_json: bool, state: Path | None) -> None:
 
     Who has it may let machines in and shut them out. The next start of the master makes another one.
     """
-    found = admin_key(state)
+    with admin_of(state) as master:
+        found = str(master.key)
     _tell(as_json, {"key": found}, found)
 
 
@@ -147,28 +148,27 @@ def _tell(as_json: bool, record: Mapping[str, object], words: str) -> None:
 
 def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: float) -> Mapping[str, Any]:
     """The line of the worker `peer` once it has no part: drained, or away. Raises PeerError."""
-    deadline, progress = time.monotonic() + limit_s, WaitProgress()
+    deadline, progress = time.monotonic() + limit_s, LiveLine()
     try:
-        while True:
-            status: dict[str, Any] = master.get("/admin/nodes")
-            nodes: Sequence[Mapping[str, Any]] = status["nodes"]
-            node = next((node for node in nodes if node["name"] == peer), None)
-            if node is None or node["state"] not in ("draining", "drained", "lost"):
-                raise PeerError(
-                    f"{called} is not drained any more: it was started anew, or somebody undid it"
-                )
-            if node["state"] != "draining":
-                return node
-            waits = _waits_for(status)
-            if time.monotonic() >= deadline:
-                raise PeerError(
-                    f"{called} still has its part after {format_seconds(limit_s)} ({waits}); the next plan is without "
-                    "it: type the same again to wait on, or add --undo"
-                )
-            progress.tell(f"{called} has its part until the others are ready: {waits}")
-            time.sleep(_LOOK_S)
-    except (KeyError, TypeError):
-        raise UserError(OTHER_FORM) from None
+        with well_formed():
+            while True:
+                status: dict[str, Any] = master.get("/admin/nodes")
+                nodes: Sequence[Mapping[str, Any]] = status["nodes"]
+                node = next((node for node in nodes if node["name"] == peer), None)
+                if node is None or node["state"] not in ("draining", "drained", "lost"):
+                    raise PeerError(
+                        f"{called} is not drained any more: it was started anew, or somebody undid it"
+                    )
+                if node["state"] != "draining":
+                    return node
+                waits = _waits_for(status)
+                if time.monotonic() >= deadline:
+                    raise PeerError(
+                        f"{called} still has its part after {format_seconds(limit_s)} ({waits}); the next plan is "
+                        "without it: type the same again to wait on, or add --undo"
+                    )
+                progress.tell(f"{called} has its part until the others are ready: {waits}")
+                time.sleep(0.2)
     finally:
         progress.finish()
 
@@ -187,53 +187,46 @@ def _show(everybody: bool, as_json: bool, state: Path | None) -> None:
         status: dict[str, Any] = master.get("/admin/nodes") | master.get("/admin/nodes/pending")
         if everybody:
             status |= master.get("/admin/nodes/members")
-    try:
-        away = [] if everybody else [node["name"] for node in status["nodes"] if _is_gone(node)]
-        status["nodes"] = [node for node in status["nodes"] if node["name"] not in away]
-        click.echo(json.dumps(status)) if as_json else _print(status, len(away))
-    except (KeyError, TypeError, ValueError):
-        raise UserError(OTHER_FORM) from None
-
-
-def _is_gone(node: dict[str, Any]) -> bool:
-    return bool(node["state"] == "lost" and node["last_seen_s"] > _GONE_S)
+    with well_formed():
+        here = [
+            node
+            for node in status["nodes"]
+            if everybody or node["state"] != "lost" or node["last_seen_s"] <= 60.0
+        ]
+        away = len(status["nodes"]) - len(here)
+        status["nodes"] = here
+        click.echo(json.dumps(status)) if as_json else _print(status, away)
 
 
 def _print(status: dict[str, Any], away: int) -> None:
-    """`away`: workers that are left out."""
     rows = {node["name"]: _row(node) for node in status["nodes"]}
     for state, workers in (("away", "members"), ("revoked", "revoked")):
         for worker in status.get(workers, []):
-            rows.setdefault(worker["name"], _absent_row(worker, state))
+            absent = (title(worker), "-", state, "-", "-", "-", "?", "?", "-", "-", "-")
+            rows.setdefault(worker["name"], absent)
     print_table(_HEADER, list(rows.values()))
     if away:
         click.echo(f"{counted(away, 'worker')} away for more than a minute: tpiedge nodes --all")
     for node in status["nodes"]:
         if node["why"]:
             click.echo(f"{title(node)}: {sanitised(node['why'])}")
-    for node in status["nodes"]:
         if node["not_stocked"]:
             why = sanitised(node["not_stocked"])
             click.echo(f"{title(node)} lacks what it would need after another's loss: {why}")
-    because = {
-        name: f": {sanitised(status[name])}" if status[name] else "" for name in ("reason", "collective_why")
-    }
-    click.echo(("ready" if status["ready"] else "not ready") + because["reason"])
+    reason, why = (
+        f": {sanitised(status[name])}" if status[name] else "" for name in ("reason", "collective_why")
+    )
+    click.echo(f"{'ready' if status['ready'] else 'not ready'}{reason}")
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
-        click.echo(f"all-reduces: {ways}{because['collective_why']}")
+        click.echo(f"all-reduces: {ways}{why}")
     if status["ready"]:
         shows = sanitised(status["split_shows"])
-        same = "the same to the last bit, whoever computes them"
-        click.echo(
-            f"answers: their last bits may depend on who computes them, because of {shows}"
-            if shows
-            else f"answers: {same}"
-        )
+        other = f"their last bits may depend on who computes them, because of {shows}"
+        click.echo(f"answers: {other if shows else 'the same to the last bit, whoever computes them'}")
     click.echo(f"{status['running']} running, {status['queued']} queued")
-    for join in status["pending"]:
-        place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
-        click.echo(f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE")
+    for line in waiting_lines(status["pending"]):
+        click.echo(line)
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
@@ -241,8 +234,8 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         title(node),
         "-" if node["rank"] is None else str(node["rank"]),
         sanitised(node["state"]),
-        _units(node["attention"]),
-        _units(node["ffn"]),
+        format_range(*node["attention"]),
+        format_range(*node["ffn"]),
         str(node["threads"]),
         format_bytes(node["memory_bytes"]) if node["memory_bytes"] else "?",
         f"{format_bytes(node['speed'])}/s" if node["speed"] else "?",
@@ -250,13 +243,3 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         format_bytes(node["disk_bytes"]) if node["disk_bytes"] else "-",
         f"{format_seconds(node['last_seen_s'])} ago",
     )
-
-
-def _absent_row(worker: dict[str, Any], state: str) -> tuple[str, ...]:
-    """Of a worker that has not come since the master's start, or may not."""
-    return (title(worker), "-", state, "-", "-", "-", "?", "?", "-", "-", "-")
-
-
-def _units(interval: Sequence[int]) -> str:
-    start, stop = interval
-    return format_range(start, stop)

@@ -1,6 +1,11 @@
-"""Flags that several verbs share: where things are kept, what a node may use, how it computes and serves."""
+"""Flags that several verbs share, their types, and what a refused command line is told."""
 
-from collections.abc import Callable
+import math
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args
 
@@ -9,27 +14,21 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from platformdirs import user_cache_path, user_state_path
 
-from tpiedge.cli.types import Location
+from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import check_folder
-from tpiedge.pack.precision import Precision
-from tpiedge.units import format_bytes, parse_bytes
+from tpiedge.pack.specs import Precision
+from tpiedge.units import parse_bytes
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
+from tpiedge.wire.requests import Sampling
 from tpiedge.wire.weights import Keeping
 
-_MAX_BLOCKS = 10_000
-_MANY_DIGITS = 20
-_TOO_LARGE = 1 << 63
-_LEAST_MEMORY = 64_000_000
-#: A number without a unit below it may be one of MB.
-_MOST_MB = 1_000_000
-_MOST_DRAFTED = 15  # with the token before them they fill a small batch of the kernels
-_GUESSES = {"auto": SPECULATE_AUTO, "off": 0}
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_Value = TypeVar("_Value")
 Decorator: TypeAlias = Callable[[_Command], _Command]
+
+_TOKEN_IDS = 1 << 32
+_OF_MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def together(*options: Decorator[Any]) -> Decorator[Any]:
@@ -43,34 +42,76 @@ def together(*options: Decorator[Any]) -> Decorator[Any]:
     return add
 
 
-def _digits(value: object) -> str:
-    """A value as text. Of a settings file's number: one that is out of all ranges may be too long to write."""
-    return str(max(-1, min(value, _TOO_LARGE)) if isinstance(value, int) else value)
+def option(
+    flag: str,
+    says: str | None = None,
+    kind: Any = None,
+    default: Any = None,
+    name: str | None = None,
+    **more: Any,
+) -> Decorator[Any]:
+    """click's option, which shows its default if it has one; `name` is that of the parameter."""
+    if default is not None:
+        more |= {"default": default, "show_default": True}
+    return click.option(flag, *([] if name is None else [name]), type=kind, help=says, **more)
+
+
+class Location(click.Path):
+    """A path. An empty one is refused: it would mean the current folder."""
+
+    def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(exists, file_okay, dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty: give a path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number within a range; NaN is within none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not a number", param, ctx)
+        return found
+
+
+class CompletedName(click.types.StringParamType):
+    """The name or the path of something. A shell completes the names that `sources` give; where none begins so, a path.
+
+    A source that fails, as for a damaged cache, has no names.
+    """
+
+    def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
+        self.sources = sources
+
+    def shell_complete(
+        self, ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        found: list[str] = []
+        for source in self.sources:
+            with suppress(Exception):  # a traceback would spoil the line that is being typed
+                found += source(ctx)
+        names = [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
+        # The request for paths comes first: it makes bash forget what came before.
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
 
 
 class _Bytes(click.ParamType[int]):
     name = "SIZE"
 
+    def __init__(self, least: int = 0) -> None:
+        self._least = least
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return parse_bytes(_digits(value))
+            nbytes = parse_bytes(str(value))
         except UserError as error:
             self.fail(str(error), param, ctx)
-
-
-class _Memory(_Bytes):
-    """A machine's or a node's budget: what is too small for any node is a slip of the pen."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = _digits(value).strip()
-        nbytes: int = super().convert(text, param, ctx)
-        if text.isdecimal():
-            meant = format_bytes(nbytes).replace(" ", "") if nbytes >= _LEAST_MEMORY else f"{text}MB"
-            likely = nbytes >= _LEAST_MEMORY or 0 < nbytes < _MOST_MB
-            advice = f"did you mean {meant}?" if likely else "write it like 4GB"
-            self.fail(f"{text} has no unit: {advice}", param, ctx)
-        if nbytes < _LEAST_MEMORY:
-            self.fail(f"{text} is less than any node can work with: give 64MB or more", param, ctx)
+        if nbytes < self._least:
+            self.fail(f"{value} is less than any node can work with: give 64MB or more", param, ctx)
         return nbytes
 
 
@@ -82,39 +123,79 @@ class _Window(click.ParamType[tuple[int, int]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        text = _digits(value)
+        text = str(value)
         if not text.isdecimal():
             return 0, BYTES.convert(text, param, ctx)
-        blocks = int(text[:_MANY_DIGITS])
-        if not 1 <= blocks <= _MAX_BLOCKS:
-            found = text if len(text) <= _MANY_DIGITS else f"{text[:_MANY_DIGITS]}..."
-            wanted = f"1 to {_MAX_BLOCKS}, or a size like 500MB"
-            self.fail(f"{found} blocks are out of range: {wanted}", param, ctx)
-        return blocks, 0
+        if len(text) > 5 or not 1 <= int(text) <= 10_000:
+            wanted = "1 to 10000, or a size like 500MB"
+            self.fail(f"{text[:20]} blocks are out of range: {wanted}", param, ctx)
+        return int(text), 0
 
 
 class _Speculate(click.ParamType[int]):
-    """`Assign.speculate`."""
+    """`Assign.speculate`. With the token before them, 15 guesses fill a small batch of the kernels."""
 
     name = "auto|off|N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value)
-        if text in _GUESSES:
-            return _GUESSES[text]
-        if len(text) > 2 or not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= _MOST_DRAFTED:
-            wanted = f"'auto', 'off' or a number from 1 to {_MOST_DRAFTED}"
-            self.fail(f"{text[:20]!r} is none of {wanted}", param, ctx)
-        return int(text)
+        words = {"auto": SPECULATE_AUTO, "off": 0} | {str(number): number for number in range(1, 16)}
+        if text not in words:
+            self.fail(f"{text[:20]!r} is none of 'auto', 'off' or a number from 1 to 15", param, ctx)
+        return words[text]
 
-    def shell_complete(
-        self, _ctx: click.Context, _param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem[str]]:
-        return [CompletionItem(word) for word in _GUESSES if word.startswith(incomplete)]
+
+class _LogitBias(click.ParamType[tuple[int, float]]):
+    name = "ID:BIAS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value
+        token, _, bias = str(value).partition(":")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id and a bias, like 123:-5", param, ctx)
 
 
 BYTES = _Bytes()
-MEMORY = _Memory()
+MEMORY = _Bytes(64_000_000)
+
+
+def usage_words(error: click.ClickException) -> str:
+    """The line for `error`: a flag's range as numbers, the likeliest of misspelt flags alone, or where help is."""
+    alike = getattr(error, "possibilities", None)
+    if isinstance(error, click.NoSuchOption) and alike:
+        return f"{error.message} Did you mean {alike[0]!r}?"
+    words = error.format_message()
+    if alike or isinstance(error, click.BadParameter) or not isinstance(error, click.UsageError):
+        return value_words(words, error)
+    return (
+        f"{words.removesuffix('.')}: '{error.ctx.command_path} --help' shows what there is"
+        if error.ctx
+        else words
+    )
+
+
+def value_words(words: str, error: click.ClickException) -> str:
+    """What click says in `words` of a value that `error` refuses, which may be no number."""
+    found = re.search(r" is not a valid (integer|float)( range)?\.$", words)
+    if found is None:
+        return words
+    said = words[: found.start()] + (
+        " is not a whole number" if found[1] == "integer" else " is not a number"
+    )
+    kind = getattr(getattr(error, "param", None), "type", None)
+    if not isinstance(kind, click.IntRange | click.FloatRange):
+        return said
+    return f"{said}: give one from {kind.min}{'' if kind.max is None else f' to {kind.max}'}"
+
+
+def is_default(name: str) -> bool:
+    """Whether neither the command line nor settings say anything of this parameter of the running command."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
 
 
 def _folder_option(
@@ -145,51 +226,61 @@ state_option = _folder_option(
     "Folder for keys, members and tokens.  [default: the user's state folder]",
 )
 
+
 arithmetic_options = together(
-    click.option(
+    option(
         "--precision",
-        type=click.Choice([one.value for one in Precision]),
-        help="Storage; q8 and q4 are quantised, 8 and 4 bits a weight.  [default: the checkpoint's]",
+        "Storage; q8 and q4 are quantised, 8 and 4 bits a weight.  [default: the checkpoint's]",
+        click.Choice([one.value for one in Precision]),
     ),
-    click.option(
-        "--compute",
-        type=click.Choice(get_args(Compute)),
-        help="Arithmetic.  [default: int8 for q8 and q4, else f32]",
+    option(
+        "--compute", "Arithmetic.  [default: int8 for q8 and q4, else f32]", click.Choice(get_args(Compute))
     ),
 )
 """See prepare.choose_arithmetics."""
-
-kv_option = click.option(
+kv_option = option(
     "--kv-precision",
-    "kv",
-    type=click.Choice(get_args(KVPrecision)),
-    help="How keys and values are kept; q8 and q4 are quantised.  [default: f32 for f32 arithmetic, else bf16]",
+    "How keys and values are kept; q8 and q4 are quantised.  [default: f32 for f32 arithmetic, else bf16]",
+    click.Choice(get_args(KVPrecision)),
+    name="kv",
 )
-own_memory_option = click.option(
+own_memory_option = option(
     "--memory",
-    type=MEMORY,
-    help="Of this machine's memory; weights that do not fit stream from disk.  [default: most of what is free]",
+    "Of this machine's memory; weights that do not fit stream from disk.  [default: most of what is free]",
+    MEMORY,
 )
 keeping_options = together(
-    click.option(
+    option(
         "--window",
-        type=_Window(),
-        help="Memory that weights stream through: 4 (blocks) or 500MB.  [default: two blocks]",
+        "Memory that weights stream through: 4 (blocks) or 500MB.  [default: two blocks]",
+        _Window(),
     ),
-    click.option(
+    option(
         "--pin",
-        type=click.Choice(["none", "auto", "all"]),
-        default="auto",
-        show_default=True,
-        help="Weights that stay in memory: none, as many as fit, or all (refused where they do not fit).",
+        "Weights that stay in memory: none, as many as fit, or all (refused where they do not fit).",
+        click.Choice(["none", "auto", "all"]),
+        "auto",
     ),
-    click.option(
-        "--io",
-        type=click.Choice(["direct", "buffered"]),
-        default="direct",
-        show_default=True,
-        help="Read past the page cache or through it.",
-    ),
+    option("--io", "Read past the page cache or through it.", click.Choice(["direct", "buffered"]), "direct"),
+)
+collective_option = option(
+    "--collective",
+    "How nodes add up their parts; auto: what is fastest over the measured links.",
+    click.Choice(get_args(CollectiveChoice)),
+    "auto",
+)
+wire_option = option(
+    "--wire",
+    "How parts travel between nodes; all but f32 are rounded.",
+    click.Choice(get_args(WirePrecision)),
+    "f32",
+)
+speculate_option = option(
+    "--speculate",
+    "Tokens that a step guesses from the text so far and checks at once; no answer changes.",
+    _Speculate(),
+    "auto",
+    metavar=f"[{_Speculate.name}]",
 )
 
 
@@ -199,44 +290,76 @@ def keeping_of(window: tuple[int, int] | None, pin: Pin, io: str) -> Keeping:
     return Keeping(pin, blocks, nbytes, io == "direct")
 
 
-collective_option = click.option(
-    "--collective",
-    type=click.Choice(get_args(CollectiveChoice)),
-    default="auto",
-    show_default=True,
-    help="How nodes add up their parts; auto: what is fastest over the measured links.",
+def _sampling(name: str, kind: type, says: str | None = None) -> Decorator[Any]:
+    default = getattr(Sampling(), name)
+    shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else True
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, type=kind, default=default, show_default=shown, help=says)
+
+
+sampling_options = together(
+    _sampling("temperature", float, "0 is greedy."),
+    _sampling("top_k", int, "Keep the K likeliest tokens; 0 keeps all."),
+    _sampling("top_p", float, "Keep the likeliest mass P."),
+    _sampling("min_p", float, "Drop tokens below P x the likeliest."),
+    _sampling("repetition_penalty", float),
+    _sampling("presence_penalty", float),
+    _sampling("frequency_penalty", float),
+    click.option(
+        "--logit-bias", type=_LogitBias(), multiple=True, help="Add BIAS to a token's logit; repeatable."
+    ),
+    click.option("--seed", type=int, help="For the same answer again.  [default: another every time]"),
+    _sampling("logprobs", int, "Report the K likeliest tokens (--json)."),
 )
-wire_option = click.option(
-    "--wire",
-    type=click.Choice(get_args(WirePrecision)),
-    default="f32",
-    show_default=True,
-    help="How parts travel between nodes; all but f32 are rounded.",
-)
-speculate_option = click.option(
-    "--speculate",
-    type=_Speculate(),
-    metavar=f"[{_Speculate.name}]",
-    default="auto",
-    show_default=True,
-    help="Tokens that a step guesses from the text so far and checks at once; no answer changes.",
-)
 
 
-def is_default(name: str) -> bool:
-    """Whether neither the command line nor settings say anything of this parameter of the running command."""
-    return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
+def new_seed() -> int:
+    """A seed that nobody gave: short enough to be typed again."""
+    return secrets.randbits(32)
 
 
-def on_either_side(context: click.Context, name: str, value: _Value) -> _Value:
-    """`value` of a subcommand's option that its group has too, and that may stand before the subcommand as well.
+def sampling_of(flags: dict[str, Any]) -> Sampling:
+    """Take the sampling flags out of `flags`. Raises UserError that names the flag.
 
-    The command line counts before settings, and what is said of the subcommand before what is said of its group.
+    That --logit-bias stays within the vocabulary is still to be checked, once the model is known.
     """
-    group, own = context.parent, context.get_parameter_source(name)
-    if group is None or own is ParameterSource.COMMANDLINE:
-        return value
-    if group.get_parameter_source(name) is ParameterSource.COMMANDLINE or own is ParameterSource.DEFAULT:
-        of_group: _Value = group.params[name]
-        return of_group
-    return value
+    values = {field.name: flags.pop(field.name) for field in fields(Sampling)}
+    if values["seed"] is None:
+        values["seed"] = new_seed()
+    sampling = Sampling(**values)
+    check_sampling(sampling, _TOKEN_IDS)
+    return sampling
+
+
+def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
+    """What neither the command line nor settings say of the running command's sampling is as usual for the model."""
+    return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
+
+
+@dataclass(frozen=True)
+class Ending:
+    """When an answer ends: after so many tokens (None: as usual), before any of these strings, at an end token.
+
+    Checked when made.
+    """
+
+    max_tokens: int | None
+    strings: tuple[str, ...]
+    ignore_eos: bool
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and not 1 <= self.max_tokens < _TOKEN_IDS:
+            raise UserError(f"--max-tokens {self.max_tokens} is out of range: 1 to {_TOKEN_IDS - 1}")
+        if "" in self.strings:
+            raise UserError("--stop is empty: leave it out, or give some text")
+
+
+def token_ids(text: str) -> tuple[int, ...]:
+    """'1,2,3' -> (1, 2, 3). Raises UserError."""
+    try:
+        ids = tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise UserError(f"--prompt-ids {text[:60]!r} is not a list of token ids like 1,2,3") from None
+    if any(not 0 <= token < _TOKEN_IDS for token in ids):
+        raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
+    return ids

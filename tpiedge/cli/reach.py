@@ -1,4 +1,5 @@
-"""Talking to a running master over HTTP: requests, streamed answers, and what to tell the user where none answers.
+"""Talking to a running master over HTTP: requests, streamed answers, whose certificate is its own, and what to tell the
+user where none answers.
 
 A master that records its answers (`tpiedge master --journal`) names the request in the head of a stream and numbers the
 events. Then a connection that breaks is made anew, for RECOVERY_GRACE_S at most, and the events go on after the last
@@ -7,6 +8,7 @@ master's answer a break is the end, for both.
 """
 
 import contextlib
+import hmac
 import json
 import re
 import ssl
@@ -17,25 +19,20 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tpiedge.cli.tls import by_fingerprint, refusal_of
+from tpiedge.cli.options import Location, option
 from tpiedge.errors import ContextFull, PeerError, ResourceError, TpiedgeError, UserError
-from tpiedge.host.private_file import read_private
-from tpiedge.local.paths import master_state
+from tpiedge.host.certificate import fingerprint_of
+from tpiedge.host.private_file import master_state, read_private
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.sanitise import sanitised
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
-_TIMEOUT = httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0)
 _RETRY_S = 0.5
-#: Whoever stops an answer does not wait for long.
-_DELETE_S = 2.0
 #: Names of the last events of Anthropic's streams and of Responses, which have no [DONE].
 _LAST_EVENTS = ("message_stop", "response.completed", "response.incomplete", "response.failed")
-_MAX_ERROR = 65_536
-_NUMBER = re.compile(r"[0-9]{1,18}")
 #: As `api/transcript.py` says it.
 _READING = re.compile(r"reading [0-9]+ of [0-9]+ tokens(, [0-9]+ s left)?")
-_SOON = (b'"shutting_down"', b'"too_many_connections"')
+_Tell = Callable[[str], None]
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
 
 
@@ -45,35 +42,23 @@ class HttpRefusal(Exception):
     def __init__(self, status: int, data: bytes) -> None:
         super().__init__(f"HTTP status {status}")
         self.status = status
-        self.data = data[:_MAX_ERROR]
-
-    @property
-    def passing(self) -> bool:
-        """Whether it may be gone a moment later."""
-        return self.status == httpx.codes.TOO_MANY_REQUESTS or httpx.codes.is_server_error(self.status)
+        self.data = data[:65_536]
 
     @property
     def starting(self) -> bool:
         """Whether the master ends, or has too many guests: another one, or it itself, will answer. What else it says of
         an answer is the end of that."""
-        soon = self.status == httpx.codes.SERVICE_UNAVAILABLE and any(code in self.data for code in _SOON)
-        return soon or self.status == httpx.codes.TOO_MANY_REQUESTS
+        soon = b'"shutting_down"' in self.data or b'"too_many_connections"' in self.data
+        return self.status == 429 or (self.status == 503 and soon)
 
 
 class AnswerStream:
-    """One answer, which is asked for with `body` at `path`.
-
-    `note` gets what is to be said beside it: why it pauses, again and again while it does, that the connection broke,
-    and that there is one again. `progress` gets how far the prompt is read, again and again.
-    """
+    """One answer, which is asked for with `body` at `path`. `note` gets what is to be said beside it: why it pauses,
+    again and again while it does, that the connection broke, and that there is one again. `progress` gets how far the
+    prompt is read, again and again."""
 
     def __init__(
-        self,
-        http: httpx.Client,
-        path: str,
-        body: Mapping[str, object],
-        note: Callable[[str], None],
-        progress: Callable[[str], None],
+        self, http: httpx.Client, path: str, body: Mapping[str, object], note: _Tell, progress: _Tell
     ) -> None:
         self._http = http
         self._path = path
@@ -108,12 +93,11 @@ class AnswerStream:
             if self._request and not isinstance(error, Exception):
                 # The reader stopped: closed the generator, pressed Ctrl-C. The master would wait for it to come back.
                 with contextlib.suppress(httpx.HTTPError):
-                    self._http.delete(f"{self._path}/{self._request}", timeout=_DELETE_S)
+                    self._http.delete(f"{self._path}/{self._request}", timeout=2.0)
             raise
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[httpx.Response]:
-        """The answer, or the rest of it."""
         if self.begun:
             headers = {"Last-Event-ID": str(self._last)}
             stream = self._http.stream("GET", f"{self._path}/{self._request}", headers=headers)
@@ -150,7 +134,7 @@ class AnswerStream:
             elif kind == "" and value not in ("", "ping"):
                 self._note(f"the answer pauses: {sanitised(value)}")
             elif kind == "id":
-                if not _NUMBER.fullmatch(value):
+                if not (value.isascii() and value.isdecimal() and len(value) < 19):
                     raise PeerError("the master sent an event without a number")
                 number = int(value)
             elif kind == "event":
@@ -179,6 +163,7 @@ class MasterClient:
             )
         self._url = url
         self._own = own
+        self.key = key
         try:
             if key is not None and not key.isprintable():
                 raise ValueError("a header is one line")
@@ -186,7 +171,7 @@ class MasterClient:
             self._http = httpx.Client(
                 base_url=url,
                 headers={"Authorization": f"Bearer {key}"} if key else {},
-                timeout=_TIMEOUT,
+                timeout=httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0),
                 trust_env=False,
                 verify=trust or True,
             )
@@ -207,11 +192,7 @@ class MasterClient:
 
     @contextlib.contextmanager
     def stream(
-        self,
-        path: str,
-        body: Mapping[str, object],
-        note: Callable[[str], None],
-        progress: Callable[[str], None],
+        self, path: str, body: Mapping[str, object], note: _Tell, progress: _Tell
     ) -> Iterator[Iterator[str]]:
         """The events of an answer, without the last one ([DONE]), for as long as the block lasts. `note` and
         `progress` as of AnswerStream."""
@@ -238,28 +219,22 @@ class MasterClient:
         except HttpRefusal as refusal:
             raise self._error_of(refusal) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise refusal_of(error, self._url) or UserError(
+            raise _tls_refusal(error, self._url) or UserError(
                 f"no master answers at {self._url}: start one with 'tpiedge master MODEL', or give its --url"
             ) from None
         except httpx.TimeoutException:
             raise PeerError(f"the master at {self._url} has been silent for a minute") from None
-        except (httpx.RemoteProtocolError, httpx.NetworkError) as error:
+        except (httpx.RemoteProtocolError, httpx.NetworkError):
             if answer is not None and answer.begun:
                 raise PeerError(
                     f"the master at {self._url} ended in the middle of the answer: ask again, once it runs; answers "
                     "outlive a master that was started with --journal"
                 ) from None
-            if isinstance(error, httpx.RemoteProtocolError):
-                raise PeerError(f"the master at {self._url} ended the connection early{advice}") from None
-            raise PeerError(
-                f"the connection to {self._url} broke: if the master has not ended, is that the address which it "
-                f"prints as 'serving … at'?{advice}"
-            ) from None
+            raise PeerError(f"the master at {self._url} ended the connection early{advice}") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UserError(f"cannot talk to {self._url}: {sanitised(str(error))[:200]}") from None
 
     def _error_of(self, refusal: HttpRefusal) -> TpiedgeError:
-        """OpenAI's error as ours."""
         if refusal.status == httpx.codes.UNAUTHORIZED:
             wants = "does not know this key" if "Authorization" in self._http.headers else "wants a key"
             return UserError(f"the master {wants}: give --api-key, or set TPIEDGE_API_KEY")
@@ -273,7 +248,7 @@ class MasterClient:
             return ContextFull(text)
         if self._own and code in ("resource_error", "out_of_memory"):
             return ResourceError(text)
-        return PeerError(text) if refusal.passing else UserError(text)
+        return PeerError(text) if refusal.status == 429 or refusal.status >= 500 else UserError(text)
 
 
 def master_at(
@@ -290,22 +265,13 @@ def master_at(
 
 def admin_of(state: Path | None) -> MasterClient:
     """The administration of this computer's master. Raises UserError where none runs."""
-    url, secret, certificate = _admin(state)
-    return MasterClient(url, secret, certificate, own=True)
-
-
-def admin_key(state: Path | None) -> str:
-    """The administrator's key of this computer's master. Raises UserError where none runs."""
-    return _admin(state)[1]
-
-
-def _admin(state: Path | None) -> tuple[str, str, ssl.SSLContext | None]:
     admin = _read_admin(state)
     if admin is None:
         raise UserError(
             "no master runs on this computer (for this user): start one with 'tpiedge master MODEL'"
         )
-    return admin
+    url, secret, certificate = admin
+    return MasterClient(url, secret, certificate, own=True)
 
 
 def _read_admin(state: Path | None) -> tuple[str, str, ssl.SSLContext | None] | None:
@@ -317,8 +283,78 @@ def _read_admin(state: Path | None) -> tuple[str, str, ssl.SSLContext | None] | 
     match values:
         case {"url": str(url), "secret": str(secret)} if _is_url(url):
             fingerprint = values.get("tls_sha256")
-            return url, secret, by_fingerprint(fingerprint) if isinstance(fingerprint, str) else None
+            return url, secret, _by_fingerprint(fingerprint) if isinstance(fingerprint, str) else None
     raise UserError(f"{path} is damaged: restart the master")
+
+
+class _Pinned(ssl.SSLContext):
+    """Trusts one certificate, whatever names are in it."""
+
+    fingerprint: str
+
+
+class _PinnedSocket(ssl.SSLSocket):
+    """Ends a handshake with another certificate than the one: before a byte of the request is sent."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        super().do_handshake(block)
+        found = fingerprint_of(self.getpeercert(True) or b"")
+        if isinstance(self.context, _Pinned) and not hmac.compare_digest(found, self.context.fingerprint):
+            raise ssl.SSLCertVerificationError(1, f"its SHA-256 fingerprint is {found}")
+
+
+def _by_fingerprint(text: str) -> ssl.SSLContext:
+    """`text`: SHA-256 in hex, with colons or without. Raises UserError."""
+    fingerprint = text.strip().replace(":", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", fingerprint):
+        raise UserError(
+            "the fingerprint is not a SHA-256, which has 64 hex digits: the master prints it at its start"
+        )
+    context = _Pinned(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the fingerprint is looked at instead, and says more
+    context.fingerprint = fingerprint
+    context.sslsocket_class = _PinnedSocket
+    return context
+
+
+def trust_of(ca: Path | None, fingerprint: str | None) -> ssl.SSLContext | None:
+    """What --tls-ca and --tls-fingerprint say; None where they say nothing. Raises UserError."""
+    if ca is not None and fingerprint is not None:
+        raise UserError("--tls-ca and --tls-fingerprint say whom to trust in two ways: give one")
+    if fingerprint is not None:
+        return _by_fingerprint(fingerprint)
+    try:
+        return None if ca is None else ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error.strerror
+        raise UserError(f"cannot take certificates from {ca} ({reason}): is it in PEM?") from None
+
+
+def _tls_refusal(error: BaseException, url: str) -> UserError | None:
+    """What to tell the user where `error` came of TLS; None where it did not."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = getattr(cause, "verify_message", cause.strerror)
+            return UserError(
+                f"the certificate of {url} is not trusted ({why}): give --tls-fingerprint with what the master prints "
+                "at its start, or its CA's certificate with --tls-ca"
+            )
+        if isinstance(cause, ssl.SSLError):
+            return UserError(f"no TLS with {url} ({cause.reason or cause.strerror}): does it want http:// ?")
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+tls_ca_option = option(
+    "--tls-ca",
+    "PEM file with the certificate of the master's CA.  [default: the CAs of this computer]",
+    Location(dir_okay=False),
+)
+tls_fingerprint_option = option(
+    "--tls-fingerprint", "SHA-256 of the master's certificate, as it prints it at its start."
+)
 
 
 def _is_url(text: str) -> bool:

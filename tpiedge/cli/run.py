@@ -1,17 +1,20 @@
 """`tpiedge run` and `tpiedge demo`: a whole local cluster for one prompt, or for a chat."""
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tpiedge.cli.conversation import ANSWER_TOKENS, messages_of
+from tpiedge.cli.listing import json_option, print_table
 from tpiedge.cli.local_chat import Prompt, chat, once, positions
 from tpiedge.cli.model_names import emulated, model_option, testbed_option
 from tpiedge.cli.options import (
     MEMORY,
+    Ending,
+    Location,
     arithmetic_options,
     cache_option,
     collective_option,
@@ -19,15 +22,17 @@ from tpiedge.cli.options import (
     keeping_of,
     keeping_options,
     kv_option,
+    option,
+    sampling_of,
+    sampling_options,
     speculate_option,
+    token_ids,
     wire_option,
+    with_usual,
 )
-from tpiedge.cli.sampling_options import Ending, sampling_of, sampling_options, token_ids, with_usual
-from tpiedge.cli.table import print_table
-from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import TpiedgeError, UserError
-from tpiedge.local.answer import collect
+from tpiedge.local.cluster import collect
 from tpiedge.local.launch import Layout, launch, plan_cluster, roomy_context
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.model.source import DEMO
@@ -37,7 +42,6 @@ from tpiedge.wire.fields import Compute
 from tpiedge.wire.requests import GenerationRequest
 
 _CONTINUED_TOKENS = 128
-_DEMO_SHARES = ("3", "2", "1")
 
 
 @click.command()
@@ -48,44 +52,40 @@ _DEMO_SHARES = ("3", "2", "1")
 @testbed_option
 @collective_option
 @wire_option
-@click.option("--shares", help="Relative weights, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
-@click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]")
+@option("--shares", "Relative weights, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
+@option("--threads", "Threads per node.  [default: the cores divided by the nodes]", int)
 @arithmetic_options
 @kv_option
-@click.option("--memory", type=MEMORY, help="Limit per node; weights that do not fit stream from disk.")
+@option("--memory", "Limit per node; weights that do not fit stream from disk.", MEMORY)
 @keeping_options
-@click.option(
+@option(
     "--context",
-    type=int,
-    help="Positions of the KV cache.  [default: as needed; in a chat the model's own, where memory allows]",
+    "Positions of the KV cache.  [default: as needed; in a chat the model's own, where memory allows]",
+    int,
 )
 @speculate_option
-@click.option(
+@option(
     "--prompt",
-    help="One message to the model, or, where it has no chat template, text to continue. Without it, a chat begins.",
+    "One message to the model, or, where it has no chat template, text to continue. Without it, a chat begins.",
 )
-@click.option(
-    "--raw", is_flag=True, help="--prompt is text to continue, also for a model with a chat template."
-)
-@click.option("--system", help="What the model is told first, in a chat.")
-@click.option("--prompt-ids", help="Token ids to continue: 1,2,3.")
-@click.option(
+@option("--raw", "--prompt is text to continue, also for a model with a chat template.", is_flag=True)
+@option("--system", "What the model is told first, in a chat.")
+@option("--prompt-ids", "Token ids to continue: 1,2,3.")
+@option(
     "--max-tokens",
-    type=int,
-    help=f"Of an answer.  [default: {_CONTINUED_TOKENS} of continued text, {ANSWER_TOKENS} of a chat]",
+    f"Of an answer.  [default: {_CONTINUED_TOKENS} of continued text, {ANSWER_TOKENS} of a chat]",
+    int,
 )
-@click.option("--stop", multiple=True, help="End before this text; repeatable.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
-@click.option("--prompt-logprobs", is_flag=True, help="Report the prompt's own log probabilities (--json).")
-@click.option(
+@option("--stop", "End before this text; repeatable.", multiple=True)
+@option("--ignore-eos", "Go on after the end-of-text token.", is_flag=True)
+@option("--prompt-logprobs", "Report the prompt's own log probabilities (--json).", is_flag=True)
+@option(
     "--trace",
-    type=Location(dir_okay=False),
+    "Write what every node did when, for 'tpiedge trace' and ui.perfetto.dev.",
+    Location(dir_okay=False),
     metavar="FILE",
-    help="Write what every node did when, for 'tpiedge trace' and ui.perfetto.dev.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
-)
+@json_option
 @sampling_options
 @cache_option
 def run(
@@ -134,22 +134,19 @@ def run(
             chat(model, layout, flags["context"], ending, usual, system, traces)
             return
         is_message = ids is None and bool(prompt) and not flags["raw"] and model.has_template
-        if ids is None:
-            ids = _prompt_ids(model, prompt or "", system, is_message)
+        if ids is None and is_message:
+            ids = model.message_ids(messages_of(system, prompt or ""))
+        elif ids is None:
+            if prompt and system is not None:
+                raise UserError(
+                    f"--system goes before a message, for which {model.name} has no chat template"
+                )
+            ids = tuple(model.tokenizer.encode(prompt or ""))
         tokens = ending.max_tokens or _CONTINUED_TOKENS
         if is_message and ending.max_tokens is None:
             tokens = _room(model, layout, len(ids))
         wanted = Prompt(ids, tokens, ending, sampling, flags["prompt_logprobs"], is_message)
         once(model, layout, flags["context"], wanted, as_json, traces)
-
-
-def _prompt_ids(model: PreparedModel, prompt: str, system: str | None, is_message: bool) -> tuple[int, ...]:
-    """The tokens of a message, or of text to be continued. Raises UserError."""
-    if is_message:
-        return model.message_ids(messages_of(system, prompt))
-    if prompt and system is not None:
-        raise UserError(f"--system goes before a message, for which {model.name} has no chat template")
-    return tuple(model.tokenizer.encode(prompt))
 
 
 def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
@@ -159,7 +156,7 @@ def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
     return max(1, roomy_context(model, layout, usual, least) - prompt_tokens)
 
 
-@contextmanager
+@contextlib.contextmanager
 def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
     """Where each node is to write its part, by rank; nowhere without a `path`. The parts become the file at the end
     of the block, also where it ends with an error.
@@ -174,21 +171,18 @@ def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
         try:
             yield tuple(collection.part(rank) for rank in range(nodes))
         except BaseException:
-            try:
-                joined = collection.join(nodes)
-                if joined.events:
-                    _tell(path, joined)
-            except TpiedgeError as error:
-                click.echo(f"trace: {error}", err=True)
+            with contextlib.suppress(TpiedgeError):
+                _tell(path, collection.join(nodes))
             raise
         _tell(path, collection.join(nodes))
 
 
 def _tell(path: Path, joined: Joined) -> None:
-    written = f"{counted(joined.events, 'event')} in {path}" if joined.events else "nothing was recorded"
-    lost = f"; {counted(joined.dropped, 'later one')} had no room" if joined.dropped else ""
-    absent = "".join(f"; node {rank} left none" for rank in joined.missing)
-    click.echo(f"trace: {written}{lost}{absent}", err=True)
+    words = f"{counted(joined.events, 'event')} in {path}" if joined.events else "nothing was recorded"
+    if joined.dropped:
+        words += f"; {counted(joined.dropped, 'later one')} had no room"
+    words += "".join(f"; node {rank} left none" for rank in joined.missing)
+    click.echo(f"trace: {words}", err=True)
 
 
 @click.command()
@@ -207,9 +201,9 @@ def demo(
 ) -> None:
     """Watch three nodes of unequal shares answer together with the bundled model."""
     testbed = emulated(testbed_name, None)
-    nodes = len(_DEMO_SHARES) if testbed is None else min(len(_DEMO_SHARES), len(testbed))
+    nodes = 3 if testbed is None else min(3, len(testbed))
     model = prepare(DEMO, precision, compute, cache)
-    layout = Layout(nodes, ",".join(_DEMO_SHARES[:nodes]), 1, None, testbed=testbed)
+    layout = Layout(nodes, "3,2,1"[: 2 * nodes - 1], 1, None, testbed=testbed)
     prompt_ids = tuple(model.tokenizer.encode(prompt))
     capacity = positions(model, None, prompt_ids, max_tokens)
     plan = plan_cluster(model, layout, capacity)
@@ -227,10 +221,8 @@ def demo(
         [
             str(node.rank),
             f"{counted(len(share.attention), 'head')}, {counted(len(share.ffn), 'FFN tile')}",
-            format_bytes(node.peak_rss_bytes),
-            format_bytes(node.bytes_sent),
-            format_seconds(node.compute_s),
-            format_seconds(node.reduce_wait_s),
+            *(format_bytes(count) for count in (node.peak_rss_bytes, node.bytes_sent)),
+            *(format_seconds(seconds) for seconds in (node.compute_s, node.reduce_wait_s)),
         ]
         for share, node in zip(plan.shares, stats, strict=True)
     ]

@@ -12,24 +12,22 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tpiedge.cli.interrupts import Terminated, interrupt_says
+from tpiedge.cli.entry import Terminated, interrupt_says
 from tpiedge.units import counted
 
 _MOST_WAITING: Final = 1000
-_FINISH_S: Final = 1.0
-_STANDARD_ERROR: Final = 2
 
 
 def _write(text: str) -> None:
     """Not by `sys.stderr`, whose lock a thread that waits would hold at the end of the process."""
     data = text.encode("utf-8", "backslashreplace")
     while data:
-        data = data[os.write(_STANDARD_ERROR, data) :]
+        data = data[os.write(2, data) :]
 
 
 class Scribe(logging.Handler):
-    """For any thread; nothing but `finish` waits. What more than _MOST_WAITING lines wait for is left out, and counted
-    where it is missing. A line that cannot be written (nobody reads, a full disk) is lost, and no other."""
+    """For any thread; nothing but `finish` waits. What more than _MOST_WAITING lines wait for is left out, and counted.
+    A line that cannot be written (nobody reads, a full disk) is lost, and no other."""
 
     def __init__(self, write: Callable[[str], None] = _write) -> None:
         super().__init__()
@@ -37,18 +35,15 @@ class Scribe(logging.Handler):
         # No Queue: a signal that raises in the main thread may leave its lock taken for ever.
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._left_out = 0
-        self._counting = threading.Lock()  # guards `_left_out`, and what is put where
         self._thread = threading.Thread(target=self._run, name="tpiedge-scribe", daemon=True)
         self._thread.start()
 
     def say(self, line: str) -> None:
         """Write a line soon."""
-        with self._counting:
-            if self._lines.qsize() >= _MOST_WAITING:
-                self._left_out += 1
-                return
-            self._say_what_is_missing()
+        if self._lines.qsize() < _MOST_WAITING:
             self._lines.put(line)
+        else:
+            self._left_out += 1
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -58,25 +53,18 @@ class Scribe(logging.Handler):
         else:
             self.say(line)
 
-    def finish(self, limit_s: float = _FINISH_S) -> None:
+    def finish(self, limit_s: float = 1.0) -> None:
         """Wait until what was said is written, or the time is up. Nothing may be said afterwards."""
-        with self._counting:
-            self._say_what_is_missing()
-            self._lines.put(None)
+        self._lines.put(None)
         self._thread.join(limit_s)
-
-    def _say_what_is_missing(self) -> None:
-        if self._left_out:
-            self._lines.put(f"({counted(self._left_out, 'line')} left out)")
-            self._left_out = 0
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
             with contextlib.suppress(OSError):
                 self._write(f"{line}\n")
-            with self._counting:
-                if self._lines.empty():
-                    self._say_what_is_missing()
+                if self._left_out and self._lines.empty():
+                    left_out, self._left_out = self._left_out, 0
+                    self._write(f"({counted(left_out, 'line')} left out)\n")
 
 
 @contextlib.contextmanager

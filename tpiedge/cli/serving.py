@@ -5,22 +5,23 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from tpiedge.api.service import Busy, EnrolledWorker, ModelInfo, PendingJoin, Unavailable
+from tpiedge.answers.generation import Busy, Unavailable
+from tpiedge.api.service import EnrolledWorker, ModelInfo, PendingJoin
 from tpiedge.errors import UserError
-from tpiedge.joining.entrance import Entrance
+from tpiedge.joining.front_door import Entrance
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.master import foresight
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast, PlaceNodes
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.master import Master, NotServing
-from tpiedge.master.pending_answer import PendingAnswer
-from tpiedge.master.request_lines import RequestLine
+from tpiedge.master.master import Master
+from tpiedge.master.pending_answer import PendingAnswer, RequestLine
+from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.supervision import Supervisor
 from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
@@ -92,13 +93,13 @@ class MasterService:
         return self._master.timeline
 
     def request_lines(self) -> tuple[RequestLine, ...]:
-        return self._master.request_lines
+        return self._master.requests.lines
 
     def events(self) -> tuple[ClusterEvent, ...]:
         return self._master.events
 
     def dismiss(self, request: str) -> bool:
-        return self._master.dismiss(request)
+        return self._master.requests.dismiss(request)
 
     def submit(self, request: GenerationRequest, client: str, *, attended: bool = True) -> PendingAnswer:
         if self._supervisor.failed:
@@ -112,7 +113,7 @@ class MasterService:
 
     def postpone(self, count: int, client: str) -> None:
         try:
-            self._master.postpone(count, client)
+            self._master.requests.postpone(count, client)
         except QueueFull as error:
             raise Busy(str(error)) from None
 
@@ -140,11 +141,9 @@ class MasterService:
             machines = self._master.usable().result(_ASKED_S)
         except TimeoutError:
             raise Unavailable("the master is busy: try again later") from None
-        if name:
-            return foresight.without(self._placement, machines, name)
         if not machines:
             raise UserError("there is no worker yet that another one could be like")
-        return foresight.with_another(self._placement, machines)
+        return foresight.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
         return self._master.drain_worker(self._entrance.called(name, self._hosts()))

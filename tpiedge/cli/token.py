@@ -11,25 +11,17 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.listing import ListingGroup
+from tpiedge.cli.listing import ListingGroup, print_table
 from tpiedge.cli.options import state_option
-from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
-from tpiedge.host.private_file import private_folder, read_private, replace_private
+from tpiedge.host.private_file import master_state, private_folder, read_private, replace_private
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.token_store import DAY_S, TokenStore
-from tpiedge.joining.tokens import JoinToken, Redemption, TokenRecord
-from tpiedge.local.paths import master_state
+from tpiedge.joining.tokens import JoinToken, TokenRecord
 from tpiedge.units import counted
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_STATES: dict[Redemption, str] = {"ok": "usable", "expired": "expired", "used": "used", "unknown": "unknown"}
 _NOTE = "offered.json"
-_OWNER_ONLY = 0o600
-_EXPIRES_S = 30 * DAY_S
-_POLL_S = 0.1
-_MAX_BYTES = 4096
 
 
 @click.group(cls=ListingGroup)
@@ -65,30 +57,25 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
 def ls(as_json: bool, state: Path | None) -> None:
     """Show the tokens there are (their secrets are nowhere kept)."""
     tokens = TokenStore(_master_folder(state)).list()
+    states = ["usable" if outcome == "ok" else outcome for _, outcome in tokens]
     if as_json:
         records = [
             {
-                "id": record.id,
-                "state": _STATES[outcome],
-                "uses_left": record.left,
-                "created": record.created,
-                "expires": record.expires,
+                "id": one.id,
+                "state": state,
+                "uses_left": one.left,
+                "created": one.created,
+                "expires": one.expires,
             }
-            for record, outcome in tokens
+            for (one, _), state in zip(tokens, states, strict=True)
         ]
         click.echo(json.dumps(records, indent=2))
-    else:
-        rows = [
-            (
-                record.id,
-                _STATES[outcome],
-                "any" if record.left is None else str(record.left),
-                _when(record.created),
-                _end(record),
-            )
-            for record, outcome in tokens
-        ]
-        print_table(("token", "state", "uses left", "created", "expires"), rows)
+        return
+    rows = [
+        (one.id, state, "any" if one.left is None else str(one.left), _when(one.created), _end(one))
+        for (one, _), state in zip(tokens, states, strict=True)
+    ]
+    print_table(("token", "state", "uses left", "created", "expires"), rows)
 
 
 @token.command()
@@ -108,15 +95,13 @@ def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d{1,9})([smhd])", text.strip(), re.ASCII)
     if match is None:
         raise UserError(f"--expires {text[:40]!r} is not a time: write it like 30m, 24h or 7d")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
 
 
 def _uses(text: str) -> int | None:
-    if text == "any":
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
+    if text != "any" and not re.fullmatch(r"\d{1,9}", text, re.ASCII):
         raise UserError(f"--uses {text[:40]!r} is neither a number nor 'any'")
-    return int(text)
+    return None if text == "any" else int(text)
 
 
 def _own_address(folder: Path) -> Address:
@@ -129,7 +114,7 @@ def _own_address(folder: Path) -> Address:
 
 def _end(record: TokenRecord) -> str:
     if record.waits:
-        return f"{(record.expires - record.created) / _UNITS['h']:g} h after the clock is set"
+        return f"{(record.expires - record.created) / 3600:g} h after the clock is set"
     return _when(record.expires)
 
 
@@ -140,8 +125,16 @@ def _when(seconds: float) -> str:
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
     """Keeps a token for any number of workers in `path`, which only its owner may read. Raises UserError."""
-    with _noted(folder, _EXPIRES_S, None) as secret:
-        _write(path, JoinToken(master_key, secret, address).text)
+    with invitation(folder, 30 * DAY_S, None) as secret:
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            partial.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{JoinToken(master_key, secret, address).text}\n")
+            partial.replace(path)
+        except OSError as error:
+            raise UserError(f"cannot write the token to {path}: {error.strerror}") from None
         try:
             yield
         finally:
@@ -150,15 +143,9 @@ def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iter
 
 
 @contextmanager
-def invitation(folder: Path) -> Iterator[str]:
-    """Gives the secret of a token for one worker. Raises UserError."""
-    with _noted(folder, DAY_S, 1) as secret:
-        yield secret
-
-
-@contextmanager
-def _noted(folder: Path, expires_s: float, uses: int | None) -> Iterator[str]:
-    """Gives the secret of a new token, which is noted, so that the next master can withdraw it if need be."""
+def invitation(folder: Path, expires_s: float = DAY_S, uses: int | None = 1) -> Iterator[str]:
+    """Gives the secret of a new token, which is noted, so that the next master can withdraw it if need be. Raises
+    UserError."""
     _withdraw(folder)
     record, secret = TokenStore(folder).create(expires_s, uses)
     try:
@@ -169,7 +156,6 @@ def _noted(folder: Path, expires_s: float, uses: int | None) -> Iterator[str]:
 
 
 def _withdraw(folder: Path) -> None:
-    """Make the noted token void, if there is one."""
     note, store = folder / _NOTE, TokenStore(folder)
     token_id = (read_private(note) or {}).get("token")
     for record, _ in store.list():
@@ -180,9 +166,14 @@ def _withdraw(folder: Path) -> None:
 
 def await_token(path: Path, limit_s: float) -> str:
     """What the file holds, as soon as it is there. Raises UserError where that takes longer than `limit_s`."""
-    deadline = time.monotonic() + limit_s
-    waiting = False
-    while not (text := _read(path)):
+    deadline, waiting = time.monotonic() + limit_s, False
+    while True:
+        try:
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                if text := file.read(4096).decode("ascii", "replace").strip():
+                    return text
+        except OSError as error:
+            raise UserError(f"cannot read the token in {path}: {error.strerror}") from None
         if time.monotonic() >= deadline:
             raise UserError(
                 f"no token in {path} within {limit_s:.0f} s: is 'tpiedge master --token-file' running?"
@@ -190,29 +181,4 @@ def await_token(path: Path, limit_s: float) -> str:
         if not waiting:
             waiting = True
             click.echo(f"waiting for a token in {path}", err=True)
-        time.sleep(_POLL_S)
-    return text
-
-
-def _write(path: Path, text: str) -> None:
-    """At once or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.unlink(missing_ok=True)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{text}\n")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write the token to {path}: {error.strerror}") from None
-
-
-def _read(path: Path) -> str:
-    """ "" where there is none yet."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES).decode("ascii", "replace").strip()
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        raise UserError(f"cannot read the token in {path}: {error.strerror}") from None
+        time.sleep(0.1)

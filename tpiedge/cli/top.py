@@ -1,93 +1,60 @@
-"""`tpiedge top`: the running cluster, looked at every second."""
+"""`tpiedge top`: the running cluster, looked at every second.
+
+The words are functions of the master's picture (`GET /admin/cluster`), which raise KeyError, TypeError or
+ValueError where that has another form.
+"""
 
 import contextlib
-import itertools
 import json
+import math
 import os
 import select
+import shutil
 import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
-from datetime import date
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import click
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
-from tpiedge.cli.cluster_words import (
-    MACHINE_HEADER,
-    OTHER_FORM,
-    REQUEST_HEADER,
-    STEP_PARTS,
-    PictureJson,
-    bar_cells,
-    event_line,
-    link_tables,
-    machine_row,
-    memory_parts,
-    notes,
-    request_row,
-    step_parts,
-    summary,
-    timeline_cells,
-    timeline_lines,
-    timeline_title,
-    title,
-)
+from tpiedge.cli.listing import json_option, table_lines
 from tpiedge.cli.options import state_option
-from tpiedge.cli.reach import MasterClient, admin_of
-from tpiedge.cli.table import print_table
+from tpiedge.cli.reach import admin_of
 from tpiedge.errors import PeerError, UserError
-from tpiedge.sanitise import sanitised
-from tpiedge.units import format_bytes, format_seconds
+from tpiedge.sanitise import sanitised, sanitised_line
+from tpiedge.units import counted, format_bytes, format_seconds
 
-_LOOK_S: Final = 1.0
+PictureJson: TypeAlias = Mapping[str, Any]
+"""The master's picture, or a part of it."""
+
+OTHER_FORM: Final = "the master answers in another form: is it of another version?"
 _PATH: Final = "/admin/cluster"
-_QUIT: Final = b"q"
-#: Of the last ones.
-_EVENTS: Final = 10
-#: Of round trips, in a table that 80 columns have room for.
-_TRIPS: Final = 7
-#: Cells of a bar, on a screen of so many columns at least; there is room for the disk, too.
-_BARS: Final = (12, 20)
-_WIDE: Final = 100
-_MACHINE: Final = ("machine", "state", "share", "memory", "step", "link", "disk")
-#: Of a machine's name beside what it did in a step, and beside its round trips, which have so many cells each.
-_NAME: Final = 16
-_TRIP: Final = 9
-_FAINT: Final = "bright_black"
-_COLOURS: Final = {
-    # Memory has shades of a hue that no part of a step's time has.
-    "pinned": "color(24)",
-    "window": "color(67)",
-    "kv": "color(110)",
-    "kv_room": "bright_black",
-    "program": "color(137)",
-    "compute": "green",
-    "wait": "yellow",
-    "network": "blue",
-    "disk": "magenta",
-}
-_NAMES: Final = {
-    "pinned": "weights",
-    "window": "window",
-    "kv": "KV cache",
-    "kv_room": "room for it",
-    "wait": "waits",
-}
-_STATES: Final = {
-    "serving": "green",
-    "loading": "cyan",
-    "left out": "red",
-    "lost": "red",
-    "draining": "yellow",
+_LOOK_S: Final = 1.0
+_MACHINES: Final = (
+    *("machine", "rank", "state", "heads", "FFN", "memory", "step", "compute", "wait", "network", "disk"),
+    *("link", "on disk"),
+)
+_REQUESTS: Final = ("request", "from", "state", "age", "prompt", "tokens", "tokens/s")
+#: The parts of a step's time, and how a machine's line of a step shows them.
+_PARTS: Final = {"compute": "#", "wait": ".", "network": "~", "disk": "d"}
+_EVENTS: Final = {
+    "joined": "joined",
+    "left": "left",
+    "lost": "was lost",
+    "drained": "was drained",
+    "undrained": "may have a part again",
+    "cleared": "is tried again",
+    "revoked": "was shut out",
+    "planned": "a new plan begins",
+    "serving": "the plan serves",
+    "recovered": "answers go on",
+    "interrupted": "answers pause",
+    "plan failed": "the new plan failed",
+    "no plan": "no plan",
 }
 
 
@@ -95,233 +62,233 @@ _STATES: Final = {
 @click.option(
     "--once", is_flag=True, help="Print plain lines once; so it is where the output is no terminal."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one object, for programs.")
+@json_option
 @state_option
 def top(once: bool, as_json: bool, state: Path | None) -> None:
     """Show what the machines of the running master do, anew every second.
 
     Memory, the parts of a step's time, links, requests and what happened last. Ends with q or Ctrl-C.
     """
-    if as_json or once or not sys.stdout.isatty():
-        with admin_of(state) as master:
-            picture = _two_looks(master)
-        if as_json:
-            click.echo(json.dumps(picture))
-            return
-        with _well_formed():
-            _print(picture)
+    if not (as_json or once) and sys.stdout.isatty():
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(state)
         return
-    with contextlib.suppress(KeyboardInterrupt):
-        _watch(state)
-
-
-def _two_looks(master: MasterClient) -> PictureJson:
-    """What there is to see: rates, and nodes' counters, come with the second look."""
-    master.get(_PATH)
-    time.sleep(_LOOK_S)
-    return master.get(_PATH)
-
-
-def _print(picture: PictureJson) -> None:
-    click.echo(summary(picture))
-    print_table(MACHINE_HEADER, [machine_row(one) for one in picture["machines"]])
-    for header, *rows in link_tables(picture, _TRIPS):
-        print_table(header, rows)
-    if picture["requests"]:
-        print_table(REQUEST_HEADER, [request_row(one) for one in picture["requests"]])
-    for line in [*timeline_lines(picture), *notes(picture)]:
-        click.echo(line)
-    for event in picture["events"][:_EVENTS]:
-        click.echo(event_line(event, date.today()))
-
-
-def _watch(state: Path | None) -> None:
-    picture, problem = _look(state), ""  # what is wrong from the start ends the command
-    with _well_formed(), _single_keys() as quits, Live(screen=True, auto_refresh=False) as live:
-        while True:
-            width, height = live.console.size
-            screen = screen_of(picture, date.today(), width, problem, height)
-            live.update(screen, refresh=True)
-            if quits(_LOOK_S):
-                return
-            try:
-                picture, problem = _look(state), ""
-            except (UserError, PeerError) as error:  # the next look may find the master again
-                problem = str(error)
+    _look(state)
+    time.sleep(_LOOK_S)  # rates, and nodes' counters, come with the second look
+    picture = _look(state)
+    if as_json:
+        click.echo(json.dumps(picture))
+        return
+    with well_formed():
+        click.echo("\n".join(picture_lines(picture, date.today())))
 
 
 def _look(state: Path | None) -> PictureJson:
-    """At the master that runs now: another one may have another address and secret."""
+    """Asks the master that runs now: another one may have another address and secret."""
     with admin_of(state) as master:
         return master.get(_PATH)
 
 
 @contextlib.contextmanager
-def _well_formed() -> Iterator[None]:
+def well_formed() -> Iterator[None]:
+    """Raises UserError where the block meets another form of a master's answer."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(OTHER_FORM) from None
 
 
+def _watch(state: Path | None) -> None:
+    picture, problem = _look(state), ""  # what is wrong from the start ends the command
+    keys = [sys.stdin] if sys.stdin.isatty() else []
+    with well_formed(), _full_screen(bool(keys)):
+        while True:
+            lines = screen_lines(picture, problem, shutil.get_terminal_size())
+            click.echo("\x1b[H" + "".join(f"{line}\x1b[K\r\n" for line in lines) + "q ends\x1b[J", nl=False)
+            if select.select(keys, [], [], _LOOK_S)[0]:
+                typed = os.read(sys.stdin.fileno(), 64)
+                if not typed or b"q" in typed:
+                    return
+            try:
+                picture, problem = _look(state), ""
+            except (UserError, PeerError) as error:  # the next look may find the master again
+                problem = str(error)
+
+
 @contextlib.contextmanager
-def _single_keys() -> Iterator[Callable[[float], bool]]:
-    """Gives a function that waits for so many seconds, or until q is pressed, and returns whether it was."""
-    if not sys.stdin.isatty():
-        yield _no_key
-        return
-    before = termios.tcgetattr(sys.stdin)
+def _full_screen(has_keys: bool) -> Iterator[None]:
+    """A screen of its own, on which each key arrives at once."""
+    before = termios.tcgetattr(sys.stdin) if has_keys else None
+    click.echo("\x1b[?1049h\x1b[?25l", nl=False)
     try:
-        tty.setcbreak(sys.stdin)
-        yield _quits
+        if before is not None:
+            tty.setcbreak(sys.stdin)
+        yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        click.echo("\x1b[?25h\x1b[?1049l", nl=False)
+        if before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _no_key(wait_s: float) -> bool:
-    time.sleep(wait_s)
-    return False
+def screen_lines(picture: PictureJson, problem: str, size: tuple[int, int]) -> list[str]:
+    """The lines for a terminal of `size` columns and lines, of which one is left for the foot. `problem` says why the
+    picture is an old one."""
+    width, height = size
+    first, *others = picture_lines(picture, date.today())
+    lines = [first, *([problem] if problem else []), *others][: max(0, height - 1)]
+    return [line if len(line) < width else f"{line[: width - 2]}…" for line in lines]
 
 
-def _quits(wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([sys.stdin], [], [], left)[0]:
-            typed = os.read(sys.stdin.fileno(), 64)
-            if _QUIT in typed or not typed:
-                return True
-    return False
-
-
-def screen_of(
-    picture: PictureJson, today: date, width: int, problem: str = "", height: int | None = None
-) -> RenderableType:
-    """The whole screen, `width` columns wide; what has no room in `height` lines is left out above the last one.
-    `problem`: why the picture is an old one."""
-    return _Footed(Group(*_screen(picture, today, width, problem)), Text("\nq ends", style=_FAINT), height)
-
-
-class _Footed:
-    """Of the body so many lines as leave room on the screen for the foot, which has two."""
-
-    def __init__(self, body: RenderableType, foot: Text, height: int | None) -> None:
-        self._body = body
-        self._foot = foot
-        self._room = None if height is None else max(0, height - 2)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in console.render_lines(self._body, options.update(height=None), pad=False)[: self._room]:
-            yield from line
-            yield Segment.line()
-        yield self._foot
-
-
-def _screen(picture: PictureJson, today: date, width: int, problem: str) -> Iterator[RenderableType]:
-    yield Text(summary(picture), style="bold")
-    if problem:
-        yield Text(problem, style="bold red")
-    wide = width >= _WIDE
-    columns = len(_MACHINE) if wide else len(_MACHINE) - 1
-    rows = [_machine(one, _BARS[wide])[:columns] for one in picture["machines"]]
-    yield _table(_MACHINE[:columns], rows)
-    yield _legend("memory", ("pinned", "window", "kv", "kv_room", "program"))
-    yield _legend("step", STEP_PARTS)
-    if picture["timeline"] is not None and picture["timeline"]["took_s"] > 0:
-        yield from _timeline(picture["timeline"], width)
+def picture_lines(picture: PictureJson, today: date) -> Iterator[str]:
+    yield summary(picture)
+    yield from table_lines(_MACHINES, [machine_row(one) for one in picture["machines"]])
     if picture["requests"]:
-        yield Text()
-        yield _table(
-            REQUEST_HEADER, [[Text(cell) for cell in request_row(one)] for one in picture["requests"]]
-        )
-    for part in (notes(picture), [event_line(event, today) for event in picture["events"][:_EVENTS]]):
-        if part:
-            yield Text()
-        for line in part:
-            yield Text(line, overflow="ellipsis", no_wrap=True)
-    # They stay as they were measured: where the screen has too few lines, these are the first to be missing.
-    for header, *trips in link_tables(picture, max(1, (width - _NAME) // _TRIP)):
-        yield Text()
-        yield _table(header, [[_name(name), *map(Text, cells)] for name, *cells in trips])
+        yield from table_lines(_REQUESTS, [request_row(one) for one in picture["requests"]])
+    if picture["timeline"] is not None and picture["timeline"]["took_s"] > 0:
+        yield from timeline_lines(picture["timeline"])
+    yield from notes(picture)
+    yield from (event_line(event, today) for event in picture["events"][:10])
+    yield from link_lines(picture)
 
 
-def _timeline(timeline: PictureJson, width: int) -> Iterator[Text]:
-    """A line per machine: what it did in one step."""
-    names = [title(one) for one in timeline["machines"]]
-    room = min(_NAME, max(map(len, names)))
-    yield Text(f"\n{timeline_title(timeline)}", style="underline")
-    for name, machine in zip(names, timeline["machines"], strict=True):
-        line = Text(f"{name[:room]:{room}}  ")
-        cells = timeline_cells(machine, timeline["took_s"], max(1, width - room - 3))
-        for part, same in itertools.groupby(cells):
-            count = len(list(same))
-            line.append(("█" if part else " ") * count, _COLOURS.get(part, ""))
-        yield line
+def named(name: str, host: str | None) -> str:
+    """The machine's name as it calls itself, with the one that `revoke` takes."""
+    return sanitised(f"{name} ({host})" if host not in (None, "", name) else name)
 
 
-def _machine(machine: PictureJson, bar: int) -> list[Text]:
-    """Its cells, of two lines each, with bars of so many cells."""
-    memory, share, link, disk = machine["memory"], machine["share"], machine["link"], machine["disk"]
-    state, spent_s = machine["state"], sum(part for _, part in step_parts(machine))
+def title(node: PictureJson) -> str:
+    return named(node["name"], node.get("host"))
+
+
+def summary(picture: PictureJson) -> str:
+    totals, reason = picture["totals"], sanitised(picture["reason"])
+    ready = "ready" if picture["ready"] else f"not ready: {reason}" if reason else "not ready"
+    parts = [f"{sanitised(picture['model']['name'])}: {ready}"]
+    parts.append(f"{totals['running']:d} running, {totals['queued']:d} queued")
+    if totals["tokens_per_s"]:
+        parts.append(f"{totals['tokens_per_s']:.1f} tokens/s")
+    if totals["drafted"]:
+        part = totals["accepted"] / totals["drafted"]
+        parts.append(f"{part:.0%} of {counted(totals['drafted'], 'guess', 'guesses')} came true")
+    if totals["kv_pages"]:
+        parts.append(f"KV cache {totals['kv_pages_used']:d} of {counted(totals['kv_pages'], 'page')}")
+    return "; ".join(parts)
+
+
+def machine_row(machine: PictureJson) -> tuple[str, ...]:
+    share, memory, link, step = machine["share"], machine["memory"], machine["link"], machine["step"]
+    spent = {part: float(step[f"{part}_s"]) for part in _PARTS} if step is not None else {}
+    total_s = sum(spent.values())
     takes_part = machine["rank"] is not None
-    shares = (f"{share['heads']:.0%} heads", f"{share['ffn']:.0%} FFN") if takes_part else ("-", "")
     budget = f"/{memory['budget_bytes'] / 1e9:.1f}" if memory["budget_bytes"] else ""
-    used = f"{memory['planned_bytes'] / 1e9:.1f}{budget} GB"
-    return [
-        _lines(sanitised(machine["host"] or machine["name"]), sanitised(machine["name"] if machine["host"] else "")),
-        _lines(sanitised(state), _more_of(machine), _STATES.get(state, "")),
-        _lines(*shares),
-        _with_bar(memory_parts(machine), used, bar) if takes_part else Text("-"),
-        _with_bar(step_parts(machine), format_seconds(spent_s), bar) if spent_s else Text("-"),
-        _lines(format_seconds(link["round_trip_s"]), f"{format_bytes(link['bytes_per_s'])}/s") if link else Text("-"),
-        _lines(
-            format_bytes(disk["held_bytes"]) if disk["held_bytes"] else "-",
-            f"{format_bytes(disk['read_bytes_per_s'])}/s" if disk["read_bytes_per_s"] else "",
-        ),
-    ]  # fmt: skip
+    return (
+        title(machine),
+        str(machine["rank"]) if takes_part else "-",
+        _state(machine),
+        *((f"{share['heads']:.0%}", f"{share['ffn']:.0%}") if takes_part else ("-", "-")),
+        f"{memory['planned_bytes'] / 1e9:.1f}{budget} GB" if takes_part else "-",
+        format_seconds(total_s) if total_s else "-",
+        *(f"{spent[part] / total_s:.0%}" if total_s else "-" for part in _PARTS),
+        f"{format_seconds(link['round_trip_s'])}, {format_bytes(link['bytes_per_s'])}/s" if link else "-",
+        format_bytes(machine["disk"]["held_bytes"]) if machine["disk"]["held_bytes"] else "-",
+    )
 
 
-def _more_of(machine: PictureJson) -> str:
-    """What is said below the state."""
-    if machine["fetching"] is not None:
-        return f"{machine['fetching']['done_bytes'] / max(1, machine['fetching']['total_bytes']):.0%} there"
+def _state(machine: PictureJson) -> str:
+    state, fetching = sanitised(machine["state"]), machine["fetching"]
+    if fetching is not None:
+        return f"{state}, fetched {fetching['done_bytes'] / max(1, fetching['total_bytes']):.0%}"
     if machine["silent_s"]:
-        return f"for {format_seconds(machine['silent_s'])}"
-    if machine["left_out_s"]:
-        return f"{machine['left_out_s']} s more"
-    return "" if machine["rank"] is None else f"rank {machine['rank']}"
+        return f"{state}, silent for {format_seconds(machine['silent_s'])}"
+    return state
 
 
-def _name(name: str) -> Text:
-    found = Text(name)
-    found.truncate(_NAME, overflow="ellipsis")
-    return found
+def request_row(request: PictureJson) -> tuple[str, ...]:
+    sender, reading, prompt = request["sender"], request["reading"], str(request["prompt_tokens"])
+    name = "-"
+    if sender is not None:
+        gone = sender["kind"] == "former key"
+        name = "a key that is gone" if gone else sanitised(sender["name"]) or "a key without a name"
+    if reading is not None:
+        left = "" if reading["left_s"] is None else f", {format_seconds(reading['left_s'])} left"
+        prompt = f"{reading['done_tokens']:d} of {reading['of_tokens']:d}{left}"
+    return (
+        sanitised(request["id"]),
+        name,
+        sanitised(request["state"]),
+        "-" if request["age_s"] is None else format_seconds(request["age_s"]),
+        prompt,
+        f"{request['tokens']:d} of {request['max_tokens']:d}",
+        f"{request['tokens_per_s']:.1f}" if request["tokens_per_s"] else "-",
+    )
 
 
-def _lines(first: str, second: str, style: str = "") -> Text:
-    return Text(first, style).append(f"\n{second}", _FAINT)
+def timeline_lines(timeline: PictureJson) -> Iterator[str]:
+    """A line per machine: what it did in one step."""
+    keys = ", ".join(f"{letter} {part}" for part, letter in _PARTS.items())
+    at, took = datetime.fromtimestamp(timeline["at"]), format_seconds(timeline["took_s"])
+    yield f"step {timeline['step']:d} at {at:%H:%M:%S}: {took} ({keys})"
+    names = [title(one) for one in timeline["machines"]]
+    room = max(map(len, names), default=0)
+    for name, machine in zip(names, timeline["machines"], strict=True):
+        yield f"{name:{room}}  {step_line(machine, timeline['took_s'], 60)}"
 
 
-def _with_bar(parts: Sequence[tuple[str, float]], words: str, width: int) -> Text:
-    found = Text()
-    for part, cells in bar_cells(parts, width):
-        if part == "free":
-            found.append("·" * cells, _FAINT)
-        else:
-            found.append("█" * cells, _COLOURS[part])
-    return found.append(f"\n{words}")
+def step_line(machine: PictureJson, took_s: float, width: int) -> str:
+    """What a machine did in the step, in `width` letters of equal time: each is that of the part that took most of it,
+    and blank where the machine did nothing."""
+    spent = [dict.fromkeys(_PARTS, 0.0) for _ in range(width)]
+    for part in _PARTS:
+        for start, end in machine["spans"][part]:
+            first, last = (min(width, max(0.0, at / took_s * width)) for at in (start, end))
+            for cell in range(int(first), min(width, math.ceil(last))):
+                spent[cell][part] += min(last, cell + 1) - max(first, cell)
+    return "".join(
+        _PARTS[max(one, key=lambda part: one[part])] if any(one.values()) else " " for one in spent
+    )
 
 
-def _legend(of: str, parts: Sequence[str]) -> Text:
-    found = Text(f"{of}: ", style=_FAINT)
-    for part in parts:
-        found.append("█ ", _COLOURS[part]).append(f"{_NAMES.get(part, part)}  ")
-    return found
+def notes(picture: PictureJson) -> Iterator[str]:
+    """Why machines and requests are as they are, and what the user is asked for."""
+    for one in picture["machines"]:
+        if one["why"] and one["state"] != "serving":
+            yield f"{title(one)}: {sanitised(one['why'])}"
+    for one in picture["requests"]:
+        if one["why"]:
+            yield f"{sanitised(one['id'])} pauses for {format_seconds(one['paused_s'])}: {sanitised(one['why'])}"
+    yield from waiting_lines(picture["waiting"])
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
-    table = Table(box=None, pad_edge=False, expand=False)
-    for name in header:
-        table.add_column(name, header_style="underline", overflow="ellipsis", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def waiting_lines(waiting: list[PictureJson]) -> Iterator[str]:
+    """What the user is asked for by each worker that waits to join."""
+    for join in waiting:
+        place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
+        yield f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE"
+
+
+def event_line(event: PictureJson, today: date) -> str:
+    """When, who, what and why; the day where it is not today."""
+    at = datetime.fromtimestamp(event["at"])
+    when = f"{at:%H:%M:%S}" if at.date() == today else f"{at:%Y-%m-%d %H:%M:%S}"
+    words = [when, sanitised(event["machine"]), _EVENTS.get(event["kind"], sanitised(event["kind"]))]
+    line = " ".join(word for word in words if word)
+    return f"{line}: {sanitised_line(event['detail'])}" if event["detail"] else line
+
+
+def link_lines(picture: PictureJson, columns: int = 7) -> Iterator[str]:
+    """The round trips between workers, each in the row of one and, by its rank, the column of the other: tables with at
+    most so many `columns`, which 80 letters have room for. Nothing where no link is known."""
+    workers = sorted((one for one in picture["machines"] if one["links"]), key=lambda one: int(one["rank"]))
+    trips = {
+        (one["name"], other["name"]): format_seconds(other["round_trip_s"])
+        for one in workers
+        for other in one["links"]
+    }
+    for start in range(0, len(workers) - 1, columns):
+        shown = workers[start : min(start + columns, len(workers) - 1)]
+        rows = []
+        for at, row in enumerate(workers[start:]):
+            cells = (trips.get((row["name"], one["name"]), "-") for one in shown[:at])
+            name = sanitised(row["host"] or row["name"])[:16]
+            rows.append((f"{row['rank']:d} {name}", *cells, *("" for _ in shown[at:])))
+        yield from table_lines(("between workers", *(str(one["rank"]) for one in shown)), rows)

@@ -244,7 +244,7 @@ def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: AnyCod
 
     `shape` is what it must be once `codec` has read it. None: any matrix; or f32 or bf16, whichever it is.
     """
-    header = envelope.message.tensor  # type: ignore[union-attr]
+    header = envelope.message.tensor  # type: ignore[attr-defined]
     if codec is None:
         codec = CODECS["bf16" if header is not None and header.dtype == "bf16" else "f32"]
     if shape is None and header is not None and len(header.shape) == 2:

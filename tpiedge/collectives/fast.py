@@ -15,7 +15,7 @@ from tpiedge.collectives.codec import AnyCodec, Shape
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.peer_channel import PeerChannel, node_name
 from tpiedge.transport.native_reducer import DONE, Combine, Exchange, Reduce, Reduces
-from tpiedge.wire.codec import PLACE_AT, PLACE_BYTES, HeaderTemplate, place_of
+from tpiedge.wire.codec import PLACE_AT, PLACE_BYTES, encode, place_of
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.fields import CollectiveName
 from tpiedge.wire.tensors import TensorHeader
@@ -130,7 +130,7 @@ class FastPath:
         return None if reduce is None else _Prepared(reduce, scratch, (_Backoff(), _Backoff()))
 
     def _partial(self, sender: int, header: TensorHeader) -> bytes:
-        return HeaderTemplate(Partial(self._channel.epoch, 0, 0, 0, 0, sender, header)).at(0, 0, 0)
+        return encode(Partial(self._channel.epoch, 0, 0, 0, 0, sender, header))
 
     def _reduced(self, header: TensorHeader) -> bytes:
-        return HeaderTemplate(Reduced(self._channel.epoch, 0, 0, 0, 0, header)).at(0, 0, 0)
+        return encode(Reduced(self._channel.epoch, 0, 0, 0, 0, header))

@@ -14,12 +14,10 @@ import torch
 from tpiedge.collectives.arrays import F32Array, Summable, array_of, summable_of
 from tpiedge.collectives.codec import CODECS, INTEGERS, AnyCodec, Codec, Shape
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
-from tpiedge.collectives.direct import Mesh, Star
+from tpiedge.collectives.direct import Mesh, Star, TwoShot
 from tpiedge.collectives.fast import FastPath
 from tpiedge.collectives.job import Collective, Job
 from tpiedge.collectives.peer_channel import PeerChannel
-from tpiedge.collectives.sliced import Ring, TwoShot
-from tpiedge.collectives.tree import Tree
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Buffer, Endpoint
 from tpiedge.wire import fields
@@ -29,12 +27,9 @@ COLLECTIVES: Final[Mapping[str, Callable[[PeerChannel], Collective]]] = {
     "star": Star,
     "mesh": Mesh,
     "two-shot": TwoShot,
-    "tree": Tree,
-    "ring": Ring,
 }
 
 _BELOW_BF16 = np.uint32(0xFFFF)
-_ELEMENT_BYTES: Final = 4
 
 
 class Group:
@@ -76,26 +71,21 @@ class Group:
     # --- steps
 
     def announce(self, plan: StepPlan | LeavePages) -> None:
-        self._lead_only("makes plans")
         self.cancelled = False
         self._begin(plan)
         self._channel.inbox.begin(plan.step)
         self._channel.send(plan, (), self._channel.peers, Doing("plan", f"step {plan.step}"))
 
     def next_plan(self) -> StepPlan | LeavePages:
-        if self.rank == 0:
-            raise InternalError("rank 0 makes the plans")
         plan = self._channel.inbox.next_plan(0)
         self.cancelled = False
         self._begin(plan)
         return plan
 
     def poll(self) -> None:
-        self._lead_only("waits for something else than a plan")
         self._channel.inbox.take_in("the wait for a request")
 
     def request_cancel(self, step: int) -> None:
-        self._lead_only("cancels")
         self._cancelled_step = step
 
     @property
@@ -120,10 +110,6 @@ class Group:
             if name != "star" and not self._linked:
                 raise ProtocolError(f"node 0 asks for the collective {name}, but not all nodes are linked")
         self._rely(collectives)
-
-    def _lead_only(self, does: str) -> None:
-        if self.rank != 0:
-            raise InternalError(f"only rank 0 {does}")
 
     # --- all-reduces
 
@@ -156,7 +142,7 @@ class Group:
     def _way(self, own: Summable) -> tuple[fields.CollectiveName, AnyCodec]:
         plan = self._plan
         # All ranks go one way, whether their own integers are narrow or wide.
-        name = plan.collective if _ELEMENT_BYTES * own.size <= plan.small_bytes else plan.bulk_collective
+        name = plan.collective if 4 * own.size <= plan.small_bytes else plan.bulk_collective
         if own.dtype.kind == "f":
             return name, CODECS[plan.wire]
         if plan.wire != "f32":

@@ -9,8 +9,6 @@ from tpiedge.transport.endpoint import Buffer, Endpoint, Unreachable
 from tpiedge.transport.framing import TENSOR, frame_of
 from tpiedge.wire.messages import Message
 
-_SEND_SLICE_S: Final = 0.05
-
 
 def node_name(rank: int) -> str:
     """The transport's name of a rank."""
@@ -40,7 +38,7 @@ class PeerChannel:
         names = [node_name(rank) for rank in waiting]
         while names:
             try:
-                self.endpoint.send_frame(frame, names, _SEND_SLICE_S)
+                self.endpoint.send_frame(frame, names, 0.05)
                 return
             except Unreachable as error:
                 done = names.index(error.peer)

@@ -7,8 +7,6 @@ breaks the law gets one that wraps around. A larger value of a wide part is not 
 is no number, or too large a one. A sum has it wherever a part was not finite, as one of f32 has NaN.
 """
 
-from collections.abc import Iterable
-from itertools import count
 from math import isfinite
 
 import numpy as np
@@ -18,27 +16,19 @@ from tpiedge.errors import Misconduct, ProtocolError
 from tpiedge.kernels.grid import MOST as LARGEST
 from tpiedge.kernels.grid import NOT_A_NUMBER
 
-__all__ = ["LARGEST", "NOT_A_NUMBER", "all_finite", "mark_not_finite"]
 
-
-def all_finite(array: Summable, ranks: int | None = None) -> bool:
-    """Of integers: of a part that may be the sum of those of `ranks` ranks; None: of a sum whose parts were marked."""
+def all_finite(array: Summable, *, part: bool = False) -> bool:
+    """Whether the integers of a `part`, or of a sum whose parts were marked, are."""
     if array.dtype == np.int32 or not array.size:
         return True
-    largest = _largest(ranks)
+    largest = LARGEST if part else -NOT_A_NUMBER - 1
     return int(array.min()) >= -largest and int(array.max()) <= largest
 
 
-def mark_not_finite(total: Summable, part: Summable, ranks: int) -> None:
+def mark_not_finite(total: Summable, part: Summable) -> None:
     """Write NOT_A_NUMBER into `total` wherever `part` is not finite."""
-    if not all_finite(part, ranks):
-        largest = _largest(ranks)
-        total[(part < -largest) | (part > largest)] = NOT_A_NUMBER
-
-
-def _largest(ranks: int | None) -> int:
-    beyond = -NOT_A_NUMBER
-    return beyond - 1 if ranks is None else min(ranks * LARGEST, beyond - 1)
+    if not all_finite(part, part=True):
+        total[(part < -LARGEST) | (part > LARGEST)] = NOT_A_NUMBER
 
 
 class OrderedSum:
@@ -46,31 +36,16 @@ class OrderedSum:
 
     `own` is the part of `rank`; None where it has no share. No part is written to: the sum grows in `out`, which is of
     f32, as all parts are, or of int32, and then it is a copy of int64 from the first wide part on. Call within
-    `np.errstate(over="ignore", invalid="ignore")`. `order`: the ranks whose parts there will be, `rank` among them;
-    None: all. `ranks`: of how many ranks a part may be the sum.
+    `np.errstate(over="ignore", invalid="ignore")`.
     """
 
-    def __init__(
-        self,
-        own: Summable | None,
-        out: Summable,
-        rank: int = 0,
-        order: Iterable[int] | None = None,
-        ranks: int = 1,
-    ) -> None:
+    def __init__(self, own: Summable | None, out: Summable, rank: int = 0) -> None:
         self._out = out
         self._rank = rank
-        self._ranks = ranks
         self._sum: Summable | None = None
         self._parts: dict[int, Summable | None] = {}
-        self._order = count() if order is None else iter(order)
-        self._next = next(self._order, None)
+        self._next = 0
         self.put(rank, own)
-
-    @property
-    def empty(self) -> bool:
-        """Whether no rank so far has a share."""
-        return self._sum is None
 
     def put(self, rank: int, part: Summable | None) -> None:
         """The part of `rank`, None where it has no share. Each rank once, in any order."""
@@ -78,7 +53,7 @@ class OrderedSum:
         parts[rank] = part
         while self._next in parts:
             part = parts[self._next]
-            self._next = next(self._order, None)
+            self._next += 1
             if part is None:
                 continue
             self._out = widened(self._out, part)
@@ -93,7 +68,7 @@ class OrderedSum:
         if self._out.dtype == np.int64:
             for part in self._parts.values():
                 if part is not None:
-                    mark_not_finite(self._out, part, self._ranks)
+                    mark_not_finite(self._out, part)
         return self._out
 
     def finish(self, what: object, *, blames: bool = True) -> Summable:
@@ -120,7 +95,7 @@ class OrderedSum:
     def _contributors(self) -> tuple[list[int], list[int]]:
         """The ranks with a share, and those of them whose part is not finite."""
         given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
-        return list(given), [rank for rank, part in given.items() if not is_finite(part, self._ranks)]
+        return list(given), [rank for rank, part in given.items() if not is_finite(part, part=True)]
 
     def _blame(self, what: object) -> ProtocolError:
         given, faulty = self._contributors()
@@ -137,9 +112,9 @@ class OrderedSum:
         )
 
 
-def is_finite(array: Summable, ranks: int | None = None) -> bool:
+def is_finite(array: Summable, *, part: bool = False) -> bool:
     """Of f32, or of integers as `all_finite`."""
     if array.dtype.kind == "i":
-        return all_finite(array, ranks)
+        return all_finite(array, part=part)
     # A sum is cheaper than a test of every element; where it overflows the elements decide.
     return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())

@@ -1,21 +1,26 @@
-"""Checks of this computer's network: ports, firewall, names, addresses, MTU."""
+"""Checks of this computer's network - ports, firewall, names, addresses, MTU - and of the way to a master."""
 
+import http.client
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
 
-from tpiedge.doctor.finding import Finding, fail, ok, warn
-from tpiedge.host.ports import holder, port_state
+from tpiedge.doctor.computer import Finding, fail, ok, skip, warn
+from tpiedge.host.addresses import Address, holder, port_state
+from tpiedge.transport.probe import passes_large_packets
+from tpiedge.units import format_seconds
 
-HTTP_PORT = 8080
-PORTS = {7070: "control", 7071: "tensors", 7072: "files", 7073: "pairing", HTTP_PORT: "HTTP"}
-_MIN_MTU = 1280
-_UFW = Path("/etc/ufw/ufw.conf")
+PORTS = {7070: "control", 7071: "tensors", 7072: "files", 7073: "pairing", 8080: "HTTP"}
+_NO_SUCH_HOST = "the host is not known here"
+_CONNECT_S = 2.0
 
 
 def check_ports(ports: Mapping[int, str] = PORTS) -> Sequence[Finding]:
@@ -38,48 +43,31 @@ def _port(port: int, purpose: str) -> Finding:
 
 def check_firewall() -> Sequence[Finding]:
     """What can be told without being root."""
-    return [judge_firewall(_ufw(), _runs("firewalld"), _nft())]
+    ufw, rules = Path("/etc/ufw/ufw.conf"), None
+    firewalld = any(process.info["name"] == "firewalld" for process in psutil.process_iter(["name"]))
+    program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
+    if program is not None:
+        ended = subprocess.run(
+            [program, "list", "ruleset"], capture_output=True, text=True, timeout=2, check=False
+        )
+        rules = ended.stdout if ended.returncode == 0 else None
+    return [judge_firewall(ufw.read_text() if ufw.exists() else None, firewalld, rules)]
 
 
 def judge_firewall(ufw: str | None, firewalld: bool, rules: str | None) -> Finding:
     """`ufw`: its configuration; `rules`: of nftables. None where they cannot be read."""
     if ufw is not None and "ENABLED=yes" in ufw.splitlines():
-        return warn(
-            "firewall", "ufw is active", "on a master: ufw allow 7070:7073/tcp, and 8080/tcp for HTTP"
-        )
+        advice = "on a master: ufw allow 7070:7073/tcp, and 8080/tcp for HTTP"
+        return warn("firewall", "ufw is active", advice)
     if firewalld:
         advice = "on a master: firewall-cmd --permanent --add-port=7070-7073/tcp --add-port=8080/tcp, then --reload"
         return warn("firewall", "firewalld is active", advice)
-    if rules is not None and "hook input" in rules and ("policy drop" in rules or "reject" in rules):
-        advice = "on a master: let TCP 7070-7073 and 8080 in"
-        return warn("firewall", "nftables refuses some connections", advice)
     if rules is None:
         return ok("firewall", "none of ufw and firewalld; nftables' rules are for root to read")
+    if "hook input" in rules and ("policy drop" in rules or "reject" in rules):
+        advice = "on a master: let TCP 7070-7073 and 8080 in"
+        return warn("firewall", "nftables refuses some connections", advice)
     return ok("firewall", "none active")
-
-
-def _ufw() -> str | None:
-    try:
-        return _UFW.read_text()
-    except OSError:
-        return None
-
-
-def _runs(name: str) -> bool:
-    return any(process.info["name"] == name for process in psutil.process_iter(["name"]))
-
-
-def _nft() -> str | None:
-    program = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
-    if program is None:
-        return None
-    try:
-        ended = subprocess.run(
-            [program, "list", "ruleset"], capture_output=True, text=True, timeout=2, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return ended.stdout if ended.returncode == 0 else None
 
 
 def check_addresses() -> Sequence[Finding]:
@@ -99,22 +87,20 @@ def check_addresses() -> Sequence[Finding]:
 
 
 def judge_addresses(name: str, addresses: Iterable[str], resolved: Iterable[str]) -> Sequence[Finding]:
-    lan = sorted({address for address in addresses if _reachable(address)})
-    found = (
-        ok("addresses", ", ".join(lan))
-        if lan
-        else warn("addresses", "only this computer itself", "connect it to a network")
+    parsed = {address: ip_address(address) for address in addresses}
+    lan = sorted(
+        address
+        for address, ip in parsed.items()
+        if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)
     )
+    found = warn("addresses", "only this computer itself", "connect it to a network")
+    if lan:
+        found = ok("addresses", ", ".join(lan))
     targets = sorted(set(resolved))
-    if not targets:
-        advice = f"add '127.0.1.1 {name}' to /etc/hosts; workers should connect by address"
-        return [found, warn("host name", f"{name} does not resolve", advice)]
-    return [found, ok("host name", f"{name} is {', '.join(targets)}")]
-
-
-def _reachable(address: str) -> bool:
-    parsed = ip_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)
+    if targets:
+        return [found, ok("host name", f"{name} is {', '.join(targets)}")]
+    advice = f"add '127.0.1.1 {name}' to /etc/hosts; workers should connect by address"
+    return [found, warn("host name", f"{name} does not resolve", advice)]
 
 
 def check_mtu() -> Sequence[Finding]:
@@ -123,8 +109,98 @@ def check_mtu() -> Sequence[Finding]:
 
 def judge_mtu(sizes: Mapping[str, int]) -> Finding:
     """`sizes`: bytes per interface that is up; 0 where the system does not say."""
-    small = {name: mtu for name, mtu in sizes.items() if 0 < mtu < _MIN_MTU}
+    small = {name: mtu for name, mtu in sizes.items() if 0 < mtu < 1280}
+    found = ", ".join(f"{name} {mtu}" for name, mtu in (small or sizes).items())
     if small:
-        found = ", ".join(f"{name} {mtu}" for name, mtu in small.items())
         return warn("MTU", found, "large messages are cut into many packets: raise it to 1500 where possible")
-    return ok("MTU", ", ".join(f"{name} {mtu}" for name, mtu in sizes.items()) or "no interface is up")
+    return ok("MTU", found or "no interface is up")
+
+
+def check_reach(master: Address) -> Sequence[Finding]:
+    """The control port must answer, and those beside it; tensors' opens as it is needed."""
+    control, name = _connect(master), f"master {master}"
+    if isinstance(control, str):
+        running = "is the master running, its --listen reachable from here, and its firewall open?"
+        spelling = "check the spelling, or give its IP address"
+        return [fail(name, control, spelling if control == _NO_SUCH_HOST else running)]
+    words = f"connected in {format_seconds(control)}"
+    slow = warn(name, words, "a token waits for this often: use a cable")
+    others = enumerate(("tensors", "files", "pairing"), 1)
+    return [
+        slow if control > 0.02 else ok(name, words),
+        *(_other(master, master.beside(step), purpose) for step, purpose in others),
+    ]
+
+
+def _other(control: Address, address: Address, purpose: str) -> Finding:
+    name, result = f"master {address}", _connect(address)
+    if isinstance(result, float):
+        return ok(name, f"{purpose}, connected in {format_seconds(result)}")
+    if result == "refused" and purpose == "tensors":
+        return ok(name, f"{purpose}, nobody listens now (the way is free)")
+    verdict = fail if purpose == "files" else warn  # who has a token needs no pairing
+    way = f"let TCP {address.port} through the master's firewall"
+    if result != "refused":
+        return verdict(name, f"{purpose}, {result}", way)
+    advice = f"is port {control.port} that of its --listen? or {way}"
+    return verdict(name, f"{purpose}, nobody listens, as a master does", advice)
+
+
+def _connect(address: Address) -> float | str:
+    """Seconds of the second connection (the first may have resolved names and addresses), or why there is none."""
+    try:
+        for _ in range(2):
+            started = time.perf_counter()
+            socket.create_connection((address.host, address.port), _CONNECT_S).close()
+        return time.perf_counter() - started
+    except TimeoutError:
+        return f"no answer within {_CONNECT_S:g} s"
+    except ConnectionRefusedError:
+        return "refused"
+    except socket.gaierror:
+        return _NO_SUCH_HOST
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def check_large_packets(master: Address) -> Sequence[Finding]:
+    """Whether the way to the control port is as wide as it says."""
+    return [judge_packets(passes_large_packets(master.host, master.port, _CONNECT_S))]
+
+
+def judge_packets(passed: bool | None) -> Finding:
+    """`passed`: whether large packets reach the master; None where that cannot be told."""
+    name = "large packets"
+    if passed is None:
+        return skip(name, "not tried: no connection to the master, or the system does not tell")
+    if passed:
+        return ok(name, "they reach the master")
+    found = "they vanish on the way to the master, small ones pass: a smaller MTU is in between"
+    advice = "give this computer's interface a smaller one (ip link set DEVICE mtu 1280), or mend the way"
+    return fail(name, found, advice)
+
+
+def check_master_clock(host: str, port: int = 8080) -> Sequence[Finding]:
+    """Compare with the date that the master's HTTP server puts on every answer; whole seconds."""
+    connection = http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
+    try:
+        connection.request("HEAD", "/")
+        date = connection.getresponse().getheader("Date")
+    except (OSError, http.client.HTTPException):
+        return [skip("master's clock", f"not compared: no HTTP at {host}:{port}")]
+    finally:
+        connection.close()
+    return [judge_skew(date, datetime.now(UTC), f"{host}:{port}")]
+
+
+def judge_skew(date: str | None, now: datetime, server: str) -> Finding:
+    """`date`: of an HTTP answer from `server`, which may be another program's or another master's."""
+    try:
+        skew_s = (now - parsedate_to_datetime(date or "")).total_seconds()
+    except (TypeError, ValueError):
+        return skip("master's clock", f"not compared: the HTTP server at {server} tells no date")
+    if abs(skew_s) <= 60.0:
+        return ok("master's clock", f"agrees with HTTP at {server}")
+    found = f"differs by {format_seconds(abs(skew_s))} from HTTP at {server}"
+    advice = "set both clocks (timedatectl set-ntp true): tokens would expire wrongly"
+    return warn("master's clock", found, advice)

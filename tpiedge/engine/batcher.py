@@ -22,13 +22,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tpiedge.engine.drafting import allot
-from tpiedge.engine.prompt_lookup import NO_GUESS, Guess, PromptLookup
+from tpiedge.engine.drafting import NO_GUESS, Guess, PromptLookup, allot
 from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import KVRoom, PagePool
 from tpiedge.wire.data import Segment, TableChange
-from tpiedge.wire.limits import MAX_PAGES, MAX_SEGMENTS
+from tpiedge.wire.limits import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
 MAX_DRAFTED: Final = 15
@@ -47,8 +46,6 @@ _OLDEST_PART: Final = 4
 _MOST_ROWS: Final = 64
 #: Pages that sequences begin with, or go on to, in one step: half of what its plan can name.
 _MOST_PAGES: Final = MAX_PAGES // 2
-#: Segments of an answer that is computed anew position by position, of one sequence in a step.
-_MOST_TURNING: Final = 32
 
 
 @dataclass(frozen=True)
@@ -82,23 +79,15 @@ class Batch:
 
 class Batcher:
     """Not thread-safe. `cost`: what steps take, which the caller measures. `room`: how much memory pages may keep,
-    where weights could use it; all of it without one. `turning`: a position's keys depend on how long the sequence was
-    when they were computed, so that no other sequence can use them."""
+    where weights could use it; all of it without one."""
 
     def __init__(
-        self,
-        pool: PagePool,
-        limits: BatchLimits,
-        cost: StepCost,
-        room: KVRoom | None = None,
-        *,
-        turning: bool = False,
+        self, pool: PagePool, limits: BatchLimits, cost: StepCost, room: KVRoom | None = None
     ) -> None:
         self._pool = pool
         self._limits = limits
         self._cost = cost
         self._room = room
-        self._turning = turning
         self._waiting: deque[RunningSequence] = deque()
         self._running: list[RunningSequence] = []
         self._slots = list(range(limits.sequences))  # a heap
@@ -121,7 +110,7 @@ class Batcher:
     def add(self, request: GenerationRequest) -> RunningSequence:
         """Accepts a request, whose prompt and answer must fit the cache. What it has of its answer is computed anew."""
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
-        if self._limits.speculate and not self._turning:
+        if self._limits.speculate:
             sequence.lookup = PromptLookup()
         carried = self._carried.pop(request.id, None)
         if carried is not None and carried.begins(request, sequence.ids):
@@ -199,7 +188,9 @@ class Batcher:
             self._pool.shrink(self._room.ask(needed))
         tables = tuple(change for piece in pieces if (change := _change(piece.sequence)) is not None)
         left = max(0, MAX_PAGES - sum(len(change.pages) for change in tables))
-        segments = tuple(segment for piece in pieces for segment in self._segments(piece))
+        segments = tuple(
+            Segment(piece.sequence.slot, piece.start, len(piece.ids), piece.wanted) for piece in pieces
+        )
         decode_tokens = sum(len(piece.ids) for piece in pieces if piece.sequence.decodes)
         return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
 
@@ -299,7 +290,7 @@ class Batcher:
     def _shares(self, sequence: RunningSequence) -> bool:
         request = sequence.request
         kept = request.keep_prefix and not sequence.private
-        return kept and not (request.prompt_scores or sequence.scanned or self._turning)
+        return kept and not (request.prompt_scores or sequence.scanned)
 
     def _publish(self, sequence: RunningSequence) -> None:
         if not self._shares(sequence):
@@ -399,19 +390,17 @@ class Batcher:
         self, prompts: Sequence[RunningSequence], rows: int
     ) -> Iterator[tuple[RunningSequence, int]]:
         """How many tokens of which prompts join `rows` rows of answers."""
-        left, room = self._prompt_tokens(rows), MAX_SEGMENTS - rows
+        left = self._prompt_tokens(rows)
         if not prompts or left <= 0:
             return
         oldest = prompts[0]
-        sure = min(self._longest(oldest, room), max(1, left // _OLDEST_PART))
-        sure_room = self._segment_count(oldest, sure)
+        sure = min(oldest.remaining, max(1, left // _OLDEST_PART))
         for sequence in sorted(prompts, key=lambda one: one.remaining):
             if sequence is oldest:
-                sure = sure_room = 0
-            tokens = min(self._longest(sequence, room - sure_room), left - sure)
+                sure = 0
+            tokens = min(sequence.remaining, left - sure)
             if tokens > 0:
                 left -= tokens
-                room -= self._segment_count(sequence, tokens)
                 yield sequence, tokens
 
     def _prompt_tokens(self, rows: int) -> int:
@@ -426,36 +415,6 @@ class Batcher:
         least = _LEAST_TOKENS if rows else _ROOMY_TOKENS
         within = self._cost.rows_within(allowed_s, rows + most)
         return most if within is None else min(most, max(least, within - rows))
-
-    def _segments(self, piece: StepPiece) -> Iterator[Segment]:
-        """One; but where keys depend on the length, each position of an answer is computed with its own length, and a
-        prompt's with the prompt's."""
-        sequence, start = piece.sequence, piece.start
-        if start < sequence.prompt_tokens or not self._turning:
-            stop = min(piece.stop, sequence.prompt_tokens) if self._turning else piece.stop
-            wanted = min(piece.wanted, stop - start) if stop == piece.stop else 0
-            yield Segment(sequence.slot, start, stop - start, max(stop, sequence.prompt_tokens), wanted)
-            start = stop
-        for position in range(start, piece.stop):
-            wanted = int(position >= piece.stop - piece.wanted)
-            yield Segment(sequence.slot, position, 1, position + 1, wanted)
-
-    def _longest(self, sequence: RunningSequence, room: int) -> int:
-        """Tokens of a prompt in one step at most, for which the plan has `room` segments. Where keys depend on the
-        length, every position of an answer that is computed anew is one of its own."""
-        if room <= 0:
-            return 0
-        if not self._turning or sequence.answer_tokens == 0:
-            return sequence.remaining
-        before = max(0, sequence.prompt_tokens - sequence.done)
-        return min(sequence.remaining, before + min(_MOST_TURNING, room - min(1, before)))
-
-    def _segment_count(self, sequence: RunningSequence, tokens: int) -> int:
-        """Of so many tokens of a prompt, as `_segments` makes them."""
-        if not self._turning:
-            return 1
-        before = max(0, sequence.prompt_tokens - sequence.done)
-        return min(1, before) + max(0, tokens - before)
 
 
 def _change(sequence: RunningSequence) -> TableChange | None:

@@ -1,27 +1,39 @@
 """Keys and values that the nodes of one epoch leave for those of the next, instead of having them computed anew.
 
-In the epoch that ends rank 0 names the pages. Every node writes those of its heads that this machine's next node needs
-to a file (`locker.py`), and rank 0 also what nodes elsewhere will lack (`planner/carriage.py`). In the next epoch every
-node reads its machine's file into the first pages of its cache, and rank 0 sends the rest. They are used only where
-every node has all of its heads; nothing travels where it is known before that one will not.
+In the epoch that ends rank 0 names the pages. Every node writes those of its heads that this machine's next node
+needs to a file, and rank 0 also what nodes elsewhere will lack (`planner/carriage.py`). In the next epoch every node
+reads its machine's file into the first pages of its cache, and rank 0 sends the rest. They are used only where every
+node has all of its heads; nothing travels where it is known before that one will not.
+
+A file is a nonce, the length of a header, the header (JSON: whose the parts are; no token), and then, head by head,
+page by page, layer by layer, the parts as they lie in the cache. Header and parts are encrypted with a key that only
+this machine's processes have, in memory. Who opens a file deletes it; one that cannot be written to its end is deleted,
+too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.engine.locker import FoundFile, LeftFile, Locker
+from tpiedge.collectives.communicator import Tag
+from tpiedge.engine.assembly import Engine
 from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.errors import ProtocolError
-from tpiedge.kv.cache import KVCache
-from tpiedge.memory.weights import Weights
-from tpiedge.pack.share import Share
+from tpiedge.pack.share import Share, kv_share
 from tpiedge.units import MIB
 from tpiedge.wire.control import Carried
 from tpiedge.wire.data import LeavePages
@@ -30,6 +42,147 @@ _CHUNK_BYTES: Final = MIB
 #: Chunks under way: fewer bytes than a node holds of what comes too early, and few enough messages.
 _AHEAD: Final = 8
 _NO_PLACE: Final = "this machine has no place for it"
+_NONCE_BYTES: Final = 16
+_LENGTH: Final = struct.Struct("<I")
+_HEADER: Final = b"header"
+
+
+@dataclass(frozen=True)
+class Locker:
+    """Where this machine's nodes leave files for each other, and the key to them."""
+
+    folder: Path
+    key: bytes = field(repr=False)
+
+    def path(self, epoch: int) -> Path:
+        return self.folder / str(epoch)
+
+    def clear(self) -> None:
+        """Deletes all that is left here. Raises OSError."""
+        for path in self.folder.glob("*"):
+            path.unlink(missing_ok=True)
+
+
+class _Cipher:
+    """Everything is added, bit by bit, to a keystream of its own: SHAKE-128 of key, nonce and a label, which no other
+    part of the file has, as every file has another nonce."""
+
+    def __init__(self, key: bytes, nonce: bytes) -> None:
+        self._begun = hashlib.shake_128(key + nonce)
+
+    def parts(self, parts: NDArray[np.uint8], first: int) -> NDArray[np.uint8]:
+        """[parts, bytes], the first of which has the number `first`: encrypted, or decrypted."""
+        labels = range(first, first + len(parts))
+        return parts ^ np.stack([self._stream(_LENGTH.pack(label), parts.shape[1]) for label in labels])
+
+    def header(self, data: bytes) -> bytes:
+        """Encrypted, or decrypted."""
+        return (np.frombuffer(data, np.uint8) ^ self._stream(_HEADER, len(data))).tobytes()
+
+    def _stream(self, label: bytes, nbytes: int) -> NDArray[np.uint8]:
+        hashed = self._begun.copy()
+        hashed.update(label)
+        return np.frombuffer(hashed.digest(nbytes), np.uint8)
+
+
+class LeftFile:
+    """The file that is written, whose header is `said`. It takes the place of any earlier one of its epoch. The first
+    error ends writing, deletes what there is, and is kept."""
+
+    def __init__(self, locker: Locker, epoch: int, said: Mapping[str, object], stack: ExitStack) -> None:
+        self.error = ""
+        self._path = locker.path(epoch)
+        self._file: FileIO | None = None
+        self._parts = 0
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._cipher = _Cipher(locker.key, nonce)
+        header = json.dumps(said).encode()
+        try:
+            locker.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._path.unlink(missing_ok=True)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            self._file = stack.enter_context(os.fdopen(descriptor, "wb", buffering=0))
+        except OSError as error:
+            self._fail(error)
+        self._write(nonce + _LENGTH.pack(len(header)) + self._cipher.header(header))
+
+    def add(self, parts: NDArray[np.uint8]) -> None:
+        """The next ones, [layers, bytes of a part]."""
+        if not self.error:
+            self._write(self._cipher.parts(parts, self._parts).data)
+            self._parts += len(parts)
+
+    def discard(self) -> None:
+        """Nobody will take it. What cannot be deleted the next node here finds and tells: it clears the locker."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        if self._file is None or self.error:
+            return
+        left = memoryview(data).cast("B")
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self.error = f"it cannot be written: {error.strerror}"
+        if self._file is not None:
+            self.discard()  # a full disk has room again
+
+
+class FoundFile:
+    """The file that was left here, and what is wrong with it. It is deleted at once."""
+
+    def __init__(
+        self, locker: Locker, carried: Carried, facts: Sequence[str], layers: int, stack: ExitStack
+    ) -> None:
+        self.error = ""
+        self.sequences: tuple[CarriedSequence, ...] = ()
+        self._heads: dict[int, int] = {}
+        self._pages = carried.pages
+        self._layers = layers
+        self._file: BinaryIO | None = None
+        self._cipher = _Cipher(locker.key, b"")
+        self._start = 0
+        path = locker.path(carried.epoch)
+        try:
+            self._file = stack.enter_context(path.open("rb"))
+            path.unlink()
+            self._read_header(self._file, locker.key, facts)
+        except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
+            self.error = f"what was left cannot be read: {type(error).__name__}"
+
+    def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
+        """Fills `into` ([layers, bytes of a part]) from `first_layer` on. Returns why it cannot, or ""."""
+        if self._file is None or head not in self._heads:
+            return f"head {head} was not left here"
+        first = (self._heads[head] * self._pages + page) * self._layers + first_layer
+        try:
+            self._file.seek(self._start + first * into.shape[1])
+            data = self._file.read(into.nbytes)
+        except OSError as error:
+            return f"what was left cannot be read: {error.strerror}"
+        if len(data) < into.nbytes:
+            return "what was left is too short"
+        into[:] = self._cipher.parts(np.frombuffer(data, np.uint8).reshape(into.shape), first)
+        return ""
+
+    def _read_header(self, file: BinaryIO, key: bytes, facts: Sequence[str]) -> None:
+        self._cipher = _Cipher(key, file.read(_NONCE_BYTES))
+        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        if length > 4 * MIB:
+            raise ValueError
+        said = json.loads(self._cipher.header(file.read(length)))
+        if said["facts"] != list(facts) or said["pages"] != self._pages:
+            raise ValueError
+        self._start = file.tell()
+        self._heads = {head: number for number, head in enumerate(said["heads"])}
+        self.sequences = tuple(
+            CarriedSequence(**{**one, "pages": tuple(one["pages"])}) for one in said["sequences"]
+        )
 
 
 @dataclass(frozen=True)
@@ -41,7 +194,7 @@ class Taken:
 
 
 class Carrier:
-    """What one node, which has the KV heads `heads`, leaves and takes.
+    """What one node, which has these query heads, leaves and takes.
 
     `locker`: None where this machine has none. `facts`: what both epochs must have in common. `progress` is called with
     the bytes that were moved so far, for others to see that it gets on.
@@ -49,21 +202,19 @@ class Carrier:
 
     def __init__(
         self,
-        cache: KVCache,
-        weights: Weights,
-        heads: Share,
-        communicator: Communicator,
+        engine: Engine,
+        attention: Share,
         locker: Locker | None,
         facts: Sequence[str],
         progress: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._cache = cache
-        self._weights = weights
-        self._heads = heads
-        self._communicator = communicator
+        self._cache = engine.cache
+        self._weights = engine.weights
+        self._heads = kv_share(attention, engine.config.group_size)
+        self._communicator = engine.communicator
         self._locker = locker
         self._progress = progress
-        _, self._layers, _, self._part_bytes = cache.parts.shape
+        _, self._layers, _, self._part_bytes = self._cache.parts.shape
         self._facts = [*facts, str(self._layers), str(self._part_bytes)]
         self._number = 0  # of the message that was sent last
         self._moved_bytes = 0
@@ -81,11 +232,23 @@ class Carrier:
         kept = sorted({head for head in (*range(*order.kept[rank]), *stored) if head in own})
         received = [] if rank else [head for _, head in order.sent]
         with ExitStack() as stack:
-            left = self._begin(order, [*kept, *received], sequences, stack)
-            why = self._agreed(order.step, left.error if left is not None else self._lacks(kept, rank))
+            self.discard()
+            if self._locker is not None and (kept or received or rank == 0):
+                said = {
+                    "facts": self._facts,
+                    "heads": [*kept, *received],
+                    "pages": len(order.pages),
+                    "sequences": list(map(asdict, sequences)),
+                }
+                self._left = LeftFile(self._locker, order.epoch, said, stack)
+            left = self._left
+            error = left.error if left is not None else _NO_PLACE if kept or rank == 0 else ""
+            why = self._agreed(order.step, error)
             if not why:
-                if left is not None:
-                    self._write(left, kept, order.pages)
+                for head, page in itertools.product(kept, order.pages):
+                    if left is not None:  # it is where anything is kept
+                        left.add(self._cache.parts[page, :, head - self._heads.start])
+                        self._moved(self._layers)
                 self._collect(order, left)
                 why = self._agreed(order.step, "" if left is None else left.error)
         if why:
@@ -110,8 +273,10 @@ class Carrier:
         brought = {head for to, head in carried.brought if to == rank}
         here = [head for head in self._heads.units if head not in brought]
         with ExitStack() as stack:
-            found = self._found(carried, stack) if here or rank == 0 else None
-            error = found.error if found is not None else _NO_PLACE if here or rank == 0 else ""
+            found, error = None, _NO_PLACE if here or rank == 0 else ""
+            if self._locker is not None and (here or rank == 0):
+                found = FoundFile(self._locker, carried, self._facts, self._layers, stack)
+                error = found.error
             if not error and len(pages) < carried.pages:
                 error = "the cache has fewer pages"
             if self._agreed(0, error):
@@ -125,39 +290,14 @@ class Carrier:
 
     # --- on the disk
 
-    def _begin(
-        self, order: LeavePages, heads: Sequence[int], sequences: Sequence[CarriedSequence], stack: ExitStack
-    ) -> LeftFile | None:
-        """None where this node has nothing to leave, or no place for it."""
-        self.discard()
-        if self._locker is not None and (heads or self._communicator.rank == 0):
-            pages = len(order.pages)
-            self._left = LeftFile(self._locker, order.epoch, self._facts, heads, pages, sequences, stack)
-        return self._left
-
-    def _lacks(self, kept: Sequence[int], rank: int) -> str:
-        return _NO_PLACE if self._locker is None and (kept or rank == 0) else ""
-
-    def _write(self, left: LeftFile, heads: Sequence[int], pages: Sequence[int]) -> None:
-        for head in heads:
-            for page in pages:
-                left.add(self._cache.parts[page, :, head - self._heads.start])
-                self._moved(self._layers)
-
-    def _found(self, carried: Carried, stack: ExitStack) -> FoundFile | None:
-        if self._locker is None:
-            return None
-        return FoundFile(self._locker, carried, self._facts, self._layers, stack)
-
     def _fill(self, found: FoundFile, heads: Sequence[int], pages: Sequence[int]) -> str:
         block = np.empty((self._layers, self._part_bytes), np.uint8)
-        for head in heads:
-            for page in pages:
-                error = found.read(block, head, page, 0)
-                if error:
-                    return error
-                self._cache.parts[page, :, head - self._heads.start] = block
-                self._moved(self._layers)
+        for head, page in itertools.product(heads, pages):
+            error = found.read(block, head, page, 0)
+            if error:
+                return error
+            self._cache.parts[page, :, head - self._heads.start] = block
+            self._moved(self._layers)
         return ""
 
     # --- over the links

@@ -5,31 +5,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, repeat
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
 
+from tpiedge.engine.assembly import Engine
 from tpiedge.engine.batcher import Batch, Batcher
-from tpiedge.engine.grammars import AnswerConstraint
+from tpiedge.engine.constraints import AnswerConstraint, MaskWaits
 from tpiedge.engine.head import Head, MeanState
-from tpiedge.engine.mask_waits import MaskWaits
-from tpiedge.engine.meter import Meter
-from tpiedge.engine.sampler import Sampled, TokenMask
+from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.errors import ChildLost, UserError
 from tpiedge.wire.control import AnswerPart, Embedding, FinishReason, PromptScores, Token
 
 _SCORE_ROWS: Final = 64
-_KEPT_LOGITS_BYTES: Final = 16 << 20
-
-
-class Draws(Protocol):
-    """Draws the tokens of one sequence, as `Sampler` does."""
-
-    def sample(self, logits_V: Tensor, allowed: TokenMask | None = None) -> Sampled: ...
-
-    def accept(self, token: int) -> None: ...
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -39,7 +30,7 @@ class LiveRequest:
     anything."""
 
     sequence: RunningSequence
-    sampler: Draws
+    sampler: Sampler
     emit: Callable[[AnswerPart], None]
     pooled: MeanState | None = None
     reason: FinishReason | None = None
@@ -50,26 +41,20 @@ class LiveRequest:
 
     def known(self) -> bool:
         """Whether it is known what may be drawn; also where the grammar has failed."""
-        known = True
-        if self.constraint is not None:
-            with refusing(self):
-                return self.constraint.known()
-        return known
+        return self.constraint is None or self._asked(self.constraint.known, True)
 
     def heard(self) -> bool:
         """Whether it is known which tokens come next whatever the model says; also where the grammar has failed."""
-        heard = True
-        if self.constraint is not None:
-            with refusing(self):
-                return self.constraint.heard()
-        return heard
+        return self.constraint is None or self._asked(self.constraint.heard, True)
 
     def forced(self) -> Sequence[int]:
         """The tokens that come next whatever the model says; none where the grammar has failed."""
-        found: Sequence[int] = ()
-        if self.constraint is not None:
-            with refusing(self):
-                found = self.constraint.forced()
+        return () if self.constraint is None else self._asked(self.constraint.forced, ())
+
+    def _asked(self, question: Callable[[], T], failed: T) -> T:
+        found = failed
+        with refusing(self):
+            found = question()
         return found
 
 
@@ -83,27 +68,18 @@ class _Undrawn:
 
 
 class Drawing:
-    """Of one epoch. `apart`: whether each row of the head is computed by itself, as of Head.logits."""
+    """Of one epoch."""
 
-    def __init__(
-        self,
-        epoch: int,
-        vocab_size: int,
-        head: Head,
-        meter: Meter,
-        batcher: Batcher,
-        waits: MaskWaits,
-        *,
-        apart: bool,
-    ) -> None:
-        self._epoch = epoch
-        self._vocab_size = vocab_size
+    def __init__(self, engine: Engine, head: Head, batcher: Batcher, waits: MaskWaits) -> None:
+        self._epoch = engine.epoch
+        self._vocab_size = engine.config.vocab_size
         self._head = head
-        self._meter = meter
+        self._meter = engine.meter
         self._batcher = batcher
-        self._apart = apart
+        #: Whether each row of the head is computed by itself, as of Head.logits.
+        self._apart = not engine.forward.quantised
         self._waits = waits
-        self._logits_MV = torch.empty(0, vocab_size)
+        self._logits_MV = torch.empty(0, self._vocab_size)
         self._undrawn: dict[str, _Undrawn] = {}
 
     def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
@@ -113,7 +89,7 @@ class Drawing:
         pieces = list(zip(batch.pieces, ends, strict=True))
         answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
         rows = [row for piece, end in answers for row in range(end - 1 - piece.drafted, end)]
-        with self._meter.head_span():
+        with self._meter.head_span:
             logits_MV = self._room(len(rows))
             if rows:
                 self._head.logits(_rows(x_TH, rows), apart=self._apart, room=logits_MV)
@@ -153,7 +129,7 @@ class Drawing:
 
     def _decide(self, live: LiveRequest, piece: StepPiece, logits_MV: Tensor, *, shared: bool) -> None:
         tokens: list[int] = []
-        with self._meter.head_span(), refusing(live):
+        with self._meter.head_span, refusing(live):
             tokens += self._drawn(live, piece, logits_MV, shared=shared)
         self._batcher.decided(piece, tokens)
         if live.constraint is not None and live.reason is None and tokens:
@@ -167,7 +143,7 @@ class Drawing:
         if self._logits_MV.shape[0] >= rows:
             return self._logits_MV[:rows]
         room = torch.empty(rows, self._vocab_size)
-        if room.nbytes <= _KEPT_LOGITS_BYTES:
+        if room.nbytes <= 16 << 20:
             self._logits_MV = room
         return room
 
@@ -204,7 +180,7 @@ class Drawing:
         if not following:
             return
         request = live.sequence.request
-        with self._meter.head_span():
+        with self._meter.head_span:
             x_MH = x_TH[told : told + len(following)]
             scores, best = self._head.scores(x_MH, torch.tensor(following), request.sampling.logprobs)
         for row in range(0, len(scores), _SCORE_ROWS):
@@ -218,7 +194,7 @@ class Drawing:
         pages, or its last one; after the prompt's last position the request has ended."""
         sequence = live.sequence
         first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
-        with self._meter.head_span():
+        with self._meter.head_span:
             for row in range(first, len(x_TH), _SCORE_ROWS):
                 pooled.add(self._head.states(x_TH[row : row + _SCORE_ROWS]))
         if piece.draws:

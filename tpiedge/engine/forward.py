@@ -19,8 +19,7 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.fused_blocks import BlockGrids, FusedBlocks, ffn_bias
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.overlap import ChunkRows, OverlappedReduces
-from tpiedge.engine.steps import Chunk, chunks, wanted_rows
+from tpiedge.engine.steps import Chunk, ChunkRows, OverlappedReduces, chunks, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.attention_block import RotaryRows
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
@@ -63,15 +62,15 @@ class _Step:
         return len(self.rows) == 1
 
 
-def _tables_of(rope: RopeConfig, head_dim: int, start: int, count: int, length: int) -> tuple[Tensor, Tensor]:
-    inv_freq, scale = rope_frequencies(rope, head_dim, length)
+def _tables_of(rope: RopeConfig, head_dim: int, start: int, count: int) -> tuple[Tensor, Tensor]:
+    inv_freq, scale = rope_frequencies(rope, head_dim)
     return tables(torch.arange(start, start + count), torch.from_numpy(inv_freq), scale)
 
 
 @functools.lru_cache(maxsize=128)
 def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, Tensor]:
     """Of so many positions at a time: for one it takes a fifth of the time of all."""
-    return _tables_of(rope, head_dim, block * _POSITIONS, _POSITIONS, 0)
+    return _tables_of(rope, head_dim, block * _POSITIONS, _POSITIONS)
 
 
 class ForwardPass:
@@ -178,7 +177,7 @@ class ForwardPass:
                     self._receive(rows.x_CH, Tag(step.number, 0, rows.chunk.index))
                 self._reduces.settle(rows)
                 tag, bias_H = Tag(step.number, 2 * layer, rows.chunk.index), weights.vectors.get("o_bias")
-                with self._meter.attention_span(layer):
+                with self._meter.attention_span.of(layer):
                     partial_CH = self._attention(rows, weights, layer, step)
                 grid = self._grids[layer][0]
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=step.lone)
@@ -186,7 +185,7 @@ class ForwardPass:
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduces of the chunks before pace
         the next one, so that no more than a few messages wait for a slow node."""
-        with self._meter.broadcast_span():
+        with self._meter.broadcast_span:
             hidden_CH = self._communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
             x_CH.copy_(hidden_CH)
@@ -196,7 +195,7 @@ class ForwardPass:
             for rows in step_rows:
                 self._reduces.settle(rows)
                 tag, bias_H = Tag(step, 2 * layer + 1, rows.chunk.index), weights.vectors.get("down_bias")
-                with self._meter.ffn_span(layer):
+                with self._meter.ffn_span.of(layer):
                     partial_CH = self._ffn(rows.x_CH, weights, layer)
                 grid = self._grids[layer][1]
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(step_rows) == 1)
@@ -277,15 +276,15 @@ class ForwardPass:
         return None if own is None else functional.pad(own, (0, columns - own.shape[0]))
 
     def _rotary(self, plan: StepPlan) -> _Rotary:
-        """cos and sin of every row; RoPE scaling goes by each segment's own sequence length."""
+        """cos and sin of every row."""
         parts = [self._tables(segment) for segment in plan.segments]
         return _Rotary(torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
 
     def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
         rope, width = self._config.rope, self._config.head_dim
         start, stop = segment.start, segment.start + segment.length
-        if rope.depends_on_length or segment.length > _POSITIONS:
-            return _tables_of(rope, width, start, segment.length, segment.rope_length)
+        if segment.length > _POSITIONS:
+            return _tables_of(rope, width, start, segment.length)
         blocks = range(start // _POSITIONS, (stop - 1) // _POSITIONS + 1)
         cos, sin = zip(*(_kept_tables(rope, width, block) for block in blocks), strict=True)
         own = slice(start - blocks.start * _POSITIONS, stop - blocks.start * _POSITIONS)

@@ -1,24 +1,24 @@
 """Keeps answers to their grammars in processes of their own, each of which may be killed at any time.
 
 Started by `grammars.py` (`python -P -m tpiedge.engine.grammar_child FD FOLDER ROWS END`). It reads the tokenizer in
-FOLDER once, and forks for every grammar: that child compiles it, and forks for every answer: that one says which tokens
-may come next. A grammar is hostile until proven otherwise: a few bytes of it can exhaust a stack, a processor or a
-memory, so each child has limits of its own, a low priority, and nothing but open sockets. No torch here.
+FOLDER once, and forks for every grammar: that child compiles it, and says of each of its answers which tokens may come
+next. A grammar is hostile until proven otherwise: a few bytes of it can exhaust a stack, a processor or a memory, so
+each child has limits of its own, a low priority, and nothing but open sockets. No torch here.
 
-A process that forks gets two sockets for each child, over the one that it has itself: what the child speaks with, and
-one on which its end is told: the status and the microseconds of a processor (`grammar_link.FATE`). Where the other end
+The first process gets two sockets for each child, over the one that it has itself: what the child speaks with, and one
+on which its end is told: the status and the microseconds of a processor (`grammar_process.FATE`). Where the other end
 of that is closed, the child is killed. All end with the process that started them.
 
-A frame is its length (u32), a letter and a body. A process says `r` when it is ready, and its number (u32). That of a
-grammar is sent `g`, a JSON object (kind, text, and whether an answer has begun), and says `y`, the microseconds of a
-processor that it took (u32), once it is compiled. That of an answer is sent `g` (the answer so far, and whether a text
-that is forced is to be spelled in its usual tokens), then `a` (tokens that were drawn) and `d` (tokens that may
-follow), as u32 each, and `b`, which goes back to the beginning, with the tokens that an earlier epoch drew from there
-on. After `b` comes `k`, how many of these (u32) were the grammar's before its text might end. After `g`, and after
-each `a` and `k` come `f`, tokens that the grammar forces, and `m`, a mask; after `d` comes `d`, a mask for every token
-that the grammar allows there. A mask is a byte that says whether the answer may end, and a bit for each token. Before
-`m` and `d` comes `c`, the microseconds of a processor (u32) that were spent since the last one, but not for tokens of
-an earlier epoch. `e` is why there is no more.
+A frame is its length (u32), a letter, the number of its answer (u16) and a body. Of the grammar itself, which has the
+number 0, a process says `r`, its own number (u32), when it is ready, is sent `g`, a JSON object (kind, text, and
+whether an answer has begun), and says `y`, the microseconds of a processor that it took (u32), once it is compiled. Of
+an answer it is sent `g` (the answer so far, and whether a text that is forced is spelled in its usual tokens), then
+`a` (tokens that were drawn) and `d` (tokens that may follow), as u32 each, and `b`, which goes back to the beginning,
+with the tokens that an earlier epoch drew from there on; and `x` where it is over. After `b` comes `k`, how many of
+these (u32) were the grammar's before its text might end. After `g`, and after each `a` and `k` come `f`, tokens that
+the grammar forces, and `m`, a mask; after `d` comes `d`, a mask for every token that the grammar allows there. A mask
+is a byte that says whether the answer may end, and a bit for each token. Before `m` and `d` comes `c`, the microseconds
+of a processor (u32) that it took, but for tokens of an earlier epoch. `e` is why there is no more.
 """
 
 import array
@@ -31,16 +31,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpiedge import oom_score
-from tpiedge.engine.grammar_link import FATE, frame
-from tpiedge.lifeline import die_with_parent
+from tpiedge.engine.grammar_process import FATE, HEAD
+from tpiedge.lifeline import die_with_parent, raise_oom_score
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.limits import MAX_SEQUENCES
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -56,10 +54,6 @@ _READ_MEMORY = 4 << 30
 #: What the child of one grammar may take beside what it shares with the others.
 _MEMORY = 512 << 20
 _STACK = 8 << 20
-#: Files that it may open; and, of a process that forks, beside one for each child. What runs at once ends in part while
-#: others begin.
-_FILES = 16
-_CHILDREN = 2 * MAX_SEQUENCES
 #: A low priority: a tenth of what steps have, so that a machine that is busy with other things still answers. Masks
 #: that are not ready cost their own answer alone.
 _NICE = 10
@@ -79,41 +73,48 @@ def main() -> None:
     link, folder, rows, end = socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:5]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     vocabulary = _vocabulary(Path(folder), int(rows), int(end))
-    _Nursery(link).run(lambda session: _serve_grammar(session, vocabulary))
+    _Nursery(link, vocabulary).run()
 
 
 class _Nursery:
     """Forks for each two sockets that come over `link`, and looks after the children. For a process of one thread."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
         self._link = link
-        #: Where the end of each child is told, by its number.
-        self._watches: dict[int, socket.socket] = {}
-        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._vocabulary = vocabulary
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
+        #: Of each child its number, the file that is readable at its end, and where that is told; by both files.
+        self._children: dict[int, tuple[int, int, socket.socket]] = {}
 
-    def run(self, work: Callable[[socket.socket], None]) -> None:
-        """Has each child do its `work`, until the link is closed: that ends all of them."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(self._link, select.POLLIN)
-        poll.register(self._woken, select.POLLIN)
+    def run(self) -> None:
+        """Until the link is closed: that ends all children."""
         while True:
-            ready = {fd for fd, _ in poll.poll()}
-            for pid, watch in self._watches.items():  # first, while the numbers of files are still theirs
-                if watch.fileno() in ready:
-                    poll.unregister(watch)
-                    os.kill(pid, signal.SIGKILL)  # not waited for yet, so that this number is its own, too
-            if self._woken in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._woken, 4096)
-                self._reap(poll)
-            if self._link.fileno() in ready and not self._take(poll, work):
-                for pid in self._watches:
+            ready = [fd for fd, _ in self._poll.poll()]
+            for fd in ready:  # first, while the numbers of files are still theirs
+                if fd in self._children:
+                    self._look(fd)
+            if self._link.fileno() in ready and not self._take():
+                for pid, _, _ in self._children.values():
                     os.kill(pid, signal.SIGKILL)
                 return
 
-    def _take(self, poll: select.poll, work: Callable[[socket.socket], None]) -> bool:
+    def _look(self, fd: int) -> None:
+        """Tells how a child has ended, or ends one that nobody wants any more."""
+        pid, ended, watch = self._children.pop(fd)
+        self._poll.unregister(fd)
+        if fd != ended:
+            os.kill(pid, signal.SIGKILL)  # it is there, or its end was not looked at yet
+            return
+        _, status, used = os.wait4(pid, 0)
+        if self._children.pop(watch.fileno(), None):
+            self._poll.unregister(watch)
+        os.close(ended)
+        with watch, contextlib.suppress(OSError):
+            spent = int(1e6 * (used.ru_utime + used.ru_stime))
+            watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
+
+    def _take(self) -> bool:
         """Begins what is asked. Returns whether anybody is left who may ask. Where there is no room for another process
         its sockets are closed, and nobody tells why."""
         try:
@@ -124,43 +125,39 @@ class _Nursery:
         if len(ends) == 2:
             parent = os.getpid()
             with contextlib.suppress(OSError):
-                pid = os.fork()
+                # What only the child has open for writing is at its end when the child has ended.
+                ended, held = os.pipe()
+                try:
+                    pid = os.fork()
+                except OSError:
+                    os.close(ended)
+                    raise
+                finally:
+                    if os.getpid() == parent:
+                        os.close(held)
                 if pid == 0:
-                    self._leave(work, ends[0], parent)
-                self._watches[pid] = ends.pop()
-                poll.register(self._watches[pid], 0)  # the other end is closed, or nothing
+                    self._leave(ends[0], parent)
+                watch = ends.pop()
+                self._children |= dict.fromkeys((ended, watch.fileno()), (pid, ended, watch))
+                self._poll.register(ended, select.POLLIN)
+                self._poll.register(watch, 0)  # the other end is closed, or nothing
         for one in ends:
             one.close()
         return bool(data)
 
-    def _leave(self, work: Callable[[socket.socket], None], session: socket.socket, parent: int) -> NoReturn:
+    def _leave(self, session: socket.socket, parent: int) -> NoReturn:
         """Does the child's work, and leaves nothing of the parent's, whatever happens."""
         try:
             die_with_parent()
             if os.getppid() == parent:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.close(self._woken)
-                os.close(self._waker)
-                for one in (self._link, *self._watches.values()):
-                    one.close()
-                work(session)
+                self._link.close()
+                for _, ended, watch in set(self._children.values()):
+                    os.close(ended)
+                    watch.close()
+                _serve(session, self._vocabulary)
                 os._exit(0)
         finally:
             os._exit(1)
-
-    def _reap(self, poll: select.poll) -> None:
-        """Tells of each child that has ended how it did."""
-        while self._watches:
-            pid, status, used = os.wait4(-1, os.WNOHANG)
-            if not pid:
-                return
-            spent = int(1e6 * (used.ru_utime + used.ru_stime))
-            with self._watches.pop(pid) as watch:
-                with contextlib.suppress(KeyError):
-                    poll.unregister(watch)
-                with contextlib.suppress(OSError):
-                    watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
 
 
 class _TokenizerWrapper:
@@ -226,68 +223,69 @@ def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _serve_grammar(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
-    """Compiles one grammar, then forks for its answers."""
+def _serve(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
+    """Compiles one grammar, and says what may come next in each of its answers."""
     _limit()
     try:
         if isinstance(vocabulary, str):
             raise ValueError(vocabulary)
-        _send(link, b"r", os.getpid().to_bytes(4, "little"))
-        _, body = _receive(link)
+        _send(link, b"r", 0, os.getpid().to_bytes(4, "little"))
+        _, _, body = _receive(link)
         asked = json.loads(body)
         _within(_AGAIN_S if asked["again"] else _COMPILE_S)
         matcher = _matcher(vocabulary, asked["kind"], asked["text"])
-        _within(0.0)
-        _send(link, b"y", _micros(time.process_time()))
+        _send(link, b"y", 0, _micros(time.process_time()))
+        answers: dict[int, _FollowedAnswer] = {}
+        while True:
+            letter, number, body = _receive(link)
+            if letter == b"x":
+                answers.pop(number, None)
+                continue
+            try:
+                if letter == b"g":
+                    answers[number] = _FollowedAnswer(matcher, json.loads(body))
+                    letter, body = b"a", b""
+                if number in answers:  # or it was refused
+                    for said in answers[number].frames(letter, array.array("I", body)):
+                        _send(link, said[0], number, said[1])
+            except ValueError as error:
+                _send(link, b"e", number, str(error).encode(errors="replace"))
     except (EOFError, ConnectionError):
         return
     except Exception as error:
-        _send(link, b"e", str(error).encode(errors="replace"))
-        return
-    _Nursery(link).run(lambda session: _serve_answer(session, matcher))
+        _send(link, b"e", 0, str(error).encode(errors="replace"))
 
 
-def _serve_answer(link: socket.socket, matcher: "LLMatcher") -> None:
-    """Says what may come next in one answer, from its beginning to its end."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, _FILES))
-    try:
-        _send(link, b"r", os.getpid().to_bytes(4, "little"))
-        spent_s = 0.0
-        _, body = _receive(link)
-        asked = json.loads(body)
+class _FollowedAnswer:
+    """Where one answer is in its grammar. Raises ValueError where it can be nowhere."""
+
+    def __init__(self, grammar: "LLMatcher", asked: dict[str, Any]) -> None:
         _within(_AGAIN_S if asked["again"] else _COMPILE_S)
-        if not matcher.consume_tokens(asked["answer"]):
-            raise ValueError(f"the answer so far is none of the grammar's: {matcher.get_error()}")
-        usual, letter = asked["usual"], b"m"
-        forced = matcher.compute_ff_tokens()
-        _send(link, b"f", array.array("I", forced).tobytes())
-        mask = _mask(matcher, forced if usual else ())
-        while True:
-            before_s, spent_s = spent_s, time.process_time()
-            _send(link, b"c", _micros(spent_s - before_s))
-            _send(link, letter, mask)
-            letter, body = _receive(link)
-            ids = array.array("I", body)
-            if letter != b"b" or not ids:  # what an earlier epoch drew shares the time for the grammar
-                _within(_FRAME_S)
-            if letter == b"d":
-                mask = _masks_after(matcher, ids, usual)
-                continue
+        self._matcher = grammar.deep_copy()
+        self._usual = asked["usual"]
+        if not self._matcher.consume_tokens(asked["answer"]):
+            raise ValueError(f"the answer so far is none of the grammar's: {self._matcher.get_error()}")
+
+    def frames(self, letter: bytes, ids: "array.array[int]") -> Iterator[tuple[bytes, bytes]]:
+        """What is to be said to a frame."""
+        matcher = self._matcher
+        _within(_AGAIN_S if letter == b"b" and ids else _FRAME_S)
+        before_s = time.process_time()
+        if letter == b"d":
+            mask = _masks_after(matcher, ids, self._usual)
+        else:
             if letter == b"b":
                 kept = _replay(matcher, ids)
-                spent_s = time.process_time()
-                _send(link, b"k", kept.to_bytes(4, "little"))
+                before_s = time.process_time()
+                yield b"k", kept.to_bytes(4, "little")
             else:
                 matcher.consume_tokens(list(ids))
-            letter = b"m"
             _check(matcher)
             forced = matcher.compute_ff_tokens()
-            _send(link, b"f", array.array("I", forced).tobytes())
-            mask = _mask(matcher, forced if usual else ())
-    except (EOFError, ConnectionError):
-        return
-    except Exception as error:
-        _send(link, b"e", str(error).encode(errors="replace"))
+            yield b"f", array.array("I", forced).tobytes()
+            letter, mask = b"m", _mask(matcher, forced if self._usual else ())
+        yield b"c", _micros(time.process_time() - before_s)
+        yield letter, mask
 
 
 def _micros(seconds: float) -> bytes:
@@ -295,15 +293,14 @@ def _micros(seconds: float) -> bytes:
 
 
 def _limit() -> None:
-    """Bounds this process for good, and those that it forks. The system ends them first where memory is short, and
-    gives them a processor last."""
+    """Bounds this process for good. The system ends it first where memory is short, and gives it a processor last."""
     with open("/proc/self/statm", encoding="ascii") as file:
         shared = int(file.read().split()[0]) * resource.getpagesize()
     most = shared + _MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES + _CHILDREN, _FILES + _CHILDREN))
-    oom_score.raise_to(oom_score.ALWAYS_FIRST)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+    raise_oom_score(1000)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
 
@@ -379,13 +376,13 @@ def _check(matcher: "LLMatcher") -> None:
         raise ValueError(matcher.get_error())
 
 
-def _send(link: socket.socket, letter: bytes, body: bytes) -> None:
-    link.sendall(frame(letter, body))
+def _send(link: socket.socket, letter: bytes, number: int, body: bytes) -> None:
+    link.sendall(HEAD.pack(len(body), letter, number) + body)
 
 
-def _receive(link: socket.socket) -> tuple[bytes, bytes]:
-    head = _exactly(link, 5)
-    return head[4:], _exactly(link, int.from_bytes(head[:4], "little"))
+def _receive(link: socket.socket) -> tuple[bytes, int, bytes]:
+    length, letter, number = HEAD.unpack(_exactly(link, HEAD.size))
+    return letter, number, _exactly(link, length)
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:

@@ -1,19 +1,20 @@
 """What grammars allow of answers, asked of `grammar_child.py`, a process beside rank 0.
 
-A request's grammar is compiled while other requests go on (`grammar_compiling.py`). While a step is computed, a child
+A request's grammar is compiled while other requests go on (`grammar_process.py`). While a step is computed, a child
 finds out which tokens may come next, also after each token that the step guesses. A step waits for that only as long as
-`mask_waits.py` says: an answer whose mask is not there takes no part in the steps until it is.
+`constraints.py` says: an answer whose mask is not there takes no part in the steps until it is.
 
 Laws:
 1. An answer that ends by itself is a text of its grammar; one that ends otherwise is the beginning of one.
-2. A request whose grammar is wrong, or takes more time or memory than it may, is refused, and no other is hurt: beside
-   others each mask may take `_MASK_S` of a processor, or a part of its step, and all of them `_SLACK_S` more.
+2. A request whose grammar is wrong, or takes more time or memory than it may, is refused, and no other is hurt but
+   those that share its process: beside others each mask may take `_MASK_S` of a processor, or a part of its step, and
+   all of them `_SLACK_S` more.
 3. What is allowed depends on the grammar and the tokens of the answer alone: another epoch goes on where one ended.
 4. A grammar of which an answer has begun is not refused for the time that it takes to get there again, unless that is
    many times as long; and none for that which the process takes to get ready.
-5. A process that is killed from outside is begun again once, from the answer's tokens so far; then the request may be
-   made again (ChildLost).
-6. No process outlives its request, or its parent.
+5. A process that is killed from outside is begun again once, and each of its answers goes on from its tokens so far;
+   then the request may be made again (ChildLost).
+6. No process outlives its requests, or its parent.
 """
 
 import json
@@ -30,26 +31,20 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from tpiedge.child_environment import child_environment
-from tpiedge.engine.grammar_compiling import (
+from tpiedge.engine.grammar_process import (
     AGAIN_S,
     COMPILE_S,
-    READY_S,
-    Compilation,
-    CompilePlaces,
-    killed,
-    not_ready,
+    GrammarLink,
+    GrammarProcess,
     refused,
     starved,
-    too_much,
 )
-from tpiedge.engine.grammar_link import GrammarLink, LinkEnded
 from tpiedge.engine.sampler import TokenMask
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.errors import GrammarRefused
+from tpiedge.lifeline import child_environment
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
-_CHILD: Final = "tpiedge.engine.grammar_child"
 #: How long a mask may take.
 _ANSWER_S: Final = 10.0
 #: What masks may cost of a processor where others share the steps: each of them, or this part of the step, and beyond
@@ -59,61 +54,14 @@ _PART: Final = 0.1
 _SLACK_S: Final = 1.0
 
 
-class AnswerConstraint(Protocol):
-    """Keeps one answer to what it is to be. Methods may raise UserError where the request is refused after all, and
-    ChildLost."""
-
-    def links(self) -> Sequence[GrammarLink]:
-        """The links that say something when there is more to know; none where there is no need to wait."""
-        ...
-
-    def ready(self) -> bool:
-        """Whether the answer may begin."""
-        ...
-
-    def heard(self) -> bool:
-        """Whether it is known which tokens are forced."""
-        ...
-
-    def known(self) -> bool:
-        """Whether `masks` would not wait."""
-        ...
-
-    def forced(self) -> Sequence[int]:
-        """The tokens that come next whatever the model says, as far as that is known."""
-        ...
-
-    def guess(self, ids: Sequence[int]) -> None:
-        """These tokens may be drawn one after the other: what is allowed after each of them will be asked."""
-        ...
-
-    def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
-        """What may be drawn next; then after each token that was guessed, as far as that is known. None allows all.
-        `shared`: whether other answers wait for it, too."""
-        ...
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """These tokens were drawn."""
-        ...
-
-    def take_spent(self) -> float:
-        """Seconds of a processor that were spent on it since this was asked last."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will be asked, but for what was spent. Idempotent."""
-        ...
-
-
 class Grammars:
-    """The processes of the grammars of one model with `rows` tokens, whose tokenizer is in `folder`; `at_once` of them
-    compile at a time. Starts the first process with the first grammar. For one thread, which must not end before."""
+    """The processes of the grammars of one model with `rows` tokens, whose tokenizer is in `folder`. Starts the first
+    process with the first grammar. For one thread, which must not end before."""
 
-    def __init__(self, folder: Path, rows: int, at_once: int = 1) -> None:
+    def __init__(self, folder: Path, rows: int) -> None:
         self._folder = folder
         self._rows = rows
-        self._places = CompilePlaces(at_once)
-        self._shared: dict[str, Compilation] = {}
+        self._shared: dict[str, GrammarProcess] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._end: int | None = None
@@ -134,11 +82,14 @@ class Grammars:
             raise GrammarRefused("an answer by a grammar ends with an end token: do not ignore it")
         if self._end is None:
             self._end = request.stop_ids[0]
-        compilation = self._shared.get(group)
-        if compilation is None or compilation.failed or not compilation.users:
-            compilation = Compilation(request.grammar, self._fork, self._places, again=again)
-            self._keep(group, compilation)
-        return Constraint(compilation, request, request.grammar, self._end, self._rows, again=again)
+        process = self._shared.get(group)
+        if process is None or not process.usable:
+            process = GrammarProcess(request.grammar, self._fork, again=again)
+        constraint = Constraint(process, request, request.grammar, (self._end, self._rows), again=again)
+        self._shared = {name: one for name, one in self._shared.items() if one.usable}
+        if group:
+            self._shared[group] = process
+        return constraint
 
     def close(self) -> None:
         """Ends all processes."""
@@ -148,11 +99,6 @@ class Grammars:
             self._child.kill()
             self._child.wait()
         self._link = self._child = None
-
-    def _keep(self, group: str, compilation: Compilation) -> None:
-        self._shared = {name: one for name, one in self._shared.items() if one.users}
-        if group:
-            self._shared[group] = compilation
 
     def _fork(self) -> GrammarLink:
         """A link to a new process for one grammar. Raises OSError."""
@@ -171,7 +117,7 @@ class Grammars:
         with ExitStack() as unless_started, theirs:
             unless_started.callback(ours.close)
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", _CHILD, *arguments],
+                [sys.executable, "-P", "-m", "tpiedge.engine.grammar_child", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -183,31 +129,31 @@ class Grammars:
 
 
 class Constraint:
-    """An AnswerConstraint: of a grammar, from the answer's beginning to its end. All methods raise GrammarRefused where
-    the grammar is refused, and ChildLost where its processes are killed from outside, or do not get going."""
+    """What a grammar allows of one answer, from its beginning to its end. All methods raise GrammarRefused where the
+    grammar is refused, and ChildLost where its process is killed from outside, or does not get going."""
 
     def __init__(
         self,
-        compilation: Compilation,
+        process: GrammarProcess,
         request: GenerationRequest,
         grammar: Grammar,
-        child_end: int,
-        rows: int,
+        model: tuple[int, int],
         now: Callable[[], float] = time.monotonic,
         *,
         again: bool,
     ) -> None:
-        """`child_end`: the token that the child takes for the answer's end, in place of the request's own. `now` gives
-        seconds. `again`: as of Grammars.begin."""
-        compilation.users += 1
-        self._compilation = compilation
-        self._link: GrammarLink | None = None
-        self._rows = rows
+        """`model`: the token that the child takes for the answer's end, in place of the request's own, and how many
+        tokens there are. `now` gives seconds. `again`: as of Grammars.begin."""
+        child_end, self._rows = model
+        self._process = process
+        self._number = process.join()
         self._now = now
         self._stop_ids = frozenset(request.stop_ids)
         self._end_ids = self._stop_ids | {child_end}
         self._usual = grammar.begins is None
         self._again = again
+        #: Which of the processes knows the answer.
+        self._begun = 0
         #: The tokens that the process has accepted since the grammar's beginning, and those of a restart of which it
         #: did not say yet how many it keeps: so another process can go on.
         self._accepted = list(request.answer_ids)
@@ -218,47 +164,48 @@ class Constraint:
         self._following: list[TokenMask] | None = []
         #: How many masks the process still owes, and how many lists of those after guesses: the last one counts.
         self._due = self._due_following = 0
-        self._starting = True
-        self._kills = 0
         self.kept = 0
         """How many of the tokens that were given to the last restart were the grammar's before its text might end."""
-        self._deadline = now() + READY_S
+        self._deadline = 0.0
         #: Of a processor: what was told since tokens were drawn last, and how much more than allowed all was.
         self._cost_s = self._debt_s = 0.0
         self._drawn_at = now()
-        self._spent_s = 0.0
-        self._closed = False
 
     def links(self) -> Sequence[GrammarLink]:
-        if self._mask is not None and self._following is not None:
-            return ()
-        return [self._link] if self._link is not None else self._compilation.links()
+        """The links that say something when there is more to know; none where there is no need to wait."""
+        known = self._mask is not None and self._following is not None
+        return () if known or self._process.has_frames(self._number) else self._process.links()
 
     def ready(self) -> bool:
-        """Whether the grammar is compiled, and the first mask has come."""
+        """Whether the grammar is compiled, and the first mask has come, so that the answer may begin."""
         self._advance()
         return self._mask is not None
 
     def known(self) -> bool:
+        """Whether `masks` would not wait."""
         self._advance()
         return self._mask is not None and self._following is not None
 
     def heard(self) -> bool:
+        """Whether it is known which tokens are forced."""
         self._advance()
         return self._forced is not None
 
     def forced(self) -> Sequence[int]:
+        """The tokens that come next whatever the model says, as far as that is known."""
         self._advance()
         return self._forced or ()
 
     def guess(self, ids: Sequence[int]) -> None:
+        """These tokens may be drawn one after the other: what is allowed after each of them will be asked."""
         self._guesses, self._following = ids, None if ids else []
         if ids:
             self._deadline = self._now() + _ANSWER_S
             self._ask_following()
 
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
-        """After the guesses up to one that is not allowed."""
+        """What may be drawn next; then after each token that was guessed, up to one that is not allowed. `shared`:
+        whether other answers wait for it, too."""
         until = self._now() + _ANSWER_S
         while not self.known():
             left_s = until - self._now()
@@ -272,6 +219,7 @@ class Constraint:
         yield from found
 
     def accept(self, tokens: Sequence[int]) -> None:
+        """These tokens were drawn."""
         self._accepted += tokens
         self._renew(b"a", tokens, self._now() + _ANSWER_S)
 
@@ -282,15 +230,12 @@ class Constraint:
         self._renew(b"b", tokens, self._deadline if tokens else self._now() + _ANSWER_S)
 
     def close(self) -> None:
-        """Ends its process, and that of the grammar with its last user."""
-        self._leave()
-        if not self._closed:
-            self._closed = True
-            self._compilation.leave()
+        """Nothing more will be asked, but for what was spent. Ends the process with its last answer. Idempotent."""
+        self._process.leave(self._number)
 
     def take_spent(self) -> float:
-        spent_s, self._spent_s = self._spent_s + self._compilation.take_spent(), 0.0
-        return spent_s + (self._link.spent_s() if self._link is not None else 0.0)
+        """Seconds of a processor that were spent on the grammar since this was asked last, for any of its answers."""
+        return self._process.take_spent()
 
     def _renew(self, letter: bytes, tokens: Sequence[int], deadline: float) -> None:
         """Sends what changes what is allowed."""
@@ -300,14 +245,14 @@ class Constraint:
         self._ask(letter, array("I", tokens).tobytes())
 
     def _ask(self, letter: bytes, body: bytes) -> None:
-        if self._link is not None:
-            self._due += 1
-            self._link.send(letter, body)
+        self._due += 1
+        if self._begun == self._process.begun:  # or `_open` says it to the process that has begun since
+            self._process.send(letter, self._number, body)
 
     def _ask_following(self) -> None:
-        if self._link is not None:
-            self._due_following += 1
-            self._link.send(b"d", array("I", self._guesses).tobytes())
+        self._due_following += 1
+        if self._begun == self._process.begun:
+            self._process.send(b"d", self._number, array("I", self._guesses).tobytes())
 
     def _account(self, masks: int, *, shared: bool) -> None:
         """Of what they cost; in between no other answer is held up."""
@@ -323,74 +268,45 @@ class Constraint:
 
     def _advance(self) -> None:
         """Goes on as far as it gets without waiting."""
-        if self._link is None and not (self._compilation.ready() and self._open()):
+        if not self._process.ready():
+            self._forced = self._mask = None
+            self._following = None if self._guesses else []
             return
-        if self._link is None:
-            return
-        self._link.flush()
-        try:
-            while frames := self._link.take():
-                for letter, body in frames:
-                    self._understand(letter, body)
-        except LinkEnded as ended:
-            self._begin_again(ended)
+        if self._begun != self._process.begun:
+            self._open()
+        for letter, body in self._process.take(self._number):
+            self._understand(letter, body)
         if (self._mask is None or self._following is None) and self._now() > self._deadline:
             raise starved()
 
-    def _open(self) -> bool:
-        """Has a process begin, or go on where another one was. Returns whether there is one."""
-        try:
-            self._link = self._compilation.open()
-        except OSError:
-            if self._now() > self._deadline:
-                raise not_ready() from None
-            return False
-        self._deadline = self._now() + (AGAIN_S if self._again else COMPILE_S)
-        self._due, self._due_following, self._starting = 0, 0, True
+    def _open(self) -> None:
+        """Begins in a process, or goes on where another one was."""
         again = self._again or bool(self._accepted)
+        self._begun = self._process.begun
+        self._deadline = self._now() + (AGAIN_S if self._again else COMPILE_S)
+        self._due = self._due_following = 0
         asked = {"answer": self._accepted, "again": again, "usual": self._usual}
         self._ask(b"g", json.dumps(asked).encode("ascii"))
         if self._replayed is not None:
             self._ask(b"b", array("I", self._replayed).tobytes())
         if self._guesses:
             self._ask_following()
-        return True
-
-    def _begin_again(self, ended: LinkEnded) -> None:
-        """Goes on in another process, once, unless what the grammar did has ended this one."""
-        self._leave()
-        if not ended.foreign:
-            raise too_much()
-        self._kills += 1
-        if self._kills > 1:
-            raise killed()
-        self._forced = self._mask = None
-        self._following = None if self._guesses else []
-        self._deadline = self._now() + READY_S
-
-    def _leave(self) -> None:
-        if self._link is not None:
-            self._spent_s += self._link.spent_s()
-            self._link.close()
-        self._link = None
 
     def _understand(self, letter: bytes, body: bytes) -> None:
         match letter:
-            case b"r":
-                return
             case b"f" if self._due == 1:
                 forced = array("I", body).tolist()
                 within = next((i for i, token in enumerate(forced) if token >= self._rows), len(forced))
                 self._forced = tuple(forced[:within])
             case b"c":
-                self._cost_s += 0.0 if self._starting else int.from_bytes(body, "little") / 1e6
+                self._cost_s += int.from_bytes(body, "little") / 1e6
             case b"k":
                 self.kept = int.from_bytes(body, "little")
                 self._accepted, self._replayed = list((self._replayed or ())[: self.kept]), None
             case b"m":
                 self._due -= 1
                 if self._due == 0:
-                    self._mask, self._starting = self._mask_of(np.frombuffer(body, np.uint8)), False
+                    self._mask = self._mask_of(np.frombuffer(body, np.uint8))
             case b"d":
                 self._due_following -= 1
                 if self._due_following == 0 and self._guesses:
@@ -404,20 +320,20 @@ class Constraint:
         """With the request's own end tokens, where the answer may end."""
         mask = said[1:].copy()
         for token in self._end_ids:
-            _set(mask, token, bool(said[0]) and token in self._stop_ids)
+            if token // 8 < len(mask):
+                bit, allowed = np.uint8(1 << token % 8), said[0] and token in self._stop_ids
+                mask[token // 8] = mask[token // 8] | bit if allowed else mask[token // 8] & ~bit
         return mask
 
 
-def await_any(constraints: Sequence[AnswerConstraint], limit_s: float) -> None:
+class _Waiting(Protocol):
+    def links(self) -> Sequence[GrammarLink]: ...
+
+
+def await_any(constraints: Sequence[_Waiting], limit_s: float) -> None:
     """Returns when there is something to take for one of them, or after that time; at once where there are none."""
     waiting = [one.links() for one in constraints]
     if waiting and all(waiting):
-        links = [link for some in waiting for link in some]
+        links = {link for some in waiting for link in some}
         unsent = [room for link in links if (room := link.writes) is not None]
         select.select([link.reads for link in links], unsent, [], max(0.0, limit_s))
-
-
-def _set(mask: TokenMask, token: int, allowed: bool) -> None:
-    if token // 8 < len(mask):
-        bit = np.uint8(1 << token % 8)
-        mask[token // 8] = mask[token // 8] | bit if allowed else mask[token // 8] & ~bit

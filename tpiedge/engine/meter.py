@@ -38,12 +38,13 @@ class Meter:
     block: int = 0
 
     def __post_init__(self) -> None:
-        self._attention_span = _Span(self, "attention_s")
-        self._ffn_span = _Span(self, "ffn_s")
-        self._embedding_span = _Span(self, "head_s", ahead=1)
-        self._head_span = _Span(self, "head_s")
-        self._announce_span = _Span(self, "reduce_wait_s", ahead=1)
-        self._broadcast_span = _Span(self, "reduce_wait_s")
+        # Each times a `with` block; those of blocks `of` a layer.
+        self.attention_span = _Span(self, "attention_s")
+        self.ffn_span = _Span(self, "ffn_s")
+        self.embedding_span = _Span(self, "head_s", ahead=1)
+        self.head_span = _Span(self, "head_s")
+        self.announce_span = _Span(self, "reduce_wait_s", ahead=1)
+        self.broadcast_span = _Span(self, "reduce_wait_s")
         self._travel_trace: tuple[EventSink, tuple[int, int]] | None = None
         #: Of what is recorded of one step, if anything.
         self._recording: EventSink | None = None
@@ -80,43 +81,19 @@ class Meter:
 
     def _record_spans(self, sink: EventSink | None) -> None:
         for name, span in (
-            ("attention", self._attention_span),
-            ("ffn", self._ffn_span),
-            ("embedding", self._embedding_span),
-            ("head", self._head_span),
+            ("attention", self.attention_span),
+            ("ffn", self.ffn_span),
+            ("embedding", self.embedding_span),
+            ("head", self.head_span),
         ):
             span.record(sink, COMPUTE, name)
         for name, span in (
-            ("plan", self._announce_span),
-            ("broadcast", self._broadcast_span),
+            ("plan", self.announce_span),
+            ("broadcast", self.broadcast_span),
             ("reduce attention", self._reduce_spans[0]),
             ("reduce ffn", self._reduce_spans[1]),
         ):
             span.record(sink, REDUCE, name)
-
-    def attention_span(self, layer: int) -> "_Span":
-        """Time a `with` block as the arithmetic of an attention block."""
-        return self._attention_span.of(layer)
-
-    def ffn_span(self, layer: int) -> "_Span":
-        """Time a `with` block as the arithmetic of an FFN block."""
-        return self._ffn_span.of(layer)
-
-    def embedding_span(self) -> "_Span":
-        """Time a `with` block as rank 0's reading of embedding rows, for the step that comes."""
-        return self._embedding_span
-
-    def head_span(self) -> "_Span":
-        """Time a `with` block as rank 0's work on the head."""
-        return self._head_span
-
-    def announce_span(self) -> "_Span":
-        """Time a `with` block as the announcement of the step that comes."""
-        return self._announce_span
-
-    def broadcast_span(self) -> "_Span":
-        """Time a `with` block as the broadcast of embeddings."""
-        return self._broadcast_span
 
     def reduce_span(self, block: int) -> "_Span":
         """Time a `with` block as the all-reduce of a block; attention and FFN blocks take turns."""
@@ -170,8 +147,6 @@ class _Span:
 
 
 _LANES = (COMPUTE, REDUCE, WAIT)
-_MICROSECONDS = 1e6
-_MOST = (1 << 32) - 1
 
 
 class StepRecorder:
@@ -235,4 +210,4 @@ class StepRecorder:
 
 
 def _since(begun: float, at: float) -> int:
-    return min(_MOST, round((at - begun) * _MICROSECONDS))
+    return min((1 << 32) - 1, round((at - begun) * 1e6))

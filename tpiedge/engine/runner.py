@@ -1,4 +1,4 @@
-"""The loop of rank 0, which leads: plan, embed, forward, head, sample. The others follow (`follower.py`).
+"""The loops of rank 0, which leads: plan, embed, forward, head, sample, and of the others, which follow.
 
 Rank 0's `step` is one sweep over the model for all requests that run: pieces of their prompts, the next rows of their
 answers, and guesses of what comes after them. The other nodes never see a token id, only hidden states and positions.
@@ -7,63 +7,51 @@ answers, and guesses of what comes after them. The other nodes never see a token
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.job import Route
+from tpiedge.engine.assembly import Engine
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
-from tpiedge.engine.carrying import Taken
-from tpiedge.engine.drawing import Drawing, Draws, LiveRequest, refusing
-from tpiedge.engine.forward import ForwardPass
-from tpiedge.engine.grammar_preparation import GrammarPreparations, begin_constraint
-from tpiedge.engine.grammars import AnswerConstraint, Grammars, await_any
+from tpiedge.engine.carrying import Carrier, Taken
+from tpiedge.engine.constraints import AnswerConstraint, GrammarPreparations, MaskWaits
+from tpiedge.engine.drawing import Drawing, LiveRequest, refusing
+from tpiedge.engine.grammars import Grammars, await_any
 from tpiedge.engine.head import Head, MeanState
-from tpiedge.engine.mask_waits import MaskWaits
-from tpiedge.engine.meter import Meter, StepRecorder
-from tpiedge.engine.overlap import StepCancelled
+from tpiedge.engine.meter import StepRecorder
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.engine.steps import StepLimits
+from tpiedge.engine.steps import StepCancelled, StepLimits
 from tpiedge.errors import UserError
-from tpiedge.kv.cache import KVCache
 from tpiedge.kv.pages import KVRoom, PagePool, root_name
-from tpiedge.memory.weights import Weights
-from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted
-from tpiedge.wire.control import (
-    AnswerPart,
-    Compiled,
-    Failed,
-    Finished,
-    Halt,
-)
+from tpiedge.wire.control import AnswerPart, Compiled, Failed, Finished, Halt, StepSpans
 from tpiedge.wire.data import LeavePages, StepPlan
 from tpiedge.wire.limits import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
-_KEY_BYTES: Final = 32
-_KEPT_CANCELS: Final = 64
 #: The master asks at once for what it asked the epoch before, but for what was cancelled meanwhile.
 _CLAIM_S: Final = 10.0
-_PREPARING_S: Final = 0.05
 
 
 @dataclass(frozen=True)
 class Serving:
     """How a cluster serves. `context_tokens`: most positions of one sequence; `sequences`: that run at once;
     `speculate`: tokens drafted for one in a step; `grain_pages`: by how many pages memory that none needs goes back,
-    because weights can use it, or 0 where they cannot; `facts`: what keys and values depend on beside the tokens."""
+    because weights can use it, or 0 where they cannot; `facts`: what keys and values depend on beside the tokens;
+    `limits`: of steps, the usual ones by default; `route`: of the all-reduces."""
 
     context_tokens: int
     sequences: int = 1
     speculate: int = 0
     grain_pages: int = 0
     facts: tuple[str, ...] = ()
+    limits: StepLimits | None = None
+    route: Route = field(default_factory=Route)
 
 
 class Leader:
@@ -71,58 +59,41 @@ class Leader:
 
     def __init__(
         self,
-        config: ModelConfig,
-        epoch: int,
-        weights: Weights,
-        forward: ForwardPass,
-        head: Head,
-        cache: KVCache,
-        communicator: Communicator,
-        meter: Meter,
-        limits: StepLimits,
-        route: Route,
+        engine: Engine,
         serving: Serving,
-        recorder: StepRecorder,
-        sampler_of: Callable[[GenerationRequest], Draws] | None = None,
+        told: Callable[[StepSpans], None] = lambda _: None,
         grammars: Grammars | None = None,
     ) -> None:
+        """`told`: gets what single steps were, and must not block. `grammars`: of requests; none are accepted without
+        it."""
+        config, cache = engine.config, engine.cache
         self._config = config
-        self._epoch = epoch
-        self._weights = weights
-        self._forward = forward
-        self._head = head
-        self._communicator = communicator
-        self._meter = meter
-        self._limits = limits
-        self._route = route
+        self._epoch = engine.epoch
+        self._weights = engine.weights
+        self._forward = engine.forward
+        self._head = Head(config, engine.weights, engine.linear)
+        self._communicator = engine.communicator
+        self._meter = engine.meter
+        self._limits = serving.limits or StepLimits.of(config.hidden_size)
+        self._route = serving.route
         self._serving = serving
-        self._sampler_of = sampler_of or self._sampler
-        self._preparations = GrammarPreparations(
-            epoch, lambda request, group: begin_constraint(grammars, request, group)
-        )
-        self._recorder = recorder
+        self._preparations = GrammarPreparations(engine.epoch, grammars)
+        self._recorder = StepRecorder(0, engine.meter, engine.weights, told)
         #: Whether the next step of answers alone is to be recorded.
         self._recording_wanted = False
         #: What the step under way computes of prompts: (request, first position, how many).
         self._read: tuple[tuple[str, int, int], ...] = ()
         self._cost = StepCost()
-        self._pool = PagePool(
-            cache.pages,
-            cache.format.page_positions,
-            secrets.token_bytes(_KEY_BYTES),
-            root_name(b"", *serving.facts),
-        )
+        root = root_name(b"", *serving.facts)
+        self._pool = PagePool(cache.pages, cache.format.page_positions, secrets.token_bytes(32), root)
         self._batcher = Batcher(
             self._pool,
-            BatchLimits(limits.step_tokens, serving.sequences, serving.speculate),
+            BatchLimits(self._limits.step_tokens, serving.sequences, serving.speculate),
             self._cost,
             KVRoom(cache.pages, serving.grain_pages) if serving.grain_pages else None,
-            turning=config.rope.depends_on_length,
         )
         self._waits = MaskWaits()
-        self._drawing = Drawing(
-            epoch, config.vocab_size, head, meter, self._batcher, self._waits, apart=not forward.quantised
-        )
+        self._drawing = Drawing(engine, self._head, self._batcher, self._waits)
         self._live: dict[str, LiveRequest] = {}
         self._cancels: dict[str, None] = {}
         self._step = 0
@@ -130,7 +101,6 @@ class Leader:
         self._adopted_until = 0.0
         #: The request whose step is under way alone, and that step.
         self._lone = "", 0
-        self._poll: Callable[[], None] = _nothing
 
     @property
     def idle(self) -> bool:
@@ -159,9 +129,7 @@ class Leader:
         """How many positions are computed of each request whose prompt is a part of the step under way; of this step
         by the blocks that are done. From any thread."""
         blocks = 2 * self._config.num_layers
-        done = (
-            self._meter.block if self._meter.step == self._step else 0
-        )  # in this order: a step begins at block 0
+        done = self._meter.block if self._meter.step == self._step else 0
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
@@ -178,7 +146,7 @@ class Leader:
         before. Raises UserError where it cannot be answered, for example because prompt + max_tokens exceed the
         context."""
         self._check(request)
-        sampler = self._sampler_of(request)
+        sampler = self._sampler(request)
         pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
         constraint = self._preparations.take(request)
         sequence = self._batcher.add(request)
@@ -243,48 +211,9 @@ class Leader:
         does."""
         await_any(self._awaited, limit_s)
 
-    def generate(
-        self,
-        request: GenerationRequest,
-        emit: Callable[[AnswerPart], None],
-        cancelled: Callable[[], bool],
-    ) -> Finished:
-        """Runs a request, alone, to its end. `cancelled` is asked between steps, and once in each. Raises UserError."""
-
-        def poll() -> None:
-            if cancelled():
-                self.cancel(request.id)
-
-        self.submit(request, emit)
-        self._poll = poll
-        try:
-            while True:
-                poll()
-                for ended in self.step():
-                    if isinstance(ended, Failed):
-                        raise UserError(ended.message)
-                    if isinstance(ended, Finished):
-                        return ended
-                if self.idle:
-                    self.await_grammar(_PREPARING_S)
-        finally:
-            self._poll = _nothing
-
-    def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """[T, vocabulary] at every position of a text, while nothing else runs."""
-        sequence = self._batcher.add(GenerationRequest("logits", tuple(token_ids), 0, prompt_scores=True))
-        parts: list[Tensor] = []
-        try:
-            while sequence.remaining and (batch := self._batcher.plan()) is not None:
-                parts.append(self._run(batch))
-                self._batcher.decided(batch.pieces[0], ())
-            return self._head.logits(torch.cat(parts))
-        finally:
-            self._batcher.end(sequence)
-
     # --- requests
 
-    def _sampler(self, request: GenerationRequest) -> Draws:
+    def _sampler(self, request: GenerationRequest) -> Sampler:
         return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)
 
     def _release_held(self) -> None:
@@ -320,7 +249,7 @@ class Leader:
             self._cancels.pop(one.request, None)
         # Of those that ended before, or have not begun, which is the command that is read next, only the latest are
         # kept.
-        for request in list(self._cancels)[:-_KEPT_CANCELS]:
+        for request in list(self._cancels)[:-64]:
             del self._cancels[request]
         return [*dropped, *self._take_ended()]
 
@@ -367,6 +296,9 @@ class Leader:
                 with refusing(live):
                     live.constraint.guess(piece.ids[len(piece.ids) - piece.drafted :])
 
+    def _announced(self) -> None:
+        """The plan of a step is told: the time to look whether it is wanted still."""
+
     def _run(self, batch: Batch) -> Tensor:
         """One sweep over the model: the hidden states [T, H], of which only the wanted rows are complete."""
         self._step += 1
@@ -395,13 +327,13 @@ class Leader:
         if recorded:
             self._recording_wanted = False
         self._recorder.begin(plan)
-        with self._meter.embedding_span():
+        with self._meter.embedding_span:
             x_TH = self._weights.embedding_rows(ids)
         self._lone = batch.lone, self._step
         try:
-            with self._meter.announce_span():
+            with self._meter.announce_span:
                 self._communicator.announce(plan)
-                self._poll()
+                self._announced()
                 # A cancel that came before the announcement belonged to no step yet.
                 if batch.lone in self._cancels:
                     self._communicator.request_cancel(self._step)
@@ -411,5 +343,37 @@ class Leader:
         return x_TH
 
 
-def _nothing() -> None:
-    return
+class Follower:
+    """Any other rank, which sees no token: takes steps until the cluster ends, and leaves what `carrier` can."""
+
+    def __init__(
+        self, engine: Engine, carrier: Carrier, told: Callable[[StepSpans], None] = lambda _: None
+    ) -> None:
+        """`told`: as of Leader."""
+        self._hidden_size = engine.config.hidden_size
+        self._recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
+        self._forward = engine.forward
+        self._communicator = engine.communicator
+        self._carrier = carrier
+
+    def run(self) -> None:
+        """Never returns; ends with Cancelled at shutdown, or PeerLost, ProtocolError."""
+        while True:
+            self.run_step()
+
+    def run_step(self) -> None:
+        """Wait for a plan, then take the step."""
+        plan = self._communicator.next_plan()
+        if isinstance(plan, LeavePages):
+            self._carrier.leave(plan)
+            return
+        self._carrier.discard()
+        x_TH = torch.empty(plan.tokens, self._hidden_size)
+        self._recorder.begin(plan)
+        # The cancelled step's hidden states are dropped with it; the next plan says where the sequences stand.
+        try:
+            self._forward.run(x_TH, plan)
+        except StepCancelled:
+            self._recorder.drop()
+            return
+        self._recorder.end()

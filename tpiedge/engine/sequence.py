@@ -5,8 +5,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tpiedge.engine.drafting import DraftLength
-from tpiedge.engine.prompt_lookup import NO_GUESS, Guess, PromptLookup
+from tpiedge.engine.drafting import NO_GUESS, DraftLength, Guess, PromptLookup
 from tpiedge.wire.requests import GenerationRequest
 
 

@@ -1,10 +1,15 @@
-"""Where a master listens, as people write it: HOST or HOST:PORT, also [IPv6]:PORT."""
+"""Where a master listens, as people write it: HOST or HOST:PORT, also [IPv6]:PORT; and who has a port of this
+computer.
+"""
 
+import contextlib
+import errno
 import ipaddress
+import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import psutil
@@ -17,8 +22,6 @@ DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
 
 _HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?", re.ASCII)
 _IPV6 = re.compile(r"(?=[^:]*:)[0-9A-Fa-f:.]+(?:%[0-9A-Za-z._-]{1,64})?", re.ASCII)
-_MAX_PORT = 65535
-_ANYWHERE = ("tcp://0.0.0.0:", "tcp://[::]:")
 _ENDPOINT = re.compile(
     r"tcp://(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]+)(?:%[0-9A-Za-z._-]{1,64})?\]):([0-9]{1,5})", re.ASCII
 )
@@ -54,7 +57,7 @@ def parse_address(text: str, default_port: int | None = None, default_host: str 
     if port is None and default_port is not None:
         port = str(default_port)
     is_port = port is not None and port.isascii() and port.isdigit() and len(port) <= 5
-    if port is None or not is_port or not 1 <= int(port) <= _MAX_PORT - 3 or not _is_host(host):
+    if port is None or not is_port or not 1 <= int(port) <= 65535 - 3 or not _is_host(host):
         raise UserError(f"not an address: {text[:80]!r}; write it like 192.168.1.20:7070 or [fe80::1]:7070")
     return Address(host, int(port))
 
@@ -70,10 +73,6 @@ def resolve_all(address: Address) -> tuple[Address, ...]:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        host, _, interface = address.host.partition("%")
-        if interface and interface not in psutil.net_if_addrs():
-            way = f"this machine has no interface {interface} to reach {address.host}"
-            raise UserError(f"{way}: say by which, {_own_interface(host)}") from None
         raise UserError(
             f"the host {address.host} is not known here: check the spelling, or give its IP address"
         ) from None
@@ -89,14 +88,10 @@ def _scoped(address: tuple[Any, ...]) -> str:
     if len(address) < 4 or "%" in host or not ipaddress.IPv6Address(host).is_link_local:
         return host
     if not address[3]:
-        raise UserError(f"{host} is a link-local address, which needs an interface: {_own_interface(host)}")
+        raise UserError(
+            f"{host} is a link-local address, which needs an interface: write it like {host}%eth0"
+        )
     return f"{host}%{socket.if_indextoname(address[3])}"
-
-
-def _own_interface(host: str) -> str:
-    """How to write a link-local address on this machine."""
-    names = sorted(set(psutil.net_if_addrs()) - {"lo"})
-    return f"like {host}%{names[0] if names else 'eth0'} (interfaces here: {', '.join(names) or 'none'})"
 
 
 def outgoing_host() -> str | None:
@@ -107,8 +102,15 @@ def outgoing_host() -> str | None:
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
         except OSError:
-            up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-            return lan_host({name: found for name, found in psutil.net_if_addrs().items() if name in up})
+            pass
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    for name, records in psutil.net_if_addrs().items():
+        for record in records if name in up else ():
+            if record.family == socket.AF_INET:
+                address = ipaddress.IPv4Address(record.address)
+                if not (address.is_loopback or address.is_link_local):
+                    return str(address)
+    return None
 
 
 def own_names() -> frozenset[str]:
@@ -128,23 +130,12 @@ def own_networks() -> tuple[ipaddress.IPv4Network, ...]:
     )
 
 
-def lan_host(interfaces: Mapping[str, Sequence[Any]]) -> str | None:
-    """The first IPv4 address (of psutil's records, by interface) that is neither loopback nor link-local."""
-    for found in interfaces.values():
-        for record in found:
-            if record.family == socket.AF_INET:
-                address = ipaddress.IPv4Address(record.address)
-                if not (address.is_loopback or address.is_link_local):
-                    return str(address)
-    return None
-
-
 def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
     """The address at which a node listens by the `claim` of somebody. Raises ProtocolError unless it is
     tcp://IP:PORT."""
     found = _ENDPOINT.fullmatch(text)
     try:
-        if found is None or not 1 <= int(found[3]) <= _MAX_PORT:
+        if found is None or not 1 <= int(found[3]) <= 65535:
             raise ValueError
         ip = ipaddress.IPv4Address(found[1]) if found[1] else ipaddress.IPv6Address(found[2])
         if ip.is_multicast:
@@ -167,51 +158,26 @@ def endpoint_at(source: str, endpoint: str) -> str:
 def listening_address(control_address: str) -> str:
     """Where a worker's node listens for others, at any port: on the way to the master at `control_address`
     (tcp://IP:PORT), or to itself alone where there is none. Sends nothing."""
+    host, _, port = control_address.removeprefix("tcp://").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     try:
-        own = _own_address(control_address)
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            own: tuple[Any, ...] = probe.getsockname()
     except OSError:
         return "tcp://127.0.0.1:*"
     return f"tcp://{own[0]}:*" if len(own) == 2 else f"tcp://[{_scoped(own)}]:*"
 
 
-def _own_address(control_address: str) -> tuple[Any, ...]:
-    """The socket's address of this machine on the way to the master. Sends nothing. Raises OSError."""
-    host, _, port = control_address.removeprefix("tcp://").rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))
-        own: tuple[Any, ...] = probe.getsockname()
-        return own
-
-
-def _interface_to(control_address: str) -> str:
-    """`%NAME` of the interface by which this machine reaches the master; "" where it is the master's machine, or it is
-    not known."""
-    try:
-        own = str(_own_address(control_address)[0])
-    except OSError:
-        return ""
-    if ipaddress.ip_address(own).is_loopback:
-        return ""
-    for name, found in psutil.net_if_addrs().items():
-        if any(record.address.partition("%")[0] == own for record in found):
-            return f"%{name}"
-    return ""
-
-
 def data_endpoint(endpoint: str, control_address: str) -> str:
     """Where another node reaches a node that says that it listens at `endpoint`, given the address at which it reaches
-    the master: that one where rank 0 listens at every address of its machine, and by the same interface, since a
-    link-local address has the name that the interface has at the master."""
-    for anywhere in _ANYWHERE:
+    the master: that one where rank 0 listens at every address of its machine, and a link-local address by the same
+    interface."""
+    for anywhere in ("tcp://0.0.0.0:", "tcp://[::]:"):
         if endpoint.startswith(anywhere):
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
-    if not _SCOPE.search(endpoint):
-        return endpoint
     scope = _SCOPE.search(control_address)
-    name = scope[0] if scope else _interface_to(control_address)
-    return _SCOPE.sub(name, endpoint) if name else endpoint
+    return _SCOPE.sub(scope[0], endpoint) if scope else endpoint
 
 
 def _split(text: str) -> tuple[str, str | None]:
@@ -228,3 +194,44 @@ def _split(text: str) -> tuple[str, str | None]:
 
 def _is_host(host: str) -> bool:
     return _HOST.fullmatch(host) is not None or _IPV6.fullmatch(host) is not None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who listens on a port: 'another tpiedge master, pid 123', 'nginx, pid 123', or 'another program' if unknown.
+
+    `verb`: 'master' of `tpiedge master` and of the node that it started; empty for other programs.
+    """
+
+    words: str
+    verb: str = ""
+
+
+def port_state(port: int, host: str = "0.0.0.0") -> str:
+    """'free', 'in use', or why it cannot be had. Nothing is ever accepted on it. `host`: a numeric address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: only a listener counts
+        try:
+            probe.bind(socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4])
+            return "free"
+        except OSError as error:
+            return "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+
+
+def holder(port: int) -> Holder:
+    unknown = Holder("another program")
+    with contextlib.suppress(psutil.Error, OSError):  # as for the words of another user's process
+        pids = {
+            found.pid
+            for found in psutil.net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid
+        }
+        if pids:
+            process = psutil.Process(min(pids))
+            unknown = Holder(f"{process.name()}, pid {process.pid}")
+            for one in (process, process.parent()):  # a node is the child of its verb
+                for word, verb in pairwise(one.cmdline() if one is not None else ()):
+                    if one is not None and os.path.basename(word) == "tpiedge" and verb.isalpha():
+                        return Holder(f"another tpiedge {verb}, pid {one.pid}", verb)
+    return unknown

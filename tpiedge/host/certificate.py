@@ -19,9 +19,6 @@ from tpiedge.host.private_file import private_bytes, private_folder
 from tpiedge.sanitise import sanitised_line
 
 _CERT, _KEY = "tls-cert.pem", "tls-key.pem"
-_MAKE_S: Final = 30.0
-_DAYS: Final = 3650
-_MAX_BYTES: Final = 1 << 20
 _PEM: Final = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _HOST: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,200}[a-z0-9])?")
 _ADDRESS: Final = re.compile(r"[0-9.]+|[0-9a-f:]*:[0-9a-f:.]*")
@@ -42,7 +39,6 @@ class Certificate:
 
 
 def fingerprint_of(der: bytes) -> str:
-    """SHA-256, in hex."""
     return hashlib.sha256(der).hexdigest()
 
 
@@ -51,7 +47,7 @@ def read_certificate(cert: Path, key: Path) -> Certificate:
     where one is not there or damaged, they do not belong together, or others can read the key."""
     try:
         with cert.open("rb") as file:
-            text = file.read(_MAX_BYTES).decode("ascii", "replace")
+            text = file.read(1 << 20).decode("ascii", "replace")
     except OSError as error:
         raise UserError(f"cannot read the certificate {cert}: {error.strerror}") from None
     found = _PEM.search(text)
@@ -101,7 +97,7 @@ def _make(folder: Path, cert: Path, key: Path, hosts: Iterable[str]) -> None:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=_MAKE_S,
+                timeout=30.0,
                 check=False,
             )
             if ended.returncode == 0:
@@ -111,7 +107,7 @@ def _make(folder: Path, cert: Path, key: Path, hosts: Iterable[str]) -> None:
                 (new / _CERT).replace(cert)
                 return
     except subprocess.TimeoutExpired:
-        raise UserError(f"openssl made no certificate within {_MAKE_S:.0f} s: try again") from None
+        raise UserError("openssl made no certificate within 30 s: try again") from None
     except OSError as error:
         raise UserError(f"cannot make a certificate in {folder}: {error.strerror}") from None
     said = sanitised_line(ended.stderr.strip().rpartition("\n")[2], 200)
@@ -122,14 +118,10 @@ def _arguments(new: Path, hosts: Iterable[str]) -> list[str]:
     names = [f"IP:{host}" if _ADDRESS.fullmatch(host) else f"DNS:{host}" for host in hosts if _is_host(host)]
     return [
         *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-        *("-keyout", str(new / _KEY), "-out", str(new / _CERT), "-days", str(_DAYS), "-subj", "/CN=tpiedge"),
+        *("-keyout", str(new / _KEY), "-out", str(new / _CERT), "-days", "3650", "-subj", "/CN=tpiedge"),
         *("-addext", f"subjectAltName={','.join(names)}"),
-        *(
-            "-addext",
-            "keyUsage=critical,digitalSignature,keyCertSign",
-            "-addext",
-            "extendedKeyUsage=serverAuth",
-        ),
+        *("-addext", "keyUsage=critical,digitalSignature,keyCertSign"),
+        *("-addext", "extendedKeyUsage=serverAuth"),
     ]
 
 

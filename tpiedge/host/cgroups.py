@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_UNLIMITED = 1 << 60  # version 1 writes the largest multiple of a page
-
 
 @dataclass(frozen=True)
 class Cgroups:
@@ -34,14 +32,17 @@ class Cgroups:
 
     def memory_limits(self) -> dict[Path, int]:
         """The limits in bytes by the folder of the group that has each."""
-        limits = {folder: _limit_v1(folder) for folder in self.memory_v1}
-        limits |= {folder: _limit_v2(folder) for folder in self.memory_v2}
+        limits = {folder: _limit(folder, "memory.limit_in_bytes") for folder in self.memory_v1}
+        limits |= {folder: _limit(folder, "memory.max", "memory.high") for folder in self.memory_v2}
         return {folder: limit for folder, limit in limits.items() if limit is not None}
 
     def memory_taken(self) -> dict[Path, int]:
         """Bytes that are taken, by the folder of each group; page cache, which the kernel gives back, is not taken."""
-        taken = {folder: _taken_v1(folder) for folder in self.memory_v1}
-        return taken | {folder: _taken_v2(folder) for folder in self.memory_v2}
+        used = [(folder, "memory.usage_in_bytes", "total_") for folder in self.memory_v1]
+        used += [(folder, "memory.current", "") for folder in self.memory_v2]
+        return {
+            folder: (_number(folder / name) or 0) - _cache(folder, prefix) for folder, name, prefix in used
+        }
 
     def oom_kills(self) -> int:
         """How many processes of the own group the kernel has killed for want of memory so far."""
@@ -50,7 +51,6 @@ class Cgroups:
         return sum(_field(path, "oom_kill") for path in own)
 
     def cpu_quotas(self) -> list[float]:
-        """Processors' worth of time per second of each limit."""
         quotas = [_quota_v1(folder) for folder in self.cpu_v1] + [_quota_v2(folder) for folder in self.cpu_v2]
         return [quota for quota in quotas if quota is not None]
 
@@ -96,29 +96,15 @@ def _folders(
     return tuple([mount / part for part in (inner, *inner.parents)]) if ".." not in inner.parts else (mount,)
 
 
-def _limit_v1(folder: Path) -> int | None:
-    limit = _number(folder / "memory.limit_in_bytes")
-    return None if limit is None or limit >= _UNLIMITED else limit
+def _limit(folder: Path, *names: str) -> int | None:
+    limits = [_number(folder / name) for name in names]
+    # Version 1 writes the largest multiple of a page where there is none.
+    return min((limit for limit in limits if limit is not None and limit < 1 << 60), default=None)
 
 
-def _limit_v2(folder: Path) -> int | None:
-    limits = [_number(folder / name) for name in ("memory.max", "memory.high")]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _taken_v1(folder: Path) -> int:
-    used = _number(folder / "memory.usage_in_bytes") or 0
-    return used - _cache(folder, "total_inactive_file", "total_active_file")
-
-
-def _taken_v2(folder: Path) -> int:
-    return (_number(folder / "memory.current") or 0) - _cache(folder, "inactive_file", "active_file")
-
-
-def _cache(folder: Path, *names: str) -> int:
+def _cache(folder: Path, prefix: str) -> int:
     """Bytes of files in memory (not of tmpfs, which can only be swapped)."""
-    pairs = (line.partition(" ") for line in _lines(folder / "memory.stat"))
-    return sum(int(value) for name, _, value in pairs if name in names and value.isdecimal())
+    return sum(_field(folder / "memory.stat", f"{prefix}{kind}_file") for kind in ("inactive", "active"))
 
 
 def _field(path: Path, name: str) -> int:
@@ -133,11 +119,9 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    for line in _lines(folder / "cpu.max"):
-        quota, _, period = line.partition(" ")
-        if quota.isdecimal() and period.isdecimal() and int(period):
-            return int(quota) / int(period)
-    return None
+    quota, _, period = next(_lines(folder / "cpu.max"), "").partition(" ")
+    numbers = quota.isdecimal() and period.isdecimal() and int(period)
+    return int(quota) / int(period) if numbers else None
 
 
 def _number(path: Path) -> int | None:

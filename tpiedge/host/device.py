@@ -1,6 +1,7 @@
-"""What this computer lets this process use: processors, memory, disk. No torch.
+"""What this computer lets this process use: processors, memory, disk; and whether its limits of memory change. No
+torch.
 
-Containers and services limit both by cgroups, of version 1 or 2, and a limit holds for everything below it: so the
+Containers and services limit these by cgroups, of version 1 or 2, and a limit holds for everything below it: so the
 own group and all its ancestors count (`cgroups`).
 """
 
@@ -13,17 +14,14 @@ from pathlib import Path
 import psutil
 
 from tpiedge.host.cgroups import Cgroups
-from tpiedge.host.process_limits import address_room
-from tpiedge.units import GIB, MIB
-
-_PART = 0.8
-_KEEP = (128 * MIB, 2 * GIB)
+from tpiedge.host.process import address_room
+from tpiedge.units import GIB, MIB, format_bytes
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
     """Memory that can be taken now without swapping and without exceeding a limit. Page cache counts as free."""
-    free, room = psutil.virtual_memory().available, address_room()
-    return max(0, min([free, *Cgroups.own(root).memory_room(), *([] if room is None else [room])]))
+    free = psutil.virtual_memory().available
+    return max(0, min([free, *Cgroups.own(root).memory_room(), address_room()]))
 
 
 def default_memory_bytes(available: int | None = None) -> int:
@@ -31,8 +29,7 @@ def default_memory_bytes(available: int | None = None) -> int:
     2 GiB to everything else."""
     if available is None:
         available = available_memory_bytes()
-    keep = min(max((1 - _PART) * available, _KEEP[0]), _KEEP[1])
-    return max(0, int(available - keep))
+    return max(0, int(available - min(max(0.2 * available, 128 * MIB), 2 * GIB)))
 
 
 def usable_cores(root: Path = Path("/")) -> float:
@@ -73,3 +70,38 @@ def free_disk_bytes(folder: Path) -> int:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+class MemoryLimits:
+    """Reads the limits of this process's groups and its ancestors' at each `usable_bytes`, which takes no lock and
+    about a millisecond. A group that it came to later counts as empty."""
+
+    def __init__(self, asked_bytes: int | None = None, root: Path = Path("/")) -> None:
+        """`asked_bytes` is what the user gave to tpiedge; None: what is usual."""
+        memory = psutil.virtual_memory()
+        self._asked_bytes = asked_bytes
+        self._root = root
+        self._addresses = address_room()
+        self._total = memory.total
+        self._taken = {**Cgroups.own(root).memory_taken(), Path("/"): memory.total - memory.available}
+
+    def shortfall(self, usable: int) -> str:
+        """The line for the user where less is usable than was asked for; otherwise ""."""
+        if self._asked_bytes is None or usable >= self._asked_bytes:
+            return ""
+        asked, most = format_bytes(self._asked_bytes), format_bytes(usable)
+        return f"--memory gives {asked}, but the limit of this machine or of its control group is {most}"
+
+    def usable_bytes(self) -> int:
+        """What the user gave, but no more than the smallest limit; or the usual part of what others left below it."""
+        limits = {**Cgroups.own(self._root).memory_limits(), Path("/"): self._machine_bytes()}
+        if self._asked_bytes is not None:
+            return min(self._asked_bytes, *limits.values())
+        rooms = [limit - self._taken.get(place, 0) for place, limit in limits.items()]
+        return default_memory_bytes(max(0, min([*rooms, self._addresses])))
+
+    def _machine_bytes(self) -> int:
+        """As it was at the last look where the system has no descriptor left for another one."""
+        with contextlib.suppress(OSError):
+            self._total = psutil.virtual_memory().total
+        return self._total

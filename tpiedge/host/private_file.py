@@ -13,10 +13,26 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from platformdirs import user_state_path
+
 from tpiedge.errors import DiskFull, TpiedgeError, UserError
 
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
+
+
+LOCKER = "locker"
+"""The folder in a machine's state in which a node leaves keys and values for the next one."""
+
+
+def master_state(state: Path | None) -> Path:
+    """The folder with key, members and tokens of this machine's master, in --state or the user's state folder."""
+    return (state or user_state_path("tpiedge")) / "master"
+
+
+def worker_state(state: Path | None) -> Path:
+    """The folder with this machine's key as a worker, and the masters that it knows."""
+    return (state or user_state_path("tpiedge")) / "worker"
 
 
 def private_folder(folder: Path) -> Path:
@@ -79,11 +95,24 @@ def read_private(path: Path) -> dict[str, object] | None:
     return values
 
 
-def private_bytes(path: Path) -> bytes:
-    """What is in the file. Raises FileNotFoundError, and UserError where others may read it or it cannot be read."""
+def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
+    """What is in the file, of at most `most` bytes. Raises FileNotFoundError, and UserError where it is larger, where
+    others may read it, or where it cannot be read."""
     try:
-        with _opened(path) as fd:
-            return _checked_bytes(fd, path)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise UserError(f"{path} is not a file: move it away")
+            if found.st_mode & 0o077:
+                raise UserError(
+                    f"{path} can be read or changed by other users: chmod 600 {path}, if they did not yet"
+                )
+            if found.st_size > most:
+                raise UserError(f"{path} is damaged ({found.st_size} bytes): delete it to start anew")
+            return os.read(fd, most)
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -130,29 +159,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _checked_bytes(fd: int, path: Path) -> bytes:
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path} is not a file: move it away")
-    if found.st_mode & 0o077:
-        raise UserError(
-            f"{path} can be read or changed by other users: chmod 600 {path}, if they did not yet"
-        )
-    if found.st_size > _MAX_BYTES:
-        raise UserError(f"{path} is damaged ({found.st_size} bytes): delete it to start anew")
-    with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read(_MAX_BYTES)
 
 
 def _written(path: Path, values: dict[str, object]) -> Path:

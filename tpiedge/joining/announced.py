@@ -1,12 +1,8 @@
 """Masters as they announce themselves in the local network. Pure: what was heard in, what may be shown and tried out.
 
-Laws:
-
-1. A master says its name, its port, its protocol and its cluster, nothing else. Its address is part of the record.
-2. Nothing heard is trusted. It is an address to try, as one that a user types: who is there is proved when the worker
-   joins, by a code or a key that it knows. A cluster that somebody names says which known key may be worth a try.
-3. An address is on a network that this machine is on: nobody sends a worker elsewhere.
-4. A name is short and has no character that commands a terminal.
+Nothing heard is trusted. It is an address to try, on a network that this machine is on, as one that a user types: who
+is there is proved when the worker joins, by a code or a key that it knows. A cluster that somebody names says which
+known key may be worth a try.
 """
 
 import ipaddress
@@ -26,7 +22,6 @@ _CLUSTER: Final = b"cluster"
 _DIGITS: Final = re.compile(rb"[0-9]{1,6}")
 _CLUSTER_DIGITS: Final = re.compile(rb"[0-9a-f]{8}")
 _LAST_PORT: Final = 65535 - 3
-_LABEL_CHARACTERS: Final = 48
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ def announcement(protocol: int, cluster: str) -> dict[str, str]:
 def labels(host: str, cluster: str) -> tuple[str, str]:
     """A master's name as the first part of a name in DNS, without a dot, which would end it; and another one where
     somebody else has that."""
-    name = sanitised_name(host.partition(".")[0])[:_LABEL_CHARACTERS].strip() or "unnamed"
+    name = sanitised_name(host.partition(".")[0])[:48].strip() or "unnamed"
     return name, f"{name}-{cluster[:4]}"
 
 

@@ -5,7 +5,7 @@ Errors: UserError where trying again changes nothing (wrong key, bad token, othe
 
 import secrets
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Literal, TypeAlias
 
 from tpiedge import __version__
@@ -52,32 +52,19 @@ def open_link(
     ticket = ticket_of(secret, name) if secret else ""
     failures: list[UserError | PeerError] = []
     for numeric in resolve_all(address):
-        try:
-            return _open(numeric, master_key, keys, name, timeout_s, plane, shown or str(address), ticket)
-        except (UserError, PeerError) as error:
-            failures.append(error)
+        with ExitStack() as stack:
+            try:
+                link = stack.enter_context(
+                    ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane, ticket=ticket)
+                )
+                state = link.monitor.wait(timeout_s)
+                if state is LinkState.UP:
+                    stack.pop_all()
+                    return link
+                failures.append(explain(shown or str(address), numeric, state, name))
+            except (UserError, PeerError) as error:
+                failures.append(error)
     raise next((error for error in failures if isinstance(error, PeerError)), failures[0])
-
-
-def _open(
-    numeric: Address,
-    master_key: str,
-    keys: CurveKeys,
-    name: str,
-    timeout_s: float,
-    plane: Plane,
-    shown: str,
-    ticket: str,
-) -> ZmqSpoke:
-    link = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane, ticket=ticket)
-    try:
-        state = link.monitor.wait(timeout_s)
-        if state is not LinkState.UP:
-            raise explain(shown, numeric, state, name)
-    except BaseException:
-        link.close()
-        raise
-    return link
 
 
 def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Found:

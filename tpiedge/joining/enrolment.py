@@ -2,13 +2,11 @@
 
 Laws:
 1. A key becomes a member only by an Enrol with the secret of a living token; a member needs no secret.
-2. A revoked key stays out, whatever secret it brings, and its secret is not spent.
-3. What else a guest says has no effect but a counter, and ends its connection.
-4. Wrong secrets are limited per key and altogether; neither members nor who brings a good one ever feel that.
-5. Who speaks another protocol or would compute other numbers stays out, member or not, and no secret is spent.
+2. A revoked key stays out, and so does who speaks another protocol or would compute other numbers, member or not: no
+   secret is spent.
+3. Wrong secrets are limited per key and altogether; neither members nor who brings a good one ever feel that.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +14,7 @@ from tpiedge.errors import TpiedgeError
 from tpiedge.joining.identity import fingerprint
 from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberTable
 from tpiedge.joining.numerics import Numerics
-from tpiedge.joining.rate_limiter import Limiter
+from tpiedge.joining.pairing import Limiter
 from tpiedge.joining.tokens import Redemption
 from tpiedge.sanitise import sanitised_name
 from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
@@ -69,7 +67,6 @@ class Enrolment:
         self._members = members
         self._is_good = is_good
         self._wrong = Limiter(_WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S)
-        self.refusals: Counter[RefusalKind] = Counter()
 
     def judge(
         self, peer: str, key: str, message: Message, now: float, wall: float
@@ -128,7 +125,6 @@ class Enrolment:
         return EnrolmentReply(Enrolled(peer, self._cluster, PROTOCOL, self._version), note=note)
 
     def _refuse(self, kind: RefusalKind, words: str) -> EnrolmentReply:
-        self.refusals[kind] += 1
         return EnrolmentReply(Refused(kind, words), cut=True, note=f"refused: {words}")
 
     def _protocol_words(self, message: Enrol) -> str:

@@ -1,31 +1,41 @@
 """The master's hub, its journal and its tokens put together: who comes in, who is thrown out.
 
-The owner of the hub calls `receive`, `settle` and `tick`, and never waits for the disk: a thread of the door's own
+The owner of the hub calls `heard`, `settle` and `tick`, and never waits for the disk: a thread of the door's own
 does, in the order in which workers came. `admit` and `revoke` are for other threads, and block for the disk.
 """
 
 import contextlib
 import functools
 import logging
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tpiedge import __version__
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import TpiedgeError
-from tpiedge.joining.disk_thread import DiskThread
+from tpiedge.host.addresses import FILES_OFFSET, PAIRING_OFFSET, Address
+from tpiedge.joining.connecting import MASTER
 from tpiedge.joining.enrolment import Candidate, Enrolment, EnrolmentReply
 from tpiedge.joining.identity import cluster_name, peer_name
 from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberJournal, Revoked
 from tpiedge.joining.numerics import own_numerics
+from tpiedge.joining.pairing import Pending
+from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import CLOCK_SET_S, Redemption, ticket_of
-from tpiedge.rate_limited_log import RateLimitedLog
+from tpiedge.sanitise import RateLimitedLog
+from tpiedge.shipping.fetcher import FILES_HUB
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
+from tpiedge.transport.framing import CONTROL, FILES
+from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
@@ -103,10 +113,10 @@ class FrontDoor:
                 admission.deny(revoked.key)
 
     def is_member(self, peer: str) -> bool:
-        """Whether a peer that is connected is more than a guest, whose messages are all for `receive`."""
+        """Whether a peer that is connected is more than a guest, whose messages are all for `heard`."""
         return peer not in self._hub.admission.guests
 
-    def receive(self, sender: str, message: Message) -> None:
+    def heard(self, sender: str, message: Message) -> None:
         """Answer, or have `settle` answer once the disk has what it needs: what a worker says meanwhile is dropped."""
         key = self._hub.admission.key_of(sender)
         if key is None or sender in self.candidates:
@@ -214,3 +224,107 @@ class FrontDoor:
         self._hub.admission.dismiss(sender)
         farewell = reply.answer if isinstance(reply.answer, Refused) else None
         self._hub.disconnect(sender, farewell)
+
+
+class DiskThread:
+    """Calls what it is given, in that order and in a thread of its own, from its construction to `close`.
+
+    At most `limit` calls wait. `put` and `close` are for any thread.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._limit = limit
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Callable[[], None]) -> bool:
+        """Returns at once: False, and the job is not taken, where too many wait."""
+        if self._jobs.qsize() >= self._limit:
+            return False
+        self._jobs.put(job)
+        return True
+
+    def close(self, limit_s: float) -> bool:
+        """Does what waits; whether that took no longer than `limit_s`. Idempotent."""
+        self._jobs.put(None)
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class Entrance:
+    """Listens from its construction on; owns its hubs. The control thread owns `hub` and `door`; the rest is for other
+    threads, and may block for the disk. Raises UserError where it cannot listen."""
+
+    def __init__(self, listen: Address, keys: CurveKeys, folder: Path, clock: Clock) -> None:
+        with ExitStack() as stack:
+            self.hub = stack.enter_context(
+                ZmqHub(
+                    address=listen.zmq,
+                    keys=keys,
+                    name=MASTER,
+                    allowed={},
+                    plane=CONTROL,
+                    guests=guest_policy(folder),
+                )
+            )
+            self.files_hub = stack.enter_context(
+                ZmqHub(
+                    address=listen.beside(FILES_OFFSET).zmq,
+                    keys=keys,
+                    name=FILES_HUB,
+                    allowed={},
+                    plane=FILES,
+                    io_threads=2,
+                )
+            )
+            self.door = FrontDoor(self.hub, keys.public, folder, clock, beside=[self.files_hub])
+            stack.callback(self.door.close)
+            self._pairing = PairingHub(listen.beside(PAIRING_OFFSET).zmq, keys.public, self.door.admit, clock)
+            stack.callback(self._pairing.close)
+            self._stack = stack.pop_all()
+
+    @property
+    def members(self) -> tuple[KnownWorker, ...]:
+        """The workers that may come without a token, in the order in which they were let in."""
+        return self.door.journal.table.members
+
+    @property
+    def revoked(self) -> tuple[Revoked, ...]:
+        """The workers that were shut out for good, in that order."""
+        return self.door.journal.table.revoked
+
+    def pending(self) -> tuple[Pending, ...]:
+        """Workers without a token that show a code."""
+        return self._pairing.pending()
+
+    def approve(self, code: str) -> str:
+        """Let the worker in that shows `code`; returns its peer name. Raises UserError."""
+        return self._pairing.approve(code).name
+
+    def called(self, name: str, hosts: Mapping[str, str]) -> str:
+        """The peer name of the worker that `name` means, as MemberTable.called. Raises UserError."""
+        return self.door.journal.table.called(name, hosts)
+
+    def revoke(self, name: str, hosts: Mapping[str, str], at_once: Callable[[str], None]) -> str:
+        """Shut a worker out for good and return its peer name; `name` and `hosts` as in MemberTable.called. `at_once`
+        gets the peer name before the disk has it. Raises UserError, DiskFull.
+        """
+        peer = self.called(name, hosts)
+        self.door.revoke(peer, at_once)
+        return peer
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

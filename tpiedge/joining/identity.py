@@ -8,7 +8,6 @@ from tpiedge.host.private_file import create_private, read_private
 from tpiedge.transport.keys import CurveKeys, is_key, public_of
 
 _FILE = "key.json"
-_FINGERPRINT_DIGITS = 16
 _CLUSTER_DIGITS = 8
 
 
@@ -30,7 +29,7 @@ def load_or_create_keys(folder: Path) -> CurveKeys:
 
 def fingerprint(public_key: str) -> str:
     """16 hex digits that stand for a key wherever people or names need it."""
-    return hashlib.sha256(public_key.encode("ascii")).hexdigest()[:_FINGERPRINT_DIGITS]
+    return hashlib.sha256(public_key.encode("ascii")).hexdigest()[:16]
 
 
 def cluster_name(master_key: str) -> str:

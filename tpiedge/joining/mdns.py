@@ -20,7 +20,6 @@ from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, he
 
 #: Once one has answered, the others do, too.
 _SETTLE_S: Final = 1.5
-_RECORD_S: Final = 1.0
 #: Whoever announces more hides the others, who can still be named by --connect.
 _MOST: Final = 32
 
@@ -112,7 +111,7 @@ def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMas
         record = zeroconf.ServiceInfo(SERVICE, name)
     except zeroconf.BadTypeInNameException:  # a stranger's, of another kind of service
         return None
-    wait_s = min(_RECORD_S, deadline - time.monotonic())
+    wait_s = min(1.0, deadline - time.monotonic())
     if not record.load_from_cache(mdns) and (wait_s <= 0 or not record.request(mdns, wait_s * 1000)):
         return None
     addresses = record.parsed_addresses(zeroconf.IPVersion.V4Only)

@@ -1,18 +1,19 @@
 """Which workers belong to the cluster: those admitted, and the keys that never get in again.
 
 Laws:
-1. A key is admitted, revoked, or neither; never both.
-2. Names follow from keys, so no two members have the same.
-3. Who is a member for `MemberJournal` is one on the disk already. Who is revoked is out before the disk has it.
-4. A worker becomes a member, and a use of its token is spent, in one write: members and revoked keys say which token
+1. A key is admitted, revoked, or neither; never both. Names follow from keys.
+2. Who is a member for `MemberJournal` is one on the disk already. Who is revoked is out before the disk has it.
+3. A worker becomes a member, and a use of its token is spent, in one write: members and revoked keys say which token
    they came by.
 """
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.host.private_file import locked, read_private, replace_private
@@ -197,13 +198,7 @@ class MemberJournal:
         return read_members(self._folder).without(self._table.revoked)
 
     def _write(self, table: MemberTable) -> None:
-        replace_private(
-            self._path,
-            {
-                "members": [asdict(member) for member in table.members],
-                "revoked": [asdict(one) for one in table.revoked],
-            },
-        )
+        replace_private(self._path, msgspec.to_builtins(table))
         with self._lock:
             self._table = table.without(self._table.revoked)  # some, perhaps, during the write
 
@@ -212,34 +207,14 @@ def read_members(folder: Path) -> MemberTable:
     """The table on the disk. Raises UserError for a damaged file."""
     path = folder / MEMBERS_FILE
     values = read_private(path) or {"members": [], "revoked": []}
-    members, revoked = values.get("members"), values.get("revoked")
-    if not isinstance(members, list) or not isinstance(revoked, list):
+    try:
+        table = msgspec.convert(values, MemberTable)
+    except msgspec.ValidationError:
+        raise _damaged(path) from None
+    keys = [one.key for one in table.members] + [one.key for one in table.revoked]
+    if not values.keys() >= {"members", "revoked"} or not all(map(is_key, keys)):
         raise _damaged(path)
-    return MemberTable(
-        tuple(_member(one, path) for one in members), tuple(_revoked(one, path) for one in revoked)
-    )
-
-
-def _member(values: object, path: Path) -> KnownWorker:
-    match values:
-        case {
-            "key": str(key),
-            "host": str(host),
-            "joined": float() | int() as joined,
-            "how": str(how),
-            **more,
-        } if is_key(key) and isinstance(token := more.get("token", ""), str):
-            return KnownWorker(key, host, float(joined), how, token)
-    raise _damaged(path)
-
-
-def _revoked(values: object, path: Path) -> Revoked:
-    match values:
-        case {"key": str(key), "host": str(host), "when": float() | int() as when, **more} if is_key(
-            key
-        ) and isinstance(token := more.get("token", ""), str):
-            return Revoked(key, host, float(when), token)
-    raise _damaged(path)
+    return table
 
 
 def _unknown(name: str) -> UnknownWorker:

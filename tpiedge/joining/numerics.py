@@ -3,21 +3,16 @@
 The processor may differ, and so may the kernels (in f32 and bf16 torch's): neither changes what a sum is made of.
 """
 
-import struct
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-
-_SAMPLE = 1.1
-_FLOATS = "fd"
-_ORDERS = {"little": "<", "big": ">"}
 
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
     """`torch`: its release without what a build adds ("2.9.1", not "2.9.1+cpu"), "" where there is none.
 
-    `numbers`: "little-endian IEEE 754" on every machine that is usual today.
+    `numbers`: "little-endian IEEE 754" on every machine that is usual today. Python itself needs floats of IEEE 754.
     """
 
     torch: str
@@ -30,15 +25,4 @@ def own_numerics() -> Numerics:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         version = ""
-    return Numerics(version.partition("+")[0], _number_format())
-
-
-def _number_format() -> str:
-    """Byte order, and whether a C float and double are those of IEEE 754; what they look like where they are not."""
-    native = _floats("@")
-    order = _ORDERS[sys.byteorder]
-    return f"{sys.byteorder}-endian " + ("IEEE 754" if native == _floats(order) else native.hex())
-
-
-def _floats(order: str) -> bytes:
-    return b"".join(struct.pack(f"{order}{kind}", _SAMPLE) for kind in _FLOATS)
+    return Numerics(version.partition("+")[0], f"{sys.byteorder}-endian IEEE 754")

@@ -17,11 +17,11 @@ import base64
 import hashlib
 import hmac
 import secrets
+from collections import deque
 from dataclasses import dataclass, field
 
 from tpiedge import __version__
 from tpiedge.errors import ProtocolError, UserError
-from tpiedge.joining.rate_limiter import Limiter
 from tpiedge.sanitise import sanitised_line, sanitised_name
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
@@ -32,8 +32,27 @@ MAX_PENDING = 8
 MAX_PER_SOURCE = 4
 BY_TOKEN = "join with a token instead ('tpiedge token create' on the master's computer)"
 _NONCE_BYTES = 16
-_CODE_BYTES = 5
 _MINUTE_S = 60.0
+
+
+class Limiter:
+    """At most `each` events of one source and `total` of all within `window_s`. Times are the caller's seconds."""
+
+    def __init__(self, each: int, total: int, window_s: float) -> None:
+        self._each = each
+        self._total = total
+        self._window_s = window_s
+        self._events: deque[tuple[float, str]] = deque()
+
+    def is_full(self, source: str, now: float) -> bool:
+        """Whether one more event of `source` would be too many."""
+        while self._events and self._events[0][0] <= now - self._window_s:
+            self._events.popleft()
+        return len(self._events) >= self._total or sum(who == source for _, who in self._events) >= self._each
+
+    def count(self, source: str, now: float) -> None:
+        """An event happened. Call `is_full` first: memory is bounded by `total` then."""
+        self._events.append((now, source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +174,7 @@ class PairingWorker:
 
     def __init__(self, public_key: str, host: str) -> None:
         self._key = public_key
-        self._secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode("ascii")
+        self._secret = base64.b32encode(secrets.token_bytes(5)).decode("ascii")
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._slow = b""
         self._master_key = ""

@@ -5,9 +5,8 @@ Laws:
 2. A token of n uses lets n workers in; those it has let in are counted where they are members (`members`).
 3. A token works from its creation to its expiry by the wall clock. A clock that was set back by up to CLOCK_TOLERANCE_S
    before the creation is forgiven; one set back further makes it expired, since its age is unknown then.
-4. Who shows by a ticket that he knows a living token's secret has a place at the door, and nothing else.
-5. A wall clock before CLOCK_SET_S has not been set since the board got power. A token that was made by such a clock has
-   its whole life from the first moment at which a clock that is set was seen.
+   A wall clock before CLOCK_SET_S has not been set since the board got power: a token that was made by such a clock
+   has its whole life from the first moment at which a clock that is set was seen.
 """
 
 import base64

@@ -11,7 +11,8 @@ for the codes found, sum(w q) / sum(q q).
 A matrix that was quantised so once, here or as GGUF's Q4_0 or Q8_0, comes back as it was, but where scales are below
 2^-14 and f16 has fewer bits for them.
 
-All sums run in f32 over the inputs in order, so the native code (native/quantise.inl) and numpy give the same bytes.
+The native code (native/quantise.inl) quantises; all its sums run in f32 over the inputs in order, so every instruction
+set gives the same bytes.
 """
 
 import functools
@@ -20,24 +21,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tpiedge.errors import UserError
 from tpiedge.kernels.panels import (
     GROUP,
     OFFSETS,
-    PANEL,
     Array,
     PanelShape,
-    join_panels,
     split_output,
     split_panels,
 )
-from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
+from tpiedge.kernels.shared_library import KernelLibrary, kernel_library, why_missing
 
-_DIVISORS = {8: (-127.0,), 4: (8.0, 7.0, 7.5, 8.5, 9.0, 9.5)}
-"""By bits: m / -d is tried as a scale, the first of them always."""
-_CODES = {8: (-127, 127), 4: (-8, 7)}
-"""By bits: the least and the greatest code, less its offset."""
-_WEIGHTS_AT_ONCE = 1 << 18
-"""That numpy works on: about ten arrays of so many f32."""
 _F16_OVERFLOW = 65520
 """From here on f32 rounds to an infinity of f16."""
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}
@@ -76,7 +70,8 @@ def quantise_unit(
     """The panels of a unit, or of some panels of it, and their error. The GIL is released meanwhile.
 
     `values_OI`: f32, f16 or the bits of bf16 as uint16; rows may be strided. `out`: uint8[shape.nbytes], contiguous.
-    Raises CannotQuantise for the first output with a NaN, an infinity or weights too large.
+    Raises CannotQuantise for the first output with a NaN, an infinity or weights too large; UserError where there are
+    no native kernels.
     """
     if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
@@ -85,7 +80,7 @@ def quantise_unit(
     found = np.empty(shape.nbytes, np.uint8) if out is None else out
     if found.dtype != np.uint8 or found.shape != (shape.nbytes,) or not found.flags.c_contiguous:
         raise ValueError(f"{found.dtype}{list(found.shape)} for panels of {shape.nbytes} bytes")
-    quantise = _native_quantise() or _quantise
+    quantise = _native_quantise()
     values_OI = values_OI if values_OI.strides[1] == values_OI.itemsize else np.ascontiguousarray(values_OI)
     error = quantise(values_OI, shape, search, found)
     if error is None:
@@ -103,113 +98,6 @@ def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
     """[inputs] in f32: one of the 16 outputs of a panel (uint8), without the work of the others."""
     row: Array = _dequantise(*split_output(panel[: shape.panel_nbytes], shape, output), shape)[0]
     return row
-
-
-# --- numpy
-
-
-def _quantise(values_OI: Array, shape: PanelShape, search: bool, out: Array) -> QuantisationError | None:
-    """None where some output cannot be quantised."""
-    error = QuantisationError()
-    panels = out.reshape(shape.panels, shape.panel_nbytes)
-    groups = max(1, min(shape.groups, _WEIGHTS_AT_ONCE // (PANEL * GROUP)))
-    step = max(1, _WEIGHTS_AT_ONCE // (PANEL * GROUP * groups))
-    for first in range(0, shape.panels, step):
-        some = panels[first : first + step]
-        scales = np.empty((len(some), shape.groups, PANEL), np.float16)
-        codes = np.empty((len(some), shape.codes_nbytes), np.uint8)
-        for group in range(0, shape.groups, groups):
-            part = values_OI[first * PANEL : (first + step) * PANEL, group * GROUP : (group + groups) * GROUP]
-            found = _quantise_part(part, shape.bits, search, scales, codes, group)
-            if found is None:
-                return None
-            error += found
-        join_panels(scales, codes, shape, some)
-    return error
-
-
-def _quantise_part(
-    values_OI: Array, bits: int, search: bool, scales_PGr: Array, codes_PB: Array, first_group: int
-) -> QuantisationError | None:
-    """Some groups of some panels, into their scales and codes."""
-    panels = len(scales_PGr)
-    w_PGir = _by_groups(values_OI, panels)
-    with np.errstate(all="ignore"):
-        scale_PGr, code_PGir, error_PGr = _choose(w_PGir, bits, search)
-    if not (np.isfinite(w_PGir).all() and np.isfinite(scale_PGr).all()):
-        return None
-    scales_PGr[:, first_group : first_group + w_PGir.shape[1]] = scale_PGr
-    codes = (code_PGir.reshape(panels, -1, PANEL) + np.float32(OFFSETS[bits])).astype(np.uint8)
-    outputs, inputs = values_OI.shape
-    codes[:, inputs:] = 0
-    codes[-1, :, outputs - (panels - 1) * PANEL :] = 0
-    packed = _pack(codes, bits)
-    start = first_group * GROUP * PANEL * bits // 8
-    into = codes_PB[:, start : start + packed.shape[1]]
-    into[:] = packed[:, : into.shape[1]]
-    signal = float(np.square(w_PGir, dtype=np.float64).sum())
-    return QuantisationError(signal, float(error_PGr.sum(dtype=np.float64)))
-
-
-def _by_groups(values_OI: Array, panels: int) -> Array:
-    """[panels, groups, 32, 16] in f32, filled up with zeros."""
-    outputs, inputs = values_OI.shape
-    groups = -(-inputs // GROUP)
-    whole = np.zeros((panels * PANEL, groups * GROUP), np.float32)
-    whole[:outputs, :inputs] = _f32(values_OI)
-    return np.ascontiguousarray(whole.reshape(panels, PANEL, groups, GROUP).transpose(0, 2, 3, 1))
-
-
-def _choose(w_PGir: Array, bits: int, search: bool) -> tuple[Array, Array, Array]:
-    """Scales (f16), codes less their offset (f32) and sums of squared errors (f32)."""
-    at = np.abs(w_PGir).argmax(2)[:, :, None]
-    extreme = np.take_along_axis(w_PGir, at, 2)[:, :, 0]
-    first, *others = _DIVISORS[bits]
-    if bits == 8:
-        extreme = np.abs(extreme)
-    best = _try(w_PGir, extreme / np.float32(-first), bits)
-    if bits == 8 or not search:
-        return best
-    for divisor in others:
-        best = _better(best, _try(w_PGir, extreme / np.float32(-divisor), bits))
-    return _better(best, _try(w_PGir, _fitting(w_PGir, best[1]), bits))
-
-
-def _try(w_PGir: Array, wanted_PGr: Array, bits: int) -> tuple[Array, Array, Array]:
-    scale = wanted_PGr.astype(np.float16) + np.float16(0)  # not -0
-    wide = scale.astype(np.float32)
-    inverse = np.where(wide == 0, np.float32(0), np.float32(1) / wide)
-    least, greatest = _CODES[bits]
-    codes = np.clip(np.rint(w_PGir * inverse[:, :, None]), np.float32(least), np.float32(greatest))
-    codes += np.float32(0)  # not -0
-    error = np.zeros_like(wide)
-    for i in range(GROUP):
-        off = w_PGir[:, :, i] - codes[:, :, i] * wide
-        error += off * off
-    return scale, codes, error
-
-
-def _better(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-    takes = other[2] < one[2]
-    codes = np.where(takes[:, :, None], other[1], one[1])
-    return np.where(takes, other[0], one[0]), codes, np.where(takes, other[2], one[2])
-
-
-def _fitting(w_PGir: Array, code_PGir: Array) -> Array:
-    """The scales of the least squared error for given codes."""
-    over, under = (np.zeros((*w_PGir.shape[:2], PANEL), np.float32) for _ in range(2))
-    for i in range(GROUP):
-        over += w_PGir[:, :, i] * code_PGir[:, :, i]
-        under += code_PGir[:, :, i] * code_PGir[:, :, i]
-    return np.where(under == 0, np.float32(0), over / under)
-
-
-def _pack(codes: Array, bits: int) -> Array:
-    """[panels, inputs, 16] of uint8 -> their bytes."""
-    quads = codes.reshape(len(codes), -1, 4, PANEL).transpose(0, 1, 3, 2)  # [panels, quads, 16, 4]
-    if bits == 4:
-        quads = quads[:, 0::2] | quads[:, 1::2] << 4
-    return quads.reshape(len(codes), -1)
 
 
 def _unpack(data: Array, bits: int, outputs: int) -> Array:
@@ -255,14 +143,11 @@ def _refusal(values_OI: Array, bits: int) -> CannotQuantise:
     for output, row in enumerate(map(_f32, values_OI)):
         if not np.isfinite(row).all():
             return CannotQuantise(output, "has a weight that is not a finite number")
-        if np.abs(row).max() / abs(_DIVISORS[bits][0]) >= _F16_OVERFLOW:
+        if np.abs(row).max() / (127 if bits == 8 else 8) >= _F16_OVERFLOW:
             return CannotQuantise(
                 output, f"has a weight of {np.abs(row).max():.3g}, too large for a scale in f16"
             )
     raise AssertionError("all outputs can be quantised")
-
-
-# --- native
 
 
 class _Native:
@@ -293,6 +178,10 @@ class _Native:
 
 
 @functools.cache
-def _native_quantise() -> _Native | None:
+def _native_quantise() -> _Native:
     library = kernel_library()
-    return _Native(library) if library else None
+    if library is None:
+        raise UserError(
+            f"weights in q8 and q4 need native kernels, which {why_missing()}; or choose --precision bf16"
+        )
+    return _Native(library)

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpiedge.errors import UserError
-from tpiedge.pack.dtypes import Array, SourceDtype, bf16_from_f32
+from tpiedge.kernels.panels import Array
+from tpiedge.pack.dtypes import SourceDtype, bf16_from_f32
+from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import ModelSpec
 
 STD = 0.02
@@ -24,8 +26,8 @@ _LONGEST_ROW = 1 << 19
 _LOOP_FROM_COLS = 256  # from here on a copy per row beats numpy's gather
 
 
-class RandomSource:
-    """A TensorSource of random weights: matrices N(0, 0.02), norms near 1, biases near 0."""
+class RandomSource(TensorSource):
+    """Random weights: matrices N(0, 0.02), norms near 1, biases near 0."""
 
     def __init__(
         self, seed: int, shapes: Mapping[str, tuple[int, ...]], dtype: SourceDtype, std: float = STD
@@ -60,20 +62,10 @@ class RandomSource:
     def read_vector(self, name: str) -> Array:
         return random_vector(self._seed, name, self.shape(name)[0], self._dtype)
 
-    def read_rows(self, name: str, first: int, count: int) -> Array:
-        cols = self.shape(name)[1]
-        return random_rows(self._seed, name, first, count, cols, self._dtype, std=self._std)
-
-    def read_columns(self, name: str, first: int, count: int) -> Array:
-        return self.read_block(name, 0, self.shape(name)[0], first, count)
-
     def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
         return random_rows(
             self._seed, name, first_row, rows, cols, self._dtype, first_col=first_col, std=self._std
         )
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def random_rows(

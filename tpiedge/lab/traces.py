@@ -1,6 +1,6 @@
 """A trace that `tpiedge run --trace` wrote: read, the part of it that is looked at, and that part in a few figures.
 
-The part is given steps, given times, or the typical steps. A decode step computes the token that the head of the step
+The part is given steps, or the typical steps. A decode step computes the token that the head of the step
 before has drawn; the others compute the prompt. The prompt of a later request follows such a step as well and counts as
 a decode step: only its time tells it from one.
 """
@@ -19,13 +19,6 @@ from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.tracing.collection import DROPPED, clip, union, within
 from tpiedge.tracing.tracer import LANES, Interval, TraceEvent
 
-_US = 1e6
-#: What two dozen nodes write whose room for events is full.
-_MAX_BYTES = 1 << 30
-#: Bytes of memory that a byte of the file takes while it is read: 6.6 were measured.
-_READING = 8
-_MAX_NODES = 64  # of 'tpiedge run'
-_MAX_STEP = (1 << 32) - 1  # a record's
 _TYPICAL = 3
 _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?", re.ASCII)
 
@@ -78,11 +71,9 @@ def _object(path: Path, memory_bytes: int | None) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise UserError(f"there is no file {path}: write one with 'tpiedge run ... --trace {path}'")
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise _no_trace(path, "it is larger than 1 GiB")
-        if memory_bytes is not None and size * _READING > memory_bytes:
-            words = f"{size * _READING / 1e9:.1f} GB of memory, {memory_bytes / 1e9:.1f} GB are free"
+        needed = 8 * path.stat().st_size  # 6.6 times its size were measured
+        if memory_bytes is not None and needed > memory_bytes:
+            words = f"{needed / 1e9:.1f} GB of memory, {memory_bytes / 1e9:.1f} GB are free"
             raise OutOfMemory(f"reading {path} takes {words}: trace fewer tokens")
         values = json.loads(path.read_bytes())
     except OSError as error:
@@ -96,9 +87,9 @@ def _object(path: Path, memory_bytes: int | None) -> dict[str, Any]:
 
 def _event(record: dict[str, Any]) -> tuple[int, TraceEvent]:
     """(rank, event). Raises ValueError, KeyError, TypeError."""
-    start_s, spent_s = float(record["ts"]) / _US, float(record["dur"]) / _US
+    start_s, spent_s = float(record["ts"]) / 1e6, float(record["dur"]) / 1e6
     arguments, lane, rank = record["args"], record["cat"], int(record["pid"]) - 1
-    if not 0 <= rank < _MAX_NODES:
+    if not 0 <= rank < 64:
         raise ValueError(f"an event of node {rank}")
     if lane not in LANES or not 0 <= start_s < math.inf or not 0 <= spent_s < math.inf:
         raise ValueError(f"an event of lane {lane!r} at {start_s} s for {spent_s} s")
@@ -111,7 +102,7 @@ def _event(record: dict[str, Any]) -> tuple[int, TraceEvent]:
         int(arguments.get("step", -1)),
         int(arguments.get("bytes", 0)),
     )
-    if not -1 <= event.step <= _MAX_STEP:
+    if not -1 <= event.step < 1 << 32:
         raise ValueError(f"an event of step {event.step}")
     return rank, event
 
@@ -168,12 +159,6 @@ def parse_steps(text: str) -> StepRange:
     return asked
 
 
-def excerpt_of_times(trace: Trace, start_s: float, end_s: float) -> Excerpt:
-    """Returns what is between two times, and every step of which a part is in it."""
-    inside = (step for step, (start, end) in trace.steps.items() if start < end_s and end > start_s)
-    return Excerpt(start_s, end_s, tuple(sorted(inside)))
-
-
 def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
     """Returns the time of some steps of the trace, one at least."""
     spans = [trace.steps[step] for step in steps]
@@ -183,7 +168,7 @@ def excerpt_of_steps(trace: Trace, steps: Sequence[int]) -> Excerpt:
 def typical_excerpt(trace: Trace) -> Excerpt:
     """Returns the typical steps of a trace, or all of it if it has no steps."""
     if not trace.steps:
-        return excerpt_of_times(trace, 0.0, trace.end_s)
+        return Excerpt(0.0, trace.end_s, ())
     if len(trace.steps) <= _TYPICAL:
         return excerpt_of_steps(trace, sorted(trace.steps))
     spent_s = {step: end - start for step, (start, end) in trace.steps.items()}

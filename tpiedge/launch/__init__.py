@@ -1,6 +1,6 @@
 """Starting processes that compute. No torch.
 
-`child` starts, watches and ends a process; `bootstrap` and `readiness` are the first lines to it and from it; `standby`
-starts one before it is needed, `slot` keeps one running and the next ready; `memory_offer` says how much memory
-a machine gives as its limits change; `measurements` stores what one measured, `timing` holds the intervals of liveness.
+`child` starts, watches and ends a process; `bootstrap` has the first lines to it and from it, and the intervals of
+liveness; `slot` keeps one running and the next ready; `offer` says what a machine measured, and how much memory it
+gives as its limits change.
 """

@@ -1,11 +1,39 @@
-"""The first line on a node process's standard input: secrets never appear in arguments."""
+"""What a node process is told on its standard input, where secrets never appear in arguments, and what it reports:
+one line of JSON each way. With the intervals and limits of a cluster's liveness, and which silences count.
+"""
 
 import json
 from dataclasses import asdict, dataclass, field
 
+import msgspec
+
 from tpiedge.errors import ProtocolError
-from tpiedge.launch.timing import Timing
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.epochs import Capacity
+
+
+@dataclass(frozen=True)
+class Timing:
+    """All in seconds. A loss is noticed within timeout_s + heartbeat_s: below 2 s with the defaults."""
+
+    heartbeat_s: float = 0.3
+    timeout_s: float = 1.5
+    stall_s: float = 60.0
+    start_s: float = 120.0
+
+
+class OwnStalls:
+    """`heartbeat_s`: from one heartbeat to the next; one that is later than that is late."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
+        self.excuse = False
+        """Whether nobody's silence is to be judged until the next heartbeat."""
+
+    def beat(self, late_s: float) -> bool:
+        """A heartbeat is sent, so many seconds after it was due. Returns `excuse`."""
+        self.excuse = late_s > self._heartbeat_s and not self.excuse
+        return self.excuse
 
 
 @dataclass(frozen=True)
@@ -49,22 +77,9 @@ class NodeBootstrap:
         pack: str = "",
         trace: str = "",
     ) -> "NodeBootstrap":
-        """The bootstrap of the node `rank` in `epoch`."""
-        return NodeBootstrap(
-            rank=rank,
-            control_address=control_address,
-            master_key=master_key,
-            public_key=keys.public,
-            secret_key=keys.secret,
-            threads=threads,
-            heartbeat_s=timing.heartbeat_s,
-            timeout_s=timing.timeout_s,
-            stall_s=timing.stall_s,
-            name=control_name(rank, epoch),
-            data_address=data_address,
-            pack=pack,
-            trace=trace,
-        )
+        identity = (rank, control_address, master_key, keys.public, keys.secret, threads)
+        times = (timing.heartbeat_s, timing.timeout_s, timing.stall_s)
+        return NodeBootstrap(*identity, *times, control_name(rank, epoch), data_address, pack, trace)
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -92,3 +107,50 @@ def node_of(peer: str) -> tuple[int | None, int]:
         return None, 0
     rank, _, epoch = peer.removeprefix("node-").partition(".")
     return int(rank), int(epoch)
+
+
+NOT_MEASURED = Capacity(0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class StandbyOrder:
+    """First line to a node: get ready with `threads` threads, `measure` if true, report, wait for the bootstrap."""
+
+    measure: bool
+    threads: int
+
+    def to_line(self) -> bytes:
+        return json.dumps({"standby": True, **asdict(self)}).encode()
+
+    @staticmethod
+    def from_line(line: bytes) -> "StandbyOrder | None":
+        """None for any other line: it is the bootstrap. Raises ProtocolError for an order of another version."""
+        if not line.startswith(b'{"standby": true'):
+            return None
+        try:
+            return StandbyOrder(
+                **{name: value for name, value in json.loads(line).items() if name != "standby"}
+            )
+        except (ValueError, TypeError) as error:
+            raise ProtocolError(f"not an order for a standby node: {error}") from None
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """A standby node is ready: torch is imported. `isa` is the native kernels' or, without them, "torch"."""
+
+    pid: int
+    cpu: str
+    isa: str
+    capacity: Capacity
+
+    def to_line(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def from_line(line: bytes) -> "NodeReport":
+        """Raises ProtocolError if the line is not what `to_line` wrote."""
+        try:
+            return msgspec.json.decode(line, type=NodeReport)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"not the report of a standby node ({type(error).__name__})") from None

@@ -21,17 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from tpiedge.child_environment import child_environment
 from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
 from tpiedge.host.cgroups import Cgroups
+from tpiedge.lifeline import child_environment
 
-_TAIL_BYTES = 4000
-_MAX_REPORT_BYTES = 65536
-_DYING_S = 2.0
-#: A killed process ends once the kernel has freed its memory; one whose disk never answers does not end at all.
-_KILLED_S = 30.0
-#: Freeing takes a tenth of a second for each GB, or more: longer than others may not hear of this machine.
-_SLICE_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -95,22 +88,19 @@ class Child:
         """
         with self._reading:
             while b"\n" not in self._report:
-                if not self._wait_for_report(deadline):
-                    return None
+                with selectors.DefaultSelector() as selector:
+                    selector.register(self._report_pipe, selectors.EVENT_READ)
+                    if not selector.select(max(0.0, deadline - time.monotonic())):
+                        return None
                 self._read_more()
             return self._report.partition(b"\n")[0]
-
-    def _wait_for_report(self, deadline: float) -> bool:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._report_pipe, selectors.EVENT_READ)
-            return bool(selector.select(max(0.0, deadline - time.monotonic())))
 
     def _read_more(self) -> None:
         data = os.read(self._report_pipe.fileno(), 4096)
         self._report += data
-        if not data or len(self._report) > _MAX_REPORT_BYTES:
+        if not data or len(self._report) > 65536:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_DYING_S)  # the pipe closes shortly before the process has a status
+                self._process.wait(2.0)  # the pipe closes shortly before the process has a status
             kind = OutOfMemory if self._was_killed_for_memory else PeerError
             raise kind(f"a process that was to get ready did not report: {self.exit_cause()}")
 
@@ -144,8 +134,7 @@ class Child:
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
-        start = max(0, size - _TAIL_BYTES)
-        return os.pread(self._log.fileno(), _TAIL_BYTES, start).decode(errors="replace")
+        return os.pread(self._log.fileno(), 4000, max(0, size - 4000)).decode(errors="replace")
 
     def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Closes the lifeline, blocks until `deadline` (monotonic seconds) for the end, then kills. Idempotent.
@@ -158,22 +147,19 @@ class Child:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._await_death(meanwhile)
-        self._close_report()
-        self._log.close()
-
-    def _await_death(self, meanwhile: Callable[[], None]) -> None:
-        for _ in range(round(_KILLED_S / _SLICE_S)):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_SLICE_S)
-                return
-            meanwhile()
-        _log.warning("process %d was killed and does not end: does its disk answer?", self.pid)
-
-    def _close_report(self) -> None:
+            # The kernel frees its memory first, a tenth of a second for each GB: longer than others may not hear
+            # of this machine. One whose disk never answers does not end at all.
+            for _ in range(300):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.1)
+                    break
+                meanwhile()
+            else:
+                _log.warning("process %d was killed and does not end: does its disk answer?", self.pid)
         if self._process.stdout is not None:
             with self._reading:  # a reader has seen the end of the pipe by now
                 self._process.stdout.close()
+        self._log.close()
 
 
 def _log_file() -> IO[bytes]:

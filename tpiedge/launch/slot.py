@@ -1,4 +1,6 @@
-"""A machine's slot for nodes: at most one node runs, and the process of the next one can stand by."""
+"""A machine's slot for nodes: at most one node runs, and the process of the next one can stand by. It is started
+ahead of its epoch, which then does not wait for the import of torch.
+"""
 
 import logging
 import secrets
@@ -9,19 +11,77 @@ from pathlib import Path
 from typing import Final
 
 from tpiedge.errors import InternalError
-from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.launch.bootstrap import NodeBootstrap, NodeReport, StandbyOrder
 from tpiedge.launch.child import Child
-from tpiedge.launch.standby import Standby
 from tpiedge.units import MIB
+
+NODE_MODULE = "tpiedge.node.process"
+
+
+def node_environment(threads: int) -> dict[str, str]:
+    """Environment variables that torch's libraries read when they are loaded, before any message can arrive."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+class Standby:
+    """start -> (report) -> promote or stop. It belongs to one thread; `report` may be called by another one.
+
+    The thread that calls `start` must outlive the process: the kernel ends the child with the thread that made it.
+    """
+
+    def __init__(self, threads: int, *, measure: bool = False) -> None:
+        self._order = StandbyOrder(measure, threads)
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be promoted."""
+        return self._child is not None and self._child.exit_cause() is None
+
+    def start(self) -> None:
+        """Starts the process; returns at once. Raises ResourceError if it cannot be started."""
+        environment = node_environment(self._order.threads)
+        self._child = Child(NODE_MODULE, self._order.to_line(), environment, reports=True)
+
+    def report(self, deadline: float) -> NodeReport | None:
+        """Its report; None if it is not ready by `deadline` (monotonic seconds), then call again. Blocks until then.
+
+        Raises PeerError or OutOfMemory with the cause if the process ends before.
+        """
+        line = self._running.read_report(deadline)
+        return None if line is None else NodeReport.from_line(line)
+
+    def promote(self, bootstrap: NodeBootstrap) -> Child:
+        """Makes it a node, ready or not; the caller owns the process from now on.
+
+        A process that has ended is returned as well: its `exit_cause` says why.
+        """
+        child, self._child = self._running, None
+        child.send_line(bootstrap.to_line())
+        return child
+
+    def stop(self, deadline: float | None = None) -> None:
+        """Ends it, by force after `deadline` (monotonic seconds; None: now). Idempotent; no effect after `promote`."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop(time.monotonic() if deadline is None else deadline)
+
+    @property
+    def _running(self) -> Child:
+        if self._child is None:
+            raise InternalError("the standby node is not running")
+        return self._child
+
 
 _log = logging.getLogger(__name__)
 
 SETTLED_S: Final = 5.0
 """So long an epoch has served before a process stands by for the next one: its imports take a second of a core, which
 the first answers need."""
-
-_KEY_BYTES: Final = 32
-_STANDBY_BYTES = 152 * MIB  # beside the libraries, which the node that runs has mapped too
 
 
 class NodeSlot:
@@ -39,22 +99,17 @@ class NodeSlot:
         and values for the next one; None: it does not."""
         self.threads = threads
         self._locker = locker
-        self._key = secrets.token_hex(_KEY_BYTES)
+        self._key = secrets.token_hex(32)
         self._sweep()
-        #: As above; what is so from now on may be set.
         self.memory_bytes = memory_bytes
         self._standby = standby
         self._child: Child | None = None
-        self._planned_bytes = 0
+        self.planned_bytes = 0
+        """The most memory that the plan gives the node that was started last; 0 before the first."""
 
     @property
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
-
-    @property
-    def planned_bytes(self) -> int:
-        """The most memory that the plan gives the node that was started last; 0 before the first."""
-        return self._planned_bytes
 
     def warm(self, *, measure: bool = False) -> Standby:
         """Starts the process that `start` will use, unless it runs already. Raises ResourceError if that fails."""
@@ -69,7 +124,9 @@ class NodeSlot:
 
         Raises ResourceError.
         """
-        if self._has_room():
+        # 152 MiB beside the libraries, which the node that runs has mapped too.
+        busy = self.memory_bytes is not None and self._child is not None
+        if not busy or self.planned_bytes + 152 * MIB <= (self.memory_bytes or 0):
             self.warm()
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> int:
@@ -82,7 +139,7 @@ class NodeSlot:
         if self._locker is not None:
             bootstrap = replace(bootstrap, locker=str(self._locker), locker_key=self._key)
         self._child = standby.promote(bootstrap)
-        self._planned_bytes = planned_bytes
+        self.planned_bytes = planned_bytes
         return self._child.pid
 
     def exit_cause(self) -> str | None:
@@ -91,7 +148,6 @@ class NodeSlot:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the node has ended for want of memory."""
         return self._child is not None and self._child.out_of_memory
 
     def log_tail(self) -> str:
@@ -113,7 +169,6 @@ class NodeSlot:
         self._sweep()
 
     def _cool(self) -> None:
-        """Ends the process that stands by."""
         if self._standby is not None:
             self._standby.stop()
             self._standby = None
@@ -127,8 +182,3 @@ class NodeSlot:
                 path.unlink(missing_ok=True)
         except OSError as error:
             _log.warning("cannot delete what lies in %s: %s", self._locker, error.strerror)
-
-    def _has_room(self) -> bool:
-        if self.memory_bytes is None or self._child is None:
-            return True
-        return self._planned_bytes + _STANDBY_BYTES <= self.memory_bytes

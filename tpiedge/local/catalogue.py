@@ -12,30 +12,24 @@ from itertools import chain, count
 from pathlib import Path
 
 from tpiedge.errors import UserError
-from tpiedge.local.paths import packs_folder
-from tpiedge.model.aliases import aliases
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import read_json
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.hub.cache import folder_label, parse_hub_name
+from tpiedge.model.hub.cache import cache_folder, folder_label, parse_hub_name
+from tpiedge.model.presets import aliases
 from tpiedge.model.source import DEMO, is_gguf, resolve_model
-from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
 from tpiedge.sanitise import quote
 
-_PRECISION = "|".join(precision.value for precision in Precision)
 # As Storage.label writes it.
-_STORAGE = rf"(?:{_PRECISION})(?:-embedding-(?:{_PRECISION}))?(?:-head-(?:{_PRECISION}))?(?:-vectors-f32)?(?:-plain)?"
-_OF_MODEL = re.compile(rf"(.+?)-{_STORAGE}-[0-9a-f]{{16}}")
-_ALIKE = 0.7
-"""How alike a name must be to be what was meant: from 0 to 1, as difflib says."""
-
+_PRECISION = "(?:f32|bf16|q8|q4)"
+_OF_MODEL = re.compile(
+    rf"(.+?)-{_PRECISION}(?:-(?:embedding|head)-{_PRECISION})*(?:-vectors-f32)?(?:-plain)?-[0-9a-f]{{16}}"
+)
 _LABEL = "label.json"
-_MAX_BYTES = 65_536
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_LONGEST_STEM = 80
 # As files of GGUF are called: "model.Q4_K_M", "model-f16".
 _STORAGE_ENDING = re.compile(r"[.-](?:i?q\d\w*|bf16|fp?16|fp?32)$", re.IGNORECASE)
 
@@ -80,6 +74,14 @@ class PackLabel:
     source: str = ""
 
 
+def packs_folder(cache: Path | None) -> Path:
+    return cache_folder(cache) / "packs"
+
+
+def shards_folder(cache: Path | None) -> Path:
+    return cache_folder(cache) / "shards"
+
+
 def find_model(name: str, cache: Path | None) -> FoundModel:
     """What `name` means: "demo"; a pack, a checkpoint's folder or a GGUF file by its path; a pack of the cache by its
     name, whatever the case; a pulled model by its alias or "org/name". The first of these counts. Raises UserError.
@@ -105,14 +107,12 @@ def find_model(name: str, cache: Path | None) -> FoundModel:
 
 
 def stored_packs(cache: Path | None) -> list[StoredPack]:
-    """Every complete pack of the cache, by name."""
     return sorted(
         map(stored_pack, _complete_in(packs_folder(cache))), key=lambda pack: (pack.name.lower(), pack.path)
     )
 
 
 def stored_pack(path: Path) -> StoredPack:
-    """What is known of one pack."""
     match = _OF_MODEL.fullmatch(path.name)
     model = match[1].replace("--", "/", 1) if match else path.name
     label, precision, nbytes = load_label(path), None, None
@@ -133,12 +133,11 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
     if found.kind is ModelKind.GGUF:
         return packs_of_gguf(GgufModel.open(found.path), cache)
     checkpoint = Checkpoint.open(found.path)
-    return _made_of(re.escape(folder_label(checkpoint.folder)), checkpoint.fingerprint, cache)
+    return _made_of(folder_label(checkpoint.folder), checkpoint.fingerprint, cache)
 
 
 def packs_of_gguf(model: GgufModel, cache: Path | None) -> list[Path]:
-    """The packs in the cache that were made of a GGUF file."""
-    return _made_of(".+", model.fingerprint, cache)
+    return _made_of("", model.fingerprint, cache)
 
 
 def the_pack_of(name: str, cache: Path | None) -> Path:
@@ -181,18 +180,18 @@ def check_free(pack: Path, wanted: str | None) -> None:
 
 
 def _complete_in(folder: Path) -> list[Path]:
-    """The complete packs in a folder."""
     return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
 
 
 def _made_of(label: str, fingerprint: str, cache: Path | None) -> list[Path]:
-    """The packs in the cache of a model; `label` is a pattern."""
-    folder_name = re.compile(f"{label}-{_STORAGE}-{fingerprint[:16]}")
-    return [path for path in _complete_in(packs_folder(cache)) if folder_name.fullmatch(path.name)]
+    """The packs in the cache of a model, whose names begin with `label`."""
+    packs = _complete_in(packs_folder(cache))
+    return [
+        path for path in packs if path.name.startswith(label) and path.name.endswith(f"-{fingerprint[:16]}")
+    ]
 
 
 def _taken(pack: Path) -> set[str]:
-    """The names of the other packs, in small letters."""
     others = [path for path in _complete_in(pack.parent) if path != pack]
     return {name.lower() for path in others for name in (load_label(path).name, path.name)}
 
@@ -212,7 +211,7 @@ def _suggestion(name: str, cache: Path | None) -> str:
     """The models whose names are like this one, as the end of a sentence; empty where there are none."""
     names = {} if parse_hub_name(name) else {known.lower(): known for known in (DEMO, *aliases())}
     names |= {pack.name.lower(): pack.name for pack in stored_packs(cache)}
-    close = [names[one] for one in difflib.get_close_matches(name.lower()[:200], names, 3, _ALIKE)]
+    close = [names[one] for one in difflib.get_close_matches(name.lower()[:200], names, 3, 0.7)]
     begun = [names[one] for one in sorted(names) if name and one.startswith(name.lower())][:3]
     found = dict.fromkeys([*begun, *close])
     return f"; did you mean {' or '.join(found)}?" if found else ""
@@ -221,7 +220,7 @@ def _suggestion(name: str, cache: Path | None) -> str:
 def short_name(stem: str, precision: str) -> str:
     """A name that people can type: ("SmolLM2-135M.Q4_1", "q8") -> "SmolLM2-135M-q8"."""
     cleaned = "".join(mark if mark.isascii() and (mark.isalnum() or mark in "-_.") else "-" for mark in stem)
-    bare = _STORAGE_ENDING.sub("", cleaned.strip(".-_"))[:_LONGEST_STEM].strip(".-_")
+    bare = _STORAGE_ENDING.sub("", cleaned.strip(".-_"))[:80].strip(".-_")
     return f"{bare or 'model'}-{precision}"
 
 
@@ -237,7 +236,6 @@ def check_name(name: str) -> str:
 
 
 def has_label(pack: Path) -> bool:
-    """Whether the pack has been named."""
     return (pack / _LABEL).is_file()
 
 
@@ -245,7 +243,7 @@ def load_label(pack: Path) -> PackLabel:
     """The label of the pack in folder `pack`; its folder's name where it has none, or one that is damaged."""
     folder = os.path.basename(os.path.abspath(pack))
     try:
-        values = read_json(pack, _LABEL, _MAX_BYTES)
+        values = read_json(pack, _LABEL, 65_536)
     except (OSError, UserError):
         return PackLabel(folder)
     match values:
@@ -255,7 +253,6 @@ def load_label(pack: Path) -> PackLabel:
 
 
 def save_label(pack: Path, label: PackLabel) -> None:
-    """Replace the pack's label."""
     write_files(pack, {_LABEL: json.dumps(asdict(label), indent=1).encode()})
 
 

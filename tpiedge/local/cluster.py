@@ -1,23 +1,24 @@
-"""A cluster of processes on this computer, held by its master. No torch here."""
+"""A cluster of processes on this computer, held by its master, and what it answers: events become text, which ends at
+stop strings and is timed as the user sees it. No torch here.
+"""
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tpiedge.clock import Clock, MonotonicClock
+from tpiedge.clock import MonotonicClock
 from tpiedge.errors import InternalError, PeerError, TpiedgeError, UserError
-from tpiedge.launch.bootstrap import NodeBootstrap, control_name, node_of
+from tpiedge.launch.bootstrap import NodeBootstrap, Timing, control_name, node_of
 from tpiedge.launch.child import Child, Place
-from tpiedge.launch.standby import NODE_MODULE, node_environment
-from tpiedge.launch.timing import Timing
+from tpiedge.launch.slot import NODE_MODULE, node_environment
 from tpiedge.master.assignments import Assignment, Served
-from tpiedge.master.epoch import Epoch, EpochEvent
-from tpiedge.master.membership import Membership
+from tpiedge.master.epoch import Epoch, EpochEvent, Membership
+from tpiedge.model.tokenizer import TextWriter, Tokenizer
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
@@ -46,14 +47,7 @@ from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
-_SLICE_S = 0.1
-_STATS_S = 10.0
-_CLOSING_S = 3.0
-_BROKEN_CLOSING_S = 0.2
 _EPOCH = 1
-
-
-_HERE = Place()
 
 
 @dataclass(frozen=True)
@@ -79,12 +73,11 @@ class ClusterSpec:
     speculate: int = 0
 
     def place(self, rank: int) -> Place:
-        return self.places[rank] if self.places else _HERE
+        return self.places[rank] if self.places else Place()
 
-    @property
-    def served(self) -> Served:
-        """The settings that are the same for all nodes. Reads the grids of a quantised pack. Raises UserError."""
-        return Served(
+    def assigning(self, public_keys: Mapping[int, str]) -> Callable[[int], Assign]:
+        """Makes each node's part of the plan. Reads the grids of a quantised pack. Raises UserError."""
+        served = Served(
             self.pack,
             "",
             self.compute,
@@ -96,15 +89,13 @@ class ClusterSpec:
             kv=self.kv,
             grids=grid_exponents(Pack.open(self.pack)) if self.compute == "int8" else (),
         )
-
-    @property
-    def assignments(self) -> tuple[Assignment, ...]:
-        """Each node's own part of the plan, in rank order."""
-        weights = self.weights or (ALL_PINNED,) * len(self.shares)
-        return tuple(
+        assignments = tuple(
             Assignment("", share, self.threads, 0, "", weights=memory)
-            for share, memory in zip(self.shares, weights, strict=True)
+            for share, memory in zip(
+                self.shares, self.weights or (ALL_PINNED,) * len(self.shares), strict=True
+            )
         )
+        return lambda rank: served.assign(_EPOCH, assignments, rank, public_keys)
 
 
 class LocalCluster:
@@ -137,23 +128,17 @@ class LocalCluster:
             allowed=allowed,
             plane=CONTROL,
         )
-        timing, served, assignments = spec.timing, spec.served, spec.assignments
         public_keys = {rank: keys.public for rank, keys in enumerate(self._node_keys)}
         self._controller = Controller(
             self._hub,
-            self._clock,
-            Membership(
-                len(spec.shares), self._clock.now(), timeout_s=timing.timeout_s, start_s=timing.start_s
-            ),
-            _EPOCH,
-            timing.heartbeat_s,
-            lambda rank: served.assign(_EPOCH, assignments, rank, public_keys),
+            len(spec.shares),
+            spec.timing,
+            spec.assigning(public_keys),
             lambda: [child.exit_cause() for child in self._children],
         )
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids in rank order."""
         return tuple(child.pid for child in self._children)
 
     def start(self) -> None:
@@ -185,14 +170,8 @@ class LocalCluster:
                     case Failed(request=request.id):
                         ended = True
                         raise UserError(message.message)
-                    case (
-                        Token(request=request.id)
-                        | PromptScores(request=request.id)
-                        | Embedding(request=request.id)
-                    ):
-                        yield message
-                    case Finished(request=request.id):
-                        ended = True
+                    case Token() | PromptScores() | Embedding() | Finished() if message.request == request.id:
+                        ended = isinstance(message, Finished)
                         yield message
         finally:
             if not ended:
@@ -203,7 +182,7 @@ class LocalCluster:
         for rank in range(len(self._children)):
             self._hub.post(AskStats(_EPOCH), to=control_name(rank, _EPOCH))
         answers: dict[int, Stats] = {}
-        deadline = self._clock.now() + _STATS_S
+        deadline = self._clock.now() + 10.0
         while len(answers) < len(self._children):
             message = self._next_event(deadline)
             if isinstance(message, Stats):
@@ -218,7 +197,7 @@ class LocalCluster:
         if self._controller.running:
             for rank in range(len(self._children)):
                 self._hub.post(Shutdown(_EPOCH), to=control_name(rank, _EPOCH))
-            deadline = time.monotonic() + (_BROKEN_CLOSING_S if self._broken else _CLOSING_S)
+            deadline = time.monotonic() + (0.2 if self._broken else 3.0)
             while time.monotonic() < deadline and any(child.exit_cause() is None for child in self._children):
                 time.sleep(0.01)
         self._controller.close()
@@ -242,29 +221,22 @@ class LocalCluster:
         """
         missing = set(range(len(self._spec.shares)))
         while missing:
-            message = self._next_event()
-            self._show_loading(message)
-            if isinstance(message, Ready):
-                missing.discard(message.rank)
-
-    def _show_loading(self, message: Message) -> None:
-        match message:
-            case Loading(rank=rank, done_bytes=done, total_bytes=total):
-                self._loaded[rank] = (done, total)
-            case Ready(rank=rank, weight_bytes=total):
-                self._loaded[rank] = (total, total)
-                if rank == 0:
-                    self.routing = message
-        if self._on_loading:
-            self._on_loading(
-                sum(done for done, _ in self._loaded.values()),
-                sum(total for _, total in self._loaded.values()),
-            )
+            match message := self._next_event():
+                case Loading(rank=rank, done_bytes=done, total_bytes=total):
+                    self._loaded[rank] = (done, total)
+                case Ready(rank=rank, weight_bytes=total):
+                    self._loaded[rank] = (total, total)
+                    missing.discard(rank)
+                    if rank == 0:
+                        self.routing = message
+            if self._on_loading:
+                parts = self._loaded.values()
+                self._on_loading(sum(done for done, _ in parts), sum(total for _, total in parts))
 
     def _next_event(self, deadline: float | None = None) -> Message:
         while True:
             try:
-                event = self._controller.events.get(timeout=_SLICE_S)
+                event = self._controller.events.get(timeout=0.1)
             except queue.Empty:
                 if not self._controller.running:
                     raise InternalError("the cluster's control thread has ended") from None
@@ -290,8 +262,12 @@ class LocalCluster:
             pack=str(self._spec.pack),
             trace=str(self._spec.traces[rank]) if self._spec.traces else "",
         )
-        environment = node_environment(self._spec.threads)
-        return Child(NODE_MODULE, bootstrap.to_line(), environment, prefix=place.prefix)
+        return Child(
+            NODE_MODULE,
+            bootstrap.to_line(),
+            node_environment(self._spec.threads),
+            prefix=place.prefix,
+        )
 
 
 class Controller:
@@ -304,20 +280,19 @@ class Controller:
     def __init__(
         self,
         hub: Endpoint,
-        clock: Clock,
-        membership: Membership,
-        epoch: int,
-        heartbeat_s: float,
+        nodes: int,
+        timing: Timing,
         assign: Callable[[int], Assign],
         exit_causes: Callable[[], Sequence[str | None]],
     ) -> None:
         self.events: queue.Queue[EpochEvent] = queue.Queue()
         self._hub = hub
-        self._clock = clock
-        self._heartbeat_s = heartbeat_s
+        self._clock = MonotonicClock()
+        self._heartbeat_s = timing.heartbeat_s
         self._exit_causes = exit_causes
-        self._number = epoch
-        self._epoch = Epoch(epoch, clock, membership, assign, self._post, self.events.put)
+        times = {"timeout_s": timing.timeout_s, "start_s": timing.start_s}
+        membership = Membership(nodes, self._clock.now(), **times)
+        self._epoch = Epoch(_EPOCH, self._clock, membership, assign, self._post, self.events.put)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
 
@@ -342,7 +317,9 @@ class Controller:
                 while (envelope := self._hub.recv(max(0.0, due - self._clock.now()))) is not None:
                     self._epoch.handle(_rank(envelope.sender), envelope.message)
                 due = self._clock.now() + self._heartbeat_s
-                self._watch()
+                for rank, cause in enumerate(self._exit_causes()):
+                    if cause is not None and not self._closing.is_set():
+                        self._epoch.ended(rank, cause)
                 self._epoch.tick()
             except (MalformedMessage, LinkReset) as error:
                 self._epoch.lose(_rank(error.peer), str(error))
@@ -355,13 +332,8 @@ class Controller:
                 self.events.put(InternalError(f"the control thread failed: {type(error).__name__}: {error}"))
                 return
 
-    def _watch(self) -> None:
-        for rank, cause in enumerate(self._exit_causes()):
-            if cause is not None and not self._closing.is_set():
-                self._epoch.ended(rank, cause)
-
     def _post(self, message: Message, rank: int) -> None:
-        self._hub.post(message, to=control_name(rank, self._number))
+        self._hub.post(message, to=control_name(rank, _EPOCH))
 
 
 def _rank(peer: str) -> int:
@@ -369,3 +341,77 @@ def _rank(peer: str) -> int:
     if rank is None:
         raise InternalError(f"the hub let in {peer}, which is no node")
     return rank
+
+
+@dataclass
+class Answer:
+    """A complete answer. `ttft_s` is the time to the first token, `decode_s` the time from there to the last.
+
+    `tokens_per_step` is how many tokens a sweep over the model gave; None where a stop string ended the answer.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = "length"
+    ttft_s: float = 0.0
+    decode_s: float = 0.0
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    tokens_per_step: float | None = None
+
+    @property
+    def s_per_token(self) -> float | None:
+        """Seconds per token after the first; None with fewer than two tokens."""
+        steps = len(self.token_ids) - 1
+        return self.decode_s / steps if steps > 0 else None
+
+
+def collect(
+    cluster: LocalCluster,
+    request: GenerationRequest,
+    tokenizer: Tokenizer | None,
+    stops: Iterable[str],
+    show: Callable[[str], None],
+    *,
+    goes_on: bool = False,
+) -> Answer:
+    """Runs the request; blocks until it ends, and raises as LocalCluster.generate.
+
+    `show` gets the text piece by piece, never half a character nor part of a stop string. `goes_on`: whether it is that
+    of the prompt, continued.
+    """
+    answer = Answer()
+    writer = TextWriter(tokenizer, tuple(stops), request.prompt_ids if goes_on else ())
+
+    def write(piece: tuple[str, bool]) -> bool:
+        text, stopped = piece
+        if text:
+            answer.text += text
+            show(text)
+        return stopped
+
+    started = last = time.perf_counter()
+    events = cluster.generate(request)
+    try:
+        for event in events:
+            match event:
+                case PromptScores(scores=scores):
+                    answer.prompt_logprobs += scores
+                case Token(token=token, logprobs=logprobs):
+                    last = time.perf_counter()
+                    if not answer.token_ids:
+                        answer.ttft_s = last - started
+                    answer.decode_s = last - started - answer.ttft_s
+                    answer.token_ids.append(token)
+                    answer.logprobs.append(list(logprobs))
+                    if write(writer.push(token)):
+                        answer.finish_reason = "stop"
+                        return answer
+                case Finished(reason=reason, tokens=tokens, steps=steps):
+                    answer.finish_reason = reason
+                    answer.tokens_per_step = tokens / steps if steps else None
+    finally:
+        events.close()  # cancels what still runs
+    if write(writer.finish()):
+        answer.finish_reason = "stop"
+    return answer

@@ -9,14 +9,12 @@ from typing import Protocol
 
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.host.device import available_memory_bytes, default_memory_bytes, default_threads
-from tpiedge.host.process_limits import LEAST_TO_COMPUTE, check_address_space
-from tpiedge.host.usage import rss_bytes
+from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, rss_bytes
+from tpiedge.launch.bootstrap import Timing
 from tpiedge.launch.child import Place
-from tpiedge.launch.timing import Timing
 from tpiedge.local.cluster import ClusterSpec, LocalCluster
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.planner.facts import model_facts
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, model_facts
 from tpiedge.planner.partition import ShareWeight, parse_shares
 from tpiedge.planner.solve import Plan, evaluate, solve
 from tpiedge.progress import ByteProgress, say
@@ -25,11 +23,7 @@ from tpiedge.wire.control import Ready
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.weights import Keeping
 
-_MAX_NODES = 64
-_LEAST_TOKENS = 4096
-_PART_OF_MEMORY = 8
 _MOST_KV_TOKENS = (1 << 32) - 1
-_DISK_SPEED = 0.1  # relative to the speed of computing; all nodes have the same disk
 
 
 class Devices(Protocol):
@@ -92,9 +86,10 @@ class Layout:
 
     @property
     def weights(self) -> tuple[ShareWeight, ...] | None:
-        """The nodes' relative weights; None: the planner decides. Raises UserError like `check`."""
-        if not 1 <= self.nodes <= _MAX_NODES:
-            raise UserError(f"--nodes {self.nodes} is out of range: 1 to {_MAX_NODES}")
+        """The nodes' relative weights; None: the planner decides. Raises UserError for any flag that is out of
+        range."""
+        if not 1 <= self.nodes <= 64:
+            raise UserError(f"--nodes {self.nodes} is out of range: 1 to 64")
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UserError(f"--threads {self.threads} is out of range: 1 to 1024")
         return None if self.shares is None else parse_shares(self.shares, self.nodes)
@@ -119,7 +114,7 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
 def _plan_for_this_computer(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan | Infeasible:
     """A plan within the default part of the free memory, or, if that is too little, within all of it."""
     plan = _plan(model, layout, None, capacity_tokens)
-    available = _available_bytes()
+    available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
     for free in (default_memory_bytes(available), available):
         if isinstance(plan, Plan) and sum(need.total_bytes for need in plan.needs) <= free:
             break
@@ -136,7 +131,7 @@ def _plan(
         NodeFacts(
             1.0 if layout.testbed is None else layout.testbed.speeds[rank],
             layout.memory_bytes_of(rank, memory_bytes),
-            disk_bytes_per_s=_DISK_SPEED,
+            disk_bytes_per_s=0.1,  # relative to the speed of computing; all nodes have the same disk
             keeping=layout.keeping,
             alone=rank > 0,  # this process is counted with rank 0
         )
@@ -148,7 +143,6 @@ def _plan(
 
 
 def model_facts_of(model: PreparedModel) -> ModelFacts:
-    """The model's numbers for the planner."""
     return model_facts(model.pack, head_dim=model.config.head_dim, kv=model.kv)
 
 
@@ -163,7 +157,7 @@ def check_context(model: PreparedModel, context: int) -> int:
 def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
     """Raises OutOfMemory if all nodes together need more than is free: a cluster that swaps would be unusable."""
     needed = sum(need.total_bytes for need in plan.needs)
-    available = _available_bytes()
+    available = available_memory_bytes() + rss_bytes(os.getpid())
     if needed > available:
         precision = model_facts_of(model).smaller_precision
         smaller = f", or --precision {precision}" if precision else ""
@@ -171,11 +165,6 @@ def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
             f"{model.name} on {counted(len(plan.needs), 'node')} needs {needed / 1e9:.1f} GB in all, this computer has "
             f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context{smaller}"
         )
-
-
-def _available_bytes() -> int:
-    """Memory for the cluster, which includes this process."""
-    return available_memory_bytes() + rss_bytes(os.getpid())
 
 
 @contextmanager
@@ -251,7 +240,7 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
     if wanted is not None:
         return check_context(model, wanted)
     own = model.context_tokens
-    tokens = roomy_context(model, layout, own, min(_LEAST_TOKENS, own))
+    tokens = roomy_context(model, layout, own, min(4096, own))
     if tokens == own:
         say(f"context: {tokens} tokens, all that the model has")
     else:
@@ -280,7 +269,7 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
     at_least = needs(least)
     while at_least is not None and tokens > least:
         found = needs(tokens)
-        if found is not None and found[0] <= at_least[0] and found[1] <= memory // _PART_OF_MEMORY:
+        if found is not None and found[0] <= at_least[0] and found[1] <= memory // 8:
             return tokens
         tokens //= 2
     return least

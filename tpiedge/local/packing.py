@@ -7,31 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import check_free, name_pack, write_files
-from tpiedge.local.paths import packs_folder
+from tpiedge.local.catalogue import check_free, name_pack, packs_folder, write_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import MAX_CONFIG_BYTES
 from tpiedge.model.folder import has_file, list_files, read_bytes, read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import folder_label
-from tpiedge.model.int4_checkpoint import rounded_tensors
 from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER, pooling_config
-from tpiedge.model.quantisation import QUANTISATION_KEY
+from tpiedge.model.quantisation import QUANTISATION_KEY, rounded_tensors
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import TEXT_FOLDER
+from tpiedge.pack.process import PackRequest, run_pack_child
+from tpiedge.pack.quality import load_quality
+from tpiedge.pack.specs import Precision
 from tpiedge.pack.storage import Storage, storage_of
-from tpiedge.pack.writing.child import CheckpointTensors, PackRequest
-from tpiedge.pack.writing.parent import run_pack_child
-from tpiedge.pack.writing.quality import load_quality
-from tpiedge.pack.writing.writer import PackReport
+from tpiedge.pack.writer import PackReport
 from tpiedge.progress import ByteProgress, say
 from tpiedge.units import format_bytes
 
-_MAX_BYTES = 64_000_000
 _FILES = (
     "config.json",
     "generation_config.json",
@@ -42,9 +38,6 @@ _FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-_LABEL_LENGTH = 80
-_F32_BYTES = 4
 
 
 def cached_pack(checkpoint: Checkpoint, precision: Precision | Storage, cache: Path | None) -> Path:
@@ -79,7 +72,7 @@ def pack_checkpoint(checkpoint: Checkpoint, precision: Precision | Storage, out:
     """Writes the pack in a child process, with progress; blocks. Raises UserError, DiskFull, ReadFault."""
     spec = model_spec(checkpoint.config)
     checkpoint.check(spec)
-    request = PackRequest(spec, CheckpointTensors(checkpoint.tensors), precision, out)
+    request = PackRequest(spec, checkpoint.tensors, precision, out)
     label = storage_of(precision, spec).label(tied=spec.tied)
     report = run_packing(request, f"packing {folder_label(checkpoint.folder)} as {label}")
     keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
@@ -112,10 +105,10 @@ def _say_plain(folder: Path) -> None:
 
 def keep_text_files(source: Path, target: Path) -> None:
     """Copies config, tokenizer and template from one folder to another, which is made if it is not there."""
-    found = {name: read_bytes(source, name, _MAX_BYTES) for name in _FILES if has_file(source, name)}
+    found = {name: read_bytes(source, name, 64_000_000) for name in _FILES if has_file(source, name)}
     for inner, suffix in ((ADDITIONAL_TEMPLATES, ".jinja"), (POOLING_FOLDER, POOLING_FILE)):
         for name in list_files(source, inner, suffix):
-            found[f"{inner}/{name}"] = read_bytes(source, name, _MAX_BYTES, inner)
+            found[f"{inner}/{name}"] = read_bytes(source, name, 64_000_000, inner)
     write_files(target, found)
 
 
@@ -147,7 +140,7 @@ def import_gguf_file(
     target = out or cached_gguf_pack(model, storage, cache)
     if out is None:
         check_free(target, name)
-    request = PackRequest(model_spec(model.config), CheckpointTensors(model.tensors), storage, target)
+    request = PackRequest(model_spec(model.config), model.tensors, storage, target)
     report = run_packing(request, f"packing {model.path.name} as {label}")
     told = [
         *losses,
@@ -164,7 +157,7 @@ def cached_gguf_pack(model: GgufModel, storage: Storage, cache: Path | None) -> 
     """The folder of a file's pack; it differs for another file or storage."""
     label = storage.label(tied=model.config.tie_word_embeddings)
     stem = "".join(mark if mark.isalnum() or mark in "-_." else "-" for mark in model.path.stem)
-    name = stem.strip(".-")[:_LABEL_LENGTH] or "model"
+    name = stem.strip(".-")[:80] or "model"
     return packs_folder(cache) / f"{name}-{label}-{model.fingerprint[:16]}"
 
 
@@ -177,7 +170,7 @@ def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
             f"rounding changes the weights by {part:.1g} % ({quality.total.sqnr_db:.0f} dB): q8 and q4 have one scale "
             "for 32 weights, the file's types say more of each block"
         )
-    whole = sum(math.prod(tensor.shape) for tensor in model.tensors.values()) * _F32_BYTES
+    whole = sum(math.prod(tensor.shape) for tensor in model.tensors.values()) * 4
     yield (
         f"{format_bytes(model.path.stat().st_size)} became {format_bytes(report.nbytes)}; --precision f32 would lose "
         f"nothing and take {format_bytes(whole)}"
@@ -204,7 +197,7 @@ def _unusable_tokenizer(folder: Path) -> str:
     try:
         Tokenizer.open(folder)
     except UserError as error:
-        for name in _TOKENIZER_FILES:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
             (folder / name).unlink(missing_ok=True)
         return f"the tokenizer cannot be used ({error})"
     return ""

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from tpiedge.local.packing import (
 )
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.fields import ConfigFields
-from tpiedge.model.folder import has_file, read_json
+from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import parse_hub_name
 from tpiedge.model.pooling import usual_pooling
@@ -29,10 +27,10 @@ from tpiedge.model.source import DEMO
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.locks import PackHold
 from tpiedge.pack.manifest import MANIFEST_NAME, TEXT_FOLDER
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.use import PackHold
+from tpiedge.pack.specs import Precision
 from tpiedge.planner.arithmetic import check_compute, check_head_width, check_native, usual_compute
 from tpiedge.progress import say
 from tpiedge.sanitise import sanitised_line
@@ -42,17 +40,7 @@ from tpiedge.wire.requests import Sampling
 USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
 """Of a model that says nothing: the whole vocabulary at temperature 1 lets a small one talk nonsense."""
 _FILE = "generation_config.json"
-_HOTTEST = 100.0  # what people may ask for is less
-_FILE_LIMIT = 1_000_000
 _KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-
-
-@dataclass(frozen=True)
-class Arithmetics:
-    """How weights are stored and how they are computed with."""
-
-    precision: Precision
-    compute: Compute
 
 
 class PreparedModel:
@@ -92,14 +80,13 @@ class PreparedModel:
         """Positions that the model can use: RoPE scaling may reach beyond those it was trained on."""
         rope, limit = self.config.rope, self.config.max_position_embeddings
         match rope.kind:
-            case "linear" | "dynamic":
+            case "linear":
                 return int(limit * rope.factor)
             case "yarn":
                 return max(limit, int(rope.original_positions * rope.factor))
         return limit
 
     def described(self) -> dict[str, str]:
-        """The model's fields in every verb's --json."""
         return {
             "model": self.name,
             "precision": self.pack.precision.value,
@@ -172,16 +159,19 @@ def prepare(
     if found.kind is ModelKind.GGUF:
         return _prepare_gguf(found.path, precision, compute, cache, kv)
     checkpoint = Checkpoint.open(found.path)
-    choice = _choose(source_precision(checkpoint), precision, compute, kv)
-    out = cached_pack(checkpoint, choice.precision, cache)
+    stored, arithmetic = _choose(source_precision(checkpoint), precision, compute, kv)
+    out = cached_pack(checkpoint, stored, cache)
     if not _is_complete(out):
-        pack_checkpoint(checkpoint, choice.precision, out)
-    names = [_named(checkpoint, choice.precision, out)]
+        pack_checkpoint(checkpoint, stored, out)
+    try:
+        names = [name_checkpoint_pack(checkpoint, stored, out)]
+    except OSError:  # the cache cannot be written
+        names = [load_label(out).name]
     hub_name = parse_hub_name(name)
     if hub_name is not None and not os.path.isdir(name):
         names.append(str(hub_name))
     pack = Pack.open(out)
-    return PreparedModel(name, pack, choice.compute, found.path, kv, tuple(names), _path(name))
+    return PreparedModel(name, pack, arithmetic, found.path, kv, tuple(names), _path(name))
 
 
 def _prepare_gguf(
@@ -189,29 +179,21 @@ def _prepare_gguf(
 ) -> PreparedModel:
     """The model is called like its pack, not by the path of the file."""
     model = GgufModel.open(path)
-    choice = _choose(model.storage(None).layers, precision, compute, kv)
-    storage = model.storage(choice.precision)
+    stored, arithmetic = _choose(model.storage(None).layers, precision, compute, kv)
+    storage = model.storage(stored)
     out = cached_gguf_pack(model, storage, cache)
     if not _is_complete(out):
         for notice in import_gguf_file(model, storage, cache).notices:
             say(f"tpiedge: {path.name}: {notice}")
     name = load_label(out).name
     pack = Pack.open(out)
-    return PreparedModel(name, pack, choice.compute, out / TEXT_FOLDER, kv, (name,), str(path))
+    return PreparedModel(name, pack, arithmetic, out / TEXT_FOLDER, kv, (name,), str(path))
 
 
 def _is_complete(pack: Path) -> bool:
     """Whether a pack in the cache has all its files, the label last; in a cache that cannot be written, what is there
     has to do."""
     return (pack / MANIFEST_NAME).is_file() and (has_label(pack) or not os.access(pack, os.W_OK))
-
-
-def _named(checkpoint: Checkpoint, precision: Precision, pack: Path) -> str:
-    """The pack's name, which it gets if it has none and its cache can be written."""
-    try:
-        return name_checkpoint_pack(checkpoint, precision, pack)
-    except OSError:
-        return load_label(pack).name
 
 
 def _prepare_pack(
@@ -226,10 +208,10 @@ def _prepare_pack(
             f"the pack {name} is stored in {stored.value}: give what it was made from with --precision {precision}, "
             f"which is {sanitised_line(source)}"
         )
-    choice = _choose(stored, None if stored.value == precision else precision, compute, kv)
+    _, arithmetic = _choose(stored, None if stored.value == precision else precision, compute, kv)
     text = path / TEXT_FOLDER
     folder = text if text.is_dir() else None
-    return PreparedModel(name, pack, choice.compute, folder, kv, (load_label(path).name,), _path(name))
+    return PreparedModel(name, pack, arithmetic, folder, kv, (load_label(path).name,), _path(name))
 
 
 def _path(name: str) -> str | None:
@@ -239,14 +221,16 @@ def _path(name: str) -> str | None:
 
 def _choose(
     source: Precision, precision: str | None, compute: Compute | None, kv: KVPrecision | None
-) -> Arithmetics:
+) -> tuple[Precision, Compute]:
     """As `choose_arithmetics`. Raises UserError also where this computer lacks what that needs."""
-    choice = choose_arithmetics(source, precision, compute)
-    check_native(choice.precision, kv or usual_kv(choice.compute))
-    return choice
+    stored, arithmetic = choose_arithmetics(source, precision, compute)
+    check_native(stored, kv or usual_kv(arithmetic))
+    return stored, arithmetic
 
 
-def choose_arithmetics(source: Precision, precision: str | None, compute: Compute | None) -> Arithmetics:
+def choose_arithmetics(
+    source: Precision, precision: str | None, compute: Compute | None
+) -> tuple[Precision, Compute]:
     """Storage follows the source, and arithmetic is int8 for quantised weights and f32 for others, unless flags say
     otherwise. Raises UserError where they contradict each other.
 
@@ -254,22 +238,22 @@ def choose_arithmetics(source: Precision, precision: str | None, compute: Comput
     it the weights are stored in f32 too.
     """
     if precision == "f32" and compute is None and not source.quantised:
-        return Arithmetics(source, "f32")
+        return source, "f32"
     stored = Precision(precision) if precision else source
     arithmetic = compute or usual_compute(stored)
     check_compute(stored, arithmetic)
-    return Arithmetics(stored, arithmetic)
+    return stored, arithmetic
 
 
 def usual_sampling(folder: Path | None) -> Sampling:
     """What generation_config.json in the folder says; USUAL where it says nothing. Raises UserError."""
     if folder is None or not has_file(folder, _FILE):
         return USUAL
-    fields = ConfigFields(str(folder / _FILE), read_json(folder, _FILE, _FILE_LIMIT))
+    fields = ConfigFields(str(folder / _FILE), read_json(folder, _FILE, 1_000_000))
     greedy = not fields.flag("do_sample", True)
     if all(fields.raw(key) is None for key in _KEYS) and not greedy:
         return USUAL
-    temperature = _number(fields, "temperature", 0.0, _HOTTEST, 1.0)
+    temperature = _number(fields, "temperature", 0.0, 100.0, 1.0)
     top_k = fields.optional_integer("top_k", -1, MAX_TOP_K) or 0
     return Sampling(
         temperature=0.0 if greedy else temperature,

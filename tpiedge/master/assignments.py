@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpiedge.launch.timing import Timing
+from tpiedge.launch.bootstrap import Timing
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.control import Assign, Carried
 from tpiedge.wire.epochs import Prepare
-from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, UnitRange, WirePrecision
 from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
 
@@ -19,8 +19,8 @@ class Assignment:
     """What one machine does in a plan; its rank is its place in the plan.
 
     `machine` is "" for the master's own. `weight_bytes` counts the weights kept in memory, `weights` says how they
-    are kept. `why` is a sentence for the user, `host` the machine's name as the user knows it, "" if unknown. The
-    machine offers `memory_bytes` and `speed`, in bytes per second of weights stored as the model's are.
+    are kept. `why` is a sentence for the user, `host` the machine's name as the user knows it, "" if unknown. Its
+    `speed` is in bytes per second of weights stored as the model's are.
     """
 
     machine: str
@@ -30,7 +30,6 @@ class Assignment:
     why: str = field(compare=False)
     weights: WeightMemory = ALL_PINNED
     host: str = field(default="", compare=False)
-    memory_bytes: int = field(default=0, compare=False)
     speed: float = field(default=0.0, compare=False)
     #: Seconds of its FFN in each layer of a step with one token; 0: not known.
     ffn_s: float = field(default=0.0, compare=False)
@@ -39,29 +38,31 @@ class Assignment:
     #: What the plan lets the node grow to, with the process that starts it.
     planned_bytes: int = field(default=0, compare=False)
 
+    @property
+    def attention(self) -> UnitRange:
+        return self.share.attention.start, self.share.attention.stop
+
+    @property
+    def ffn(self) -> UnitRange:
+        return self.share.ffn.start, self.share.ffn.stop
+
 
 @dataclass(frozen=True)
 class Assignments:
     """What each machine of a plan does, rank 0 first; `spare` says why each other machine has no part. `step_s`:
-    seconds that it is predicted to take for one token; 0: not known. `seats`: the worker of each part of --shares, the
-    master's own left out; empty without --shares."""
+    seconds that it is predicted to take for one token; 0: not known."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
     step_s: float = 0.0
-    seats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class NoPlan:
-    """Why there are no assignments, in one line; `spare` says of machines why no plan can have a part for them.
-    `wants_memory`: whether there would be some if the master's own machine had more memory; `broken`: whether the
-    planner failed."""
+    """Why there are no assignments, in one line; `spare` says of machines why no plan can have a part for them."""
 
     reason: str
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
-    wants_memory: bool = False
-    broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,14 @@ class Served:
         """Whether the layers' weights are quantised; exactly those models are computed in int8."""
         return self.compute == "int8"
 
+    @property
+    def split_shows(self) -> str:
+        """Why the last bits of answers may depend on who computes them; "" where they do not, as a quantised
+        model's with a wire that does not round (docs/kernels.md)."""
+        if not self.quantised:
+            return f"{self.compute} arithmetic"
+        return f"parts that travel as {self.wire}" if self.wire != "f32" else self.apart
+
     def prepare(self, epoch: int, assignments: tuple[Assignment, ...], rank: int, timing: Timing) -> Prepare:
         """The request to the worker of `rank` to get its part of the epoch ready."""
         assignment = assignments[rank]
@@ -116,8 +125,8 @@ class Served:
             rank=rank,
             ranks=len(assignments),
             pack=self.pack_id,
-            attention=(assignment.share.attention.start, assignment.share.attention.stop),
-            ffn=(assignment.share.ffn.start, assignment.share.ffn.stop),
+            attention=assignment.attention,
+            ffn=assignment.ffn,
             compute=self.compute,
             threads=assignment.threads,
             capacity_tokens=self.capacity_tokens,
@@ -142,8 +151,8 @@ class Served:
             epoch=epoch,
             rank=rank,
             nodes=tuple(range(len(assignments))),
-            attention=(assignment.share.attention.start, assignment.share.attention.stop),
-            ffn=(assignment.share.ffn.start, assignment.share.ffn.stop),
+            attention=assignment.attention,
+            ffn=assignment.ffn,
             pack=str(self.pack) if rank == 0 else "",
             compute=self.compute,
             threads=assignment.threads,
@@ -160,3 +169,8 @@ class Served:
             elastic=any(one.weights.pin == "auto" for one in assignments),
             carried=carried,
         )
+
+
+def collective_names(collective: str, bulk_collective: str) -> str:
+    """The collectives as the user reads them: for the all-reduces of a token, and for a prompt's if that differs."""
+    return collective if collective == bulk_collective else f"{collective} (prompts: {bulk_collective})"

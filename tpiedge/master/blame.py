@@ -12,10 +12,7 @@ from typing import Final
 
 from tpiedge.errors import InternalError, PeerLost, ResourceError, TpiedgeError, UserError
 from tpiedge.master.assignments import Assignment
-from tpiedge.master.epoch import Epoch
-from tpiedge.master.membership import NodeState
-from tpiedge.planner.linking import are_linked
-from tpiedge.wire.fields import CollectiveChoice
+from tpiedge.master.epoch import Epoch, NodeState
 
 #: A rank in the words of a node, which knows no names.
 _RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
@@ -40,22 +37,18 @@ class Failure:
     #: In a dispute, where the master cannot tell which of two workers is at fault: the cause. "" otherwise.
     disputed: str = ""
 
-    @property
-    def of_one_worker(self) -> bool:
-        """Whether what served ended because one worker's node failed."""
-        return self.crashed is not None and self.unfit is None
-
 
 def failure_of(
     error: TpiedgeError,
     epoch: Epoch,
     assignments: Sequence[Assignment],
-    collective: CollectiveChoice,
+    linked: bool,
     *,
     starting: bool,
     stalled: bool,
 ) -> Failure:
-    """Attributes the end of `epoch` to the node that was lost first. `starting`: not every node was ready yet;
+    """Attributes the end of `epoch` to the node that was lost first. `linked`: workers are linked with each other;
+    `starting`: not every node was ready yet;
     `stalled`: a request runs, and nothing was computed for so long that a node which gives up waited for a hung one.
 
     Only a node that is linked with other workers can lose one of them. Where every node has a link to rank 0 alone,
@@ -66,7 +59,7 @@ def failure_of(
         return Failure(_with_host(error, None, assignments))
     worker = assignments[rank].machine or None
     blames_other = rank in epoch.disputing
-    disputed = blames_other and len(assignments) > 2 and are_linked(len(assignments), collective)
+    disputed = blames_other and linked
     by_itself = rank not in epoch.gave_up or (blames_other and not disputed)
     return Failure(
         _with_host(error, rank, assignments),
@@ -78,7 +71,6 @@ def failure_of(
 
 
 def _first_lost(epoch: Epoch) -> int | None:
-    """The rank of the first node that was lost, if one was."""
     return next((member.rank for member in epoch.members if member.state is NodeState.LOST), None)
 
 
@@ -98,5 +90,4 @@ def _named(found: re.Match[str], assignments: Sequence[Assignment]) -> str:
 
 
 def machine_words(assignment: Assignment) -> str:
-    """What the user calls the machine."""
     return assignment.host or assignment.machine or "the master"

@@ -1,17 +1,27 @@
-"""What nodes say of themselves: what each one counts, and what all did in one step. Without clock, sockets or threads.
+"""What nodes say of themselves: what each one counts, what all did in one step, and which machines these counters show
+to be slower or faster than they measured. Without clock, sockets or threads.
 
 Rates are those between two arrivals, whenever somebody looks at them: a node's word may be old when it is read.
 What one node says counts for it alone: a step that rank 0 did not take, or that another node does not tell of, is none.
 """
 
+import logging
+import statistics
 from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tpiedge.master.roster import Machine, Roster
 from tpiedge.wire.control import Stats, StepSpans
 
-#: Rates are of so many seconds at most.
-_WINDOW_S: Final = 6.0
+_log = logging.getLogger(__name__)
+
+#: A worker is off its pace once AGREEING windows of WINDOW_S with STEPS steps say so in a row, by the factor OFF.
+WINDOW_S: Final = 8.0
+STEPS: Final = 16
+AGREEING: Final = 3
+OFF: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +35,14 @@ class Counted:
 
 
 class CounterLog:
-    """Of one node in one epoch. Times are seconds on the caller's clock."""
+    """The counters of one node in one epoch; rates are of 6 seconds at most."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[float, Stats]] = deque()
 
     def take(self, stats: Stats, now: float) -> None:
-        """They came now."""
         self._heard.append((now, stats))
-        while now - self._heard[0][0] > _WINDOW_S:
+        while now - self._heard[0][0] > 6.0:
             self._heard.popleft()
 
     def counted(self, now: float) -> Counted | None:
@@ -41,7 +50,7 @@ class CounterLog:
         if not self._heard:
             return None
         (begun, first), (ended, latest) = self._heard[0], self._heard[-1]
-        if now - ended > _WINDOW_S:
+        if now - ended > 6.0:
             return Counted(latest, latest, 0.0)
         return Counted(latest, first, ended - begun)
 
@@ -57,7 +66,7 @@ class StepTimeline:
 
 
 class Timelines:
-    """Of one epoch with so many nodes."""
+    """The steps that the nodes of one epoch recorded."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
@@ -72,3 +81,85 @@ class Timelines:
         if len(self._latest) == self._nodes and len(steps) == 1:
             found = tuple(self._latest[rank] for rank in range(self._nodes))
             self.latest = StepTimeline(spans.epoch, wall, found)
+
+
+class Pace:
+    """Which nodes of a session compute slower or faster than the plan expects.
+
+    All nodes take the same steps, and the FFN of a step of answers costs each of them its part of the weights. So the
+    time of a node's FFN, divided by what the plan expects of it, is the same on all; where it is not, the machine is
+    not as fast as when it measured itself: it got hot, or its owner needs it. All are compared with rank 0, the machine
+    that cannot be replaced; where that has no FFN, nothing is found.
+    """
+
+    def __init__(self, expected: Sequence[float]) -> None:
+        """`expected`: by rank, the seconds of a step's FFN, or anything proportional to them; 0: not known."""
+        self._expected = expected
+        self._began: tuple[float, Mapping[int, Stats]] | None = None
+        self._off: dict[int, list[float]] = {}
+
+    def off(
+        self, counters: Mapping[int, Stats], believed: Mapping[int, float], now: float
+    ) -> Mapping[int, float]:
+        """How many times slower than expected the ranks are of whom another thing is `believed`, once that is certain.
+
+        `counters`: the latest of each rank. They may be of slightly different instants.
+        """
+        if 0 not in counters:
+            return {}
+        began, first = self._began or (-WINDOW_S, counters)
+        steps = counters[0].steps - first[0].steps
+        if self._began is not None and (now - began < WINDOW_S or steps < STEPS):
+            return {}
+        self._began = now, dict(counters)
+        # More than four tokens in a step are a prompt's, with whose many rows machines differ in other ways, or those
+        # of so many answers that arithmetic counts, not reading weights.
+        if not steps or counters[0].tokens - first[0].tokens > 4 * steps:
+            return {}
+        paces = {
+            rank: (counters[rank].ffn_s - first[rank].ffn_s) / steps / expected
+            for rank, expected in enumerate(self._expected)
+            if expected > 0 and rank in first and rank in counters
+        }
+        return self._agreed(paces, believed) if paces.get(0, 0.0) > 0 else {}
+
+    def _agreed(self, paces: Mapping[int, float], believed: Mapping[int, float]) -> Mapping[int, float]:
+        found = {}
+        for rank, pace in paces.items():
+            if rank == 0 or pace <= 0:
+                continue
+            off = self._off.setdefault(rank, [])
+            off.append(pace / paces[0])
+            del off[:-AGREEING]
+            most, least = OFF * believed.get(rank, 1.0), believed.get(rank, 1.0) / OFF
+            if len(off) == AGREEING and (min(off) >= most or max(off) <= least):
+                found[rank] = statistics.median(off)
+                off.clear()
+        return found
+
+
+def note_speeds(
+    roster: Roster,
+    machines: Collection[str],
+    slowdowns: Callable[[Mapping[str, float]], Mapping[str, float]],
+    now: float,
+) -> None:
+    """Has the roster know what the nodes of a session show, which has a part for these `machines`. Others show nothing:
+    they are tried again after ten minutes."""
+    for machine in roster.present:
+        if machine.slowdown != 1 and machine.name not in machines and _settled(machine, now, 600.0):
+            roster.slowed(machine.name, 1.0, now)
+    present = {machine.name: machine for machine in roster.present}
+    found = slowdowns({name: machine.slowdown for name, machine in present.items()})
+    for name, slowdown in found.items():
+        if _settled(present[name], now, 30.0):
+            _log.info("%s takes %.1f times as long as it measured", present[name].offer.host, slowdown)
+            roster.slowed(name, slowdown, now)
+
+
+def _settled(machine: Machine, now: float, least_s: float) -> bool:
+    """Whether the machine's speed may change again: a machine that its owner uses now and then would otherwise have
+    everybody pause again and again. The first change may come at any time, each later one after twice the time."""
+    if not machine.changes:
+        return True
+    return now - machine.slowed >= least_s * min(16, 1 << (machine.changes - 1))

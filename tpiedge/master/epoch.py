@@ -7,7 +7,9 @@ sends what is posted.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
 from tpiedge.clock import Clock
 from tpiedge.errors import (
@@ -22,7 +24,6 @@ from tpiedge.errors import (
     UserError,
 )
 from tpiedge.host.addresses import check_endpoint, endpoint_at
-from tpiedge.master.membership import Loss, Member, Membership, NodeState
 from tpiedge.planner.linking import connects_to, listens
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.control import (
@@ -62,9 +63,97 @@ _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
     "InternalError": InternalError,
 }
 """Failures of a node that the user sees as themselves instead of as a lost node."""
-#: A node needs less to open a port; the other nodes wait longer than this for its address.
-_LISTEN_S = 60.0
-_OF_RANK_0 = re.compile(r"node[- ]0\b")
+
+
+class NodeState(StrEnum):
+    STARTING = "starting"
+    JOINED = "joined"
+    LOADING = "loading"
+    READY = "ready"
+    LOST = "lost"
+
+
+_ORDER = [NodeState.STARTING, NodeState.JOINED, NodeState.LOADING, NodeState.READY]
+
+
+@dataclass
+class Member:
+    """What the master knows of one node. Times are seconds on the caller's clock."""
+
+    rank: int
+    state: NodeState
+    heard: float
+    step: int = 0
+    block: int = 0
+    bytes_read: int = 0
+
+
+class Membership:
+    """The states of the nodes 0 .. nodes-1: each goes STARTING -> JOINED -> LOADING -> READY, each at most once, and to
+    LOST from anywhere, which is final.
+    `now` never decreases from call to call. Unknown ranks raise ProtocolError."""
+
+    def __init__(self, nodes: int, now: float, *, timeout_s: float, start_s: float) -> None:
+        self._members = [Member(rank, NodeState.STARTING, now) for rank in range(nodes)]
+        self._timeout_s = timeout_s
+        self._start_s = start_s
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(self._members)
+
+    def all_in(self, state: NodeState) -> bool:
+        return all(
+            member.state in _ORDER and _ORDER.index(member.state) >= _ORDER.index(state)
+            for member in self._members
+        )
+
+    def reach(self, rank: int, state: NodeState, now: float) -> None:
+        """The node says that it is in `state`. Raises ProtocolError for an unknown node or a step backwards."""
+        member = self._member(rank)
+        if member.state is NodeState.LOST:
+            return
+        if _ORDER.index(state) < _ORDER.index(member.state) or (
+            state is member.state is not NodeState.LOADING
+        ):
+            raise ProtocolError(f"node {rank} says it is {state}, but it was {member.state} already")
+        member.state = state
+        member.heard = now
+
+    def heartbeat(self, rank: int, step: int, block: int, bytes_read: int, now: float) -> None:
+        """The node lives and is at `block` of `step`. Raises ProtocolError before it has joined."""
+        member = self._member(rank)
+        if member.state is NodeState.STARTING:
+            raise ProtocolError(f"node {rank} sends heartbeats before it has joined")
+        if member.state is NodeState.LOST:
+            return
+        member.heard, member.step, member.block, member.bytes_read = now, step, block, bytes_read
+
+    def lose(self, rank: int) -> bool:
+        """The node's process ended or it reported a failure of its own. Returns whether it was not lost before."""
+        member = self._member(rank)
+        was, member.state = member.state, NodeState.LOST
+        return was is not NodeState.LOST
+
+    def overdue(self, now: float) -> Mapping[int, str]:
+        """The nodes that have been silent for too long, and for how long, in words."""
+        found = {member.rank: self._silence(member, now) for member in self._members}
+        return {rank: cause for rank, cause in found.items() if cause}
+
+    def _silence(self, member: Member, now: float) -> str:
+        silent_s = now - member.heard
+        if member.state is NodeState.STARTING and silent_s > self._start_s:
+            return f"it did not start within {self._start_s:.0f} s"
+        # While nodes start, more processes than cores import, read and allocate at once, and no request is running.
+        patience = 1 if member.state is NodeState.READY else 6
+        if member.state in _ORDER[1:] and silent_s > self._timeout_s * patience:
+            return f"silent for {silent_s:.1f} s (killed, frozen or cut off)"
+        return ""
+
+    def _member(self, rank: int) -> Member:
+        if not 0 <= rank < len(self._members):
+            raise ProtocolError(f"there is no node {rank} in a cluster of {len(self._members)}")
+        return self._members[rank]
 
 
 class Epoch:
@@ -89,14 +178,15 @@ class Epoch:
         self._assign = assign
         self._post = post
         self._tell = tell
-        #: Nodes that have not said yet where they listen, with the time since when that is awaited; the addresses of
-        #: those that have; for each node without its peers' addresses, the ranks that it connects to.
+        #: Nodes that have not said yet where they listen; the addresses of those that have; for each node without its
+        #: peers' addresses, the ranks that it connects to.
         self._listeners: dict[int, float] = {}
         self._endpoints: dict[int, str] = {}
         self._unconnected: dict[int, range] = {}
-        #: The error of each node that gave up over another one.
-        self._reports: dict[int, str] = {}
-        self._disputing: set[int] = set()
+        #: The error of each node that gave up over another one; those that gave up over a worker, where the master
+        #: cannot tell which of the two is at fault.
+        self.gave_up: dict[int, str] = {}
+        self.disputing: set[int] = set()
         self._started = False
         #: Nodes of which it is known that they ended by themselves, broke the protocol or hang: none that only fell
         #: silent, or was cut off with its link or its machine.
@@ -107,16 +197,6 @@ class Epoch:
     @property
     def members(self) -> tuple[Member, ...]:
         return self._membership.members
-
-    @property
-    def gave_up(self) -> Collection[int]:
-        """The nodes that gave up over the loss of another one."""
-        return self._reports.keys()
-
-    @property
-    def disputing(self) -> Collection[int]:
-        """The nodes that gave up over another worker, where the master cannot tell which of the two is at fault."""
-        return self._disputing
 
     @property
     def all_ready(self) -> bool:
@@ -133,10 +213,10 @@ class Epoch:
 
     def lose(self, rank: int, cause: str) -> None:
         """The node's link or its machine failed. Does nothing if it is lost already."""
-        self._announce(self._membership.lose(rank, cause))
+        if self._membership.lose(rank):
+            self._announce(rank, sanitised_line(cause))  # also cuts it, so that it fits into a message
 
     def fail(self, rank: int, cause: str) -> None:
-        """The node failed by itself, or hangs: it is lost."""
         self.failed.add(rank)
         self.lose(rank, cause)
 
@@ -151,7 +231,7 @@ class Epoch:
         If it gave up over another node, that explains more than its exit status. The master started rank 0 itself and
         so believes its word: the node that rank 0 missed is lost first.
         """
-        report = self._reports.get(rank)
+        report = self.gave_up.get(rank)
         missed = PeerLost.read(report) if report and rank == 0 else None
         if missed is not None and 0 < missed.rank < len(self._membership.members):
             self.lose(missed.rank, missed.cause)
@@ -163,12 +243,12 @@ class Epoch:
     def tick(self, *, excused: bool = False) -> None:
         """Looks for silent nodes, unless they are `excused`, then sends every node the progress of all."""
         now = self._clock.now()
-        if not excused:
-            self._announce(self._membership.tick(now))
-        for rank, since in list(self._listeners.items()):
-            if now - since >= _LISTEN_S:
-                del self._listeners[rank]
-                self.lose(rank, f"it did not say where it listens within {_LISTEN_S:.0f} s")
+        for rank, cause in () if excused else self._membership.overdue(now).items():
+            self.lose(rank, cause)
+        for rank in [rank for rank, since in self._listeners.items() if now - since >= 60.0]:
+            # The others wait longer for its address: theirs is not the failure.
+            del self._listeners[rank]
+            self.lose(rank, "it did not say where it listens within 60 s")
         self._pulse()
 
     def _dispatch(self, rank: int, message: Message, source: str) -> None:
@@ -228,7 +308,6 @@ class Epoch:
         self._connect()
 
     def _connect(self) -> None:
-        """Sends the peers' addresses to each node whose peers all listen."""
         for rank, others in list(self._unconnected.items()):
             if all(other in self._endpoints for other in others):
                 del self._unconnected[rank]
@@ -238,46 +317,32 @@ class Epoch:
         """A node reports why it ends. A report that it lost a peer is only kept: that loss is found elsewhere."""
         if failed.kind in _OWN_FAULTS:
             self.failed.add(rank)
-            self._membership.lose(rank, sanitised_line(failed.message))
+            self._membership.lose(rank)
             self._tell(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))
             return
         if failed.kind in ("PeerLost", "Misconduct"):
             # A node other than rank 0 may name any peer, so its report alone loses no other node.
-            self._reports[rank] = sanitised_line(failed.message)
-            if rank and self._is_of_a_worker(rank, failed.message):
-                self._disputing.add(rank)
+            self.gave_up[rank] = sanitised_line(failed.message)
+            missed = PeerLost.read(failed.message)
+            of_rank_0 = re.match(r"node[- ]0\b", failed.message)  # which is the master's own, and trusted
+            if rank and not of_rank_0 and (missed is None or missed.rank not in (0, rank)):
+                self.disputing.add(rank)
             return
         if failed.kind == "ProtocolError" and self._started:
             # It was sent a wrong part to add up, and cannot tell by which node.
-            self._reports[rank] = sanitised_line(failed.message)
-            self._disputing.add(rank)
+            self.gave_up[rank] = sanitised_line(failed.message)
+            self.disputing.add(rank)
         self.fail(rank, failed.message)
 
-    def _is_of_a_worker(self, rank: int, message: str) -> bool:
-        """Whether the error of the node `rank` names a node other than rank 0 and itself."""
-        missed = PeerLost.read(message)
-        if missed is not None:
-            return missed.rank not in (0, rank) and missed.rank < len(self._membership.members)
-        return _OF_RANK_0.match(message) is None
-
-    def _announce(self, losses: Sequence[Loss]) -> None:
-        for loss in losses:
-            cause = sanitised_line(loss.cause)  # also cuts it, so that it fits into a message
-            for member in self._present():
-                self._post(Lost(self.number, loss.rank, cause), member)
-            doing = "the work" if self._started else "the start"
-            self._tell(PeerLost(loss.rank, doing, cause))
+    def _announce(self, rank: int, cause: str) -> None:
+        for member in self._present():
+            self._post(Lost(self.number, rank, cause), member)
+        self._tell(PeerLost(rank, "the work" if self._started else "the start", cause))
 
     def _pulse(self) -> None:
         peers = tuple(
-            PeerPulse(
-                member.rank,
-                member.step,
-                member.block,
-                member.bytes_read,
-                member.state.value,
-            )
-            for member in self._membership.members
+            PeerPulse(one.rank, one.step, one.block, one.bytes_read, one.state.value)
+            for one in self._membership.members
         )
         for rank in self._present():
             self._post(Pulse(self.number, peers), rank)

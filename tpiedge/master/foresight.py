@@ -6,14 +6,15 @@ are left read it instead of fetching it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import TypeAlias
+
+from msgspec import structs
 
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.roster import Machine
-from tpiedge.pack.held import HeldUnits
-from tpiedge.pack.share import NodeShare, Share
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Stock, Stocked
 from tpiedge.wire.fields import UnitRange
@@ -25,10 +26,6 @@ PlaceNodes: TypeAlias = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignm
 
 _Share = tuple[UnitRange, UnitRange]
 
-#: In place of a worker's name: its node is lost, and the machine stays.
-_NOBODY: Final = ""
-_ANOTHER: Final = "another"
-
 
 def plan_safely(
     plan: PlaceNodes, machines: Sequence[Machine], serving: tuple[str, ...]
@@ -39,7 +36,7 @@ def plan_safely(
     except Exception as error:
         _log.debug("the planner failed", exc_info=True)
         what = sanitised_line(f"{type(error).__name__}: {error}")
-        return NoPlan(f"the planner fails ({what}): please report it", broken=True)
+        return NoPlan(f"the planner fails ({what}): please report it")
 
 
 class Foresight:
@@ -65,14 +62,13 @@ class Foresight:
 
     @property
     def stocked(self) -> Mapping[str, Stocked]:
-        """What the machines have said, by name."""
         return self._stocked
 
     def heard(self, machine: str, message: Stocked) -> None:
         """Takes a machine's answer, unless it is to an earlier order."""
         _, told = self._told.get(machine, (0, None))
         if told is not None and told.number == message.number:
-            self._stocked[machine] = replace(message, complete=message.complete and bool(told.shares))
+            self._stocked[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
     def again(self) -> None:
         """What plans depend on beside the workers has changed."""
@@ -86,7 +82,7 @@ class Foresight:
         facts = [one.planned_by for one in machines], tuple(serving)
         if facts != self._facts:
             self._facts = facts
-            self._due = [_NOBODY, *serving]
+            self._due = ["", *serving]  # "": a node is lost, and its machine stays
             self._needed = {one.name: {} for one in machines}
         if not self._due:
             return
@@ -96,15 +92,11 @@ class Foresight:
             self._order(machines)
 
     def _foresee(self, left: tuple[Machine, ...]) -> None:
-        # What other plans need of a machine will be there.
-        left = tuple(replace(one, held=_with_shares(one.held, self._needed[one.name])) for one in left)
         found = plan_safely(self._plan, left, ())
         if isinstance(found, Assignments):
             for one in found.assignments:
                 if one.machine:  # the master's own has the whole pack
-                    attention, ffn = one.share.attention, one.share.ffn
-                    share = (attention.start, attention.stop), (ffn.start, ffn.stop)
-                    self._needed[one.machine][share] = None
+                    self._needed[one.machine][one.attention, one.ffn] = None
 
     def _order(self, machines: Sequence[Machine]) -> None:
         told, self._told = self._told, {}
@@ -120,12 +112,6 @@ class Foresight:
             self._stocked.pop(machine.name, None)
             self._tell(stock, machine.name)
         self._stocked = {name: said for name, said in self._stocked.items() if name in self._told}
-
-
-def _with_shares(held: HeldUnits, shares: Iterable[_Share]) -> HeldUnits:
-    for attention, ffn in shares:
-        held = held.with_share(NodeShare(Share(*attention), Share(*ffn)))
-    return held
 
 
 # --- what the planner predicts for one machine less or one more
@@ -144,33 +130,18 @@ class Forecast:
     why: str
 
 
-def without(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Forecast:
-    """The best plans with all `machines`, which may be in plans now, and without the one of that name."""
-    now = _plan(place, machines)
-    return _forecast(now, _plan(place, [one for one in machines if one.name != name]), _has(now, name))
-
-
-def with_another(place: PlaceNodes, machines: Sequence[Machine]) -> Forecast:
-    """The best plans with all `machines`, of which there is one at least, and with one more like the last."""
-    another = replace(machines[-1], name=_ANOTHER, claim=None)
-    then = _plan(place, [*machines, another])
-    return _forecast(_plan(place, machines), then, _has(then, _ANOTHER))
-
-
-def _plan(place: PlaceNodes, machines: Sequence[Machine]) -> Assignments | NoPlan:
-    """Without regard to what serves: the question is what is best."""
-    return plan_safely(place, machines, ())
-
-
-def _has(plan: Assignments | NoPlan, name: str) -> bool:
-    return isinstance(plan, Assignments) and any(one.machine == name for one in plan.assignments)
-
-
-def _forecast(now: Assignments | NoPlan, then: Assignments | NoPlan, takes_part: bool) -> Forecast:
+def what_if(place: PlaceNodes, machines: Sequence[Machine], name: str) -> Forecast:
+    """The best plans with all `machines`, which may be in plans now, and without the one of that name; with "", of at
+    least one, with one more like the last."""
+    another = replace(machines[-1], name="another", place=math.inf)
+    others = [one for one in machines if one.name != name] if name else [*machines, another]
+    now, then = (plan_safely(place, some, ()) for some in (machines, others))
+    of = now if name else then
+    parts = {one.machine for one in of.assignments} if isinstance(of, Assignments) else set()
     return Forecast(
         now.step_s if isinstance(now, Assignments) else None,
         then.step_s if isinstance(then, Assignments) else None,
         len(then.assignments) if isinstance(then, Assignments) else 0,
-        takes_part,
+        (name or another.name) in parts,
         then.reason if isinstance(then, NoPlan) else "",
     )

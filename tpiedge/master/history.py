@@ -1,32 +1,28 @@
 """What became of plans and machines: counted, listed as the last events, and said to those whose answers pause. Without
 sockets, threads or clock.
 
-Laws:
-1. The last EVENTS are kept, each with the wall clock's time of its happening. What became of machines is found by
-   comparing the roster with the one before, whenever that has changed.
-2. A plan is said to serve once. After a loss it has recovered from it; then the time since the loss is said.
-3. Those who wait are told who was lost, who is waited for, and without whom their answers go on. Machines are called
-   what their users call them.
+What became of machines is found by comparing the roster with the one before, whenever that has changed. Those who wait
+are told who was lost, who is waited for, and without whom their answers go on; machines are called what their users
+call them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.master.assignments import Assignment
 from tpiedge.master.blame import Failure
-from tpiedge.master.histogram import SECONDS, GrowingHistogram, Histogram
+from tpiedge.master.request_times import Histogram
 from tpiedge.master.roster import STOPPED, Machine, Roster
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
 PLANNED: Final = "a new plan begins"
 """What is told of a pause for a plan that takes the place of one that serves."""
-_STARTED_AGAIN: Final = "the master was started again"
 EVENTS: Final = 100
-_LONGEST: Final = 300
 
 EventKind: TypeAlias = Literal[
     "joined",
@@ -58,14 +54,6 @@ class ClusterEvent:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    host: str
-    since: float
-    present: bool
-    drained: bool
-
-
 LossCause: TypeAlias = Literal["stopped", "machine", "protocol", "dispute", "node", "other"]
 """What ended a plan that served: a worker that was stopped or revoked, a machine that was lost, one that broke the
 protocol, two that contradict each other, a worker's node that failed by itself, or anything else, as the end of the
@@ -77,8 +65,6 @@ PlanCause: TypeAlias = Literal["start", "loss", "plan"]
 LOSS_CAUSES: Final[tuple[LossCause, ...]] = get_args(LossCause)
 PLAN_CAUSES: Final[tuple[PlanCause, ...]] = get_args(PlanCause)
 
-_NONE: Final = Histogram.empty(SECONDS)
-
 
 @dataclass(frozen=True, slots=True)
 class PlanHistory:
@@ -89,7 +75,7 @@ class PlanHistory:
     begun: tuple[int, ...] = (0,) * len(PLAN_CAUSES)
     failed: int = 0
     losses: tuple[int, ...] = (0,) * len(LOSS_CAUSES)
-    recoveries: Histogram = _NONE
+    recoveries: Histogram = field(default_factory=Histogram.empty)
 
 
 class History:
@@ -103,17 +89,16 @@ class History:
         self._roster = roster
         self._wall = wall
         self._generation = -1
-        self._seen: Mapping[str, _Seen] = {}
+        self._seen: Mapping[str, Machine] = {}
         self._begun: Counter[PlanCause] = Counter()
         self._failed = 0
         self._losses: Counter[LossCause] = Counter()
-        self._recoveries = GrowingHistogram(SECONDS)
+        self._recoveries = Histogram.empty()
         self._serving = 0  # the latest epoch that was said to serve
         self._answers = False  # whether the latest plan has served
         self._lost: float | None = None  # when one that served was lost, until another one serves
-        self._interrupted: float | None = (
-            None  # when a plan ended that nobody had ended, whether it had served or not
-        )
+        #: When a plan ended that nobody had ended, whether it had served or not.
+        self._interrupted: float | None = None
         self._no_plan = ""
         #: What ended the last session, in words and by the machine's name, and its workers; None: those of the master
         #: before, whom nobody knows.
@@ -121,21 +106,19 @@ class History:
         self._members: Collection[str] | None = ()
 
     def look(self) -> None:
-        """Notes what became of machines since the last look."""
         if self._roster.generation == self._generation:
             return
         self._generation = self._roster.generation
-        before, machines = self._seen, self._roster.machines
-        self._seen = {one.name: _Seen(_called(one), one.since, one.present, one.drained) for one in machines}
-        for machine in machines:
-            self._compare(machine, before.get(machine.name), self._seen[machine.name])
+        before, self._seen = self._seen, {one.name: one for one in self._roster.machines}
+        for name, machine in self._seen.items():
+            self._compare(machine, before.get(name))
         for name, seen in before.items():
             if seen.present and name not in self._seen:
-                self._add("revoked", seen.host)
+                self._add("revoked", _called(seen))
 
     def started_again(self) -> str:
         """This master goes on with answers of the one before. Returns what is told of it."""
-        self._members, self._loss = None, _STARTED_AGAIN
+        self._members, self._loss = None, "the master was started again"
         return self._loss
 
     def planned(self) -> str:
@@ -208,7 +191,6 @@ class History:
         self._add("cleared", _called(machine))
 
     def waiting(self, reason: str) -> str:
-        """What is told where nobody can serve, for this reason."""
         machines = {name: self._roster.get(name) for name in self._members or ()}
         gone = self._hosts(name for name, one in machines.items() if one is None or not one.present)
         return f"waiting for {', '.join(gone)}: {reason}" if self._loss and gone else reason
@@ -226,12 +208,10 @@ class History:
             f"{self._loss}; going on without {'it' if without == [self._lost_host] else ', '.join(without)}"
         )
 
-    def undecided(self, again: str) -> str:
-        """What is told where there is no plan yet; `again` says when the next attempt is made, if that is known."""
-        return f"{self._loss or PLANNED}{again}"
+    def undecided(self) -> str:
+        return self._loss or PLANNED
 
     def _say(self, error: TpiedgeError) -> None:
-        """The error is what is told from now on."""
         if not isinstance(error, PeerLost):
             self._lost_host, self._loss = "", str(error)
             return
@@ -244,18 +224,18 @@ class History:
         machines = {name: self._roster.get(name) for name in names}
         return [name if one is None else _called(one) for name, one in machines.items()]
 
-    def _compare(self, machine: Machine, before: _Seen | None, found: _Seen) -> None:
-        was_here = before is not None and before.present
-        stayed = was_here and found.present and before is not None and before.since == found.since
+    def _compare(self, now: Machine, before: Machine | None) -> None:
+        was_here, was_drained = before is not None and before.present, before is not None and before.drained
+        stayed = before is not None and was_here and now.present and before.since == now.since
         if was_here and not stayed:
-            self._add("left" if machine.cause == STOPPED else "lost", found.host, machine.cause)
-        if found.present and not stayed:
-            self._add("joined", found.host)
-        if found.drained != (before is not None and before.drained):
-            self._add("drained" if found.drained else "undrained", found.host)
+            self._add("left" if now.cause == STOPPED else "lost", _called(now), now.cause)
+        if now.present and not stayed:
+            self._add("joined", _called(now))
+        if now.drained != was_drained:
+            self._add("drained" if now.drained else "undrained", _called(now))
 
     def _add(self, kind: EventKind, machine: str = "", detail: str = "") -> None:
-        event = ClusterEvent(self._wall(), kind, machine, sanitised_line(detail, _LONGEST))
+        event = ClusterEvent(self._wall(), kind, machine, sanitised_line(detail, 300))
         self.events = (event, *self.events[: EVENTS - 1])
 
     def _count(self) -> None:
@@ -263,7 +243,7 @@ class History:
             tuple(self._begun[cause] for cause in PLAN_CAUSES),
             self._failed,
             tuple(self._losses[cause] for cause in LOSS_CAUSES),
-            self._recoveries.histogram(),
+            deepcopy(self._recoveries),
         )
 
 

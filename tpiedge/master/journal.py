@@ -5,10 +5,9 @@ Laws:
 2. What another epoch is asked continues prompt and answer exactly: the next token has the next position, whose random
    number depends on nothing but the seed and that position (`engine/sampler.py`).
 3. A request is a suspect after SUSPECT deaths in a row in whose epochs nothing was passed on of it, and guilty after
-   GUILTY, one of which came while nothing else ran. A death is a loss in which a node ended by itself or hung
+   GUILTY, one of which came while nothing else ran. Three deaths after one thing count as one: that comes of reading
+   the prompt, and a node may die of what follows. A death is a loss in which a node ended by itself or hung
    (`blame.py`), not one in which a node fell silent, a link broke or a machine was lost.
-4. The first thing that is passed on in an epoch comes of reading the prompt, and a node may die of what follows, again
-   and again: so deaths in a row in whose epochs one thing at most was passed on count, too, MEAGRE of them as one.
 """
 
 from collections.abc import Iterable
@@ -21,7 +20,6 @@ from tpiedge.wire.requests import GenerationRequest
 
 SUSPECT: Final = 2
 GUILTY: Final = 3
-MEAGRE: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +41,6 @@ class TakenUp:
     """Rank 0 is asked for the rest of an earlier master's answer, for the first time by this master."""
 
 
-@dataclass(slots=True)
-class _Deaths:
-    """In a row. `alone`: whether nothing else ran in one of them."""
-
-    count: int = 0
-    alone: bool = False
-
-    def died(self, *, alone: bool) -> None:
-        self.count += 1
-        self.alone |= alone
-
-
 @dataclass(eq=False)
 class Journal:
     """`answer_ids`: the tokens that were passed on. `begun`: whether rank 0 of any epoch was asked."""
@@ -71,9 +57,14 @@ class Journal:
     _scored: int = 1  # the first position of the prompt without a score
     _embedded: bool = False  # whether its embedding was passed on
     _passed_on: int = 0  # in this epoch
-    #: Those before which nothing was passed on of it in their epochs, and those before which one thing was at most.
-    _barren: _Deaths = field(default_factory=_Deaths)
-    _meagre: _Deaths = field(default_factory=_Deaths)
+    #: Thirds of deaths in a row, as law 3 counts them, and whether nothing else ran in one of them.
+    _thirds: int = 0
+    _alone: bool = False
+
+    @property
+    def losses(self) -> int:
+        """Deaths in a row in which it did not get on."""
+        return self._thirds // 3
 
     @property
     def suspect(self) -> bool:
@@ -83,13 +74,7 @@ class Journal:
     @property
     def guilty(self) -> bool:
         """Whether it is not tried again."""
-        barren, meagre = self._barren, self._meagre
-        return (barren.alone and barren.count >= GUILTY) or (meagre.alone and meagre.count >= GUILTY * MEAGRE)
-
-    @property
-    def losses(self) -> int:
-        """Deaths in a row in which it did not get on, as law 4 counts them."""
-        return max(self._barren.count, self._meagre.count // MEAGRE)
+        return self._alone and self.losses >= GUILTY
 
     @property
     def reading(self) -> bool:
@@ -110,7 +95,7 @@ class Journal:
 
     @property
     def complete(self) -> FinishReason | None:
-        """Why no token is missing, where only rank 0's last word is."""
+        """The finish reason if all came and only rank 0's Finished is missing; else None."""
         request = self.request
         if request.pooling != "none":
             return "stop" if self._embedded else None
@@ -134,19 +119,17 @@ class Journal:
 
     def died(self, *, alone: bool) -> None:
         """A node died in its epoch, which is about to be `interrupted`. `alone`: no other request ran."""
-        if self._passed_on == 0:
-            self._barren.died(alone=alone)
         if self._passed_on <= 1:
-            self._meagre.died(alone=alone)
+            self._thirds += 3 if self._passed_on == 0 else 1
+            self._alone |= alone
 
     def take(self, message: AnswerPart) -> AnswerPart | None:
         """What of the message is to be passed on, if anything."""
         new = self._next(message)
         if new is not None:
             self._passed_on += 1
-            self._barren = _Deaths()
             if self._passed_on > 1:
-                self._meagre = _Deaths()
+                self._thirds, self._alone = 0, False
         return new
 
     def agrees(self, finished: Finished) -> bool:

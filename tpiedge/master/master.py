@@ -2,9 +2,7 @@
 
 One thread, the control thread, owns the hub and decides everything; other threads submit requests and read
 snapshots. What it receives (`reception`) changes the roster and the sessions (`session_manager`); then it compares the
-actual state with the desired one (`reconciler`). One session may serve while the next one prepares: workers fetch what
-they lack in the meantime, and then takes its place. A loss ends the serving session at once, and the next plan uses the
-machines that are present. Either way answers that run pause, and go on in the next session.
+actual state with the desired one (`reconciler`). One session may serve while the next one prepares.
 """
 
 import logging
@@ -18,35 +16,25 @@ from dataclasses import replace
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.host.device import usable_cores
-from tpiedge.joining.door import Door
-from tpiedge.launch.timing import Timing
-from tpiedge.master.arranging import Arranger, Arranges
+from tpiedge.joining.front_door import FrontDoor
+from tpiedge.launch.bootstrap import Timing
 from tpiedge.master.assignments import Served
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Foresight, PlaceNodes
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.outbox import Outbox
 from tpiedge.master.pending_answer import PendingAnswer
-from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.reception import Reception
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
-from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
 from tpiedge.master.roster import Machine, Roster
-from tpiedge.master.seats import SeatFile
-from tpiedge.master.session_manager import SessionManager
+from tpiedge.master.session_manager import Outbox, RankZero, SessionManager
 from tpiedge.master.status import ClusterStatus
-from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.transport.hub import Hub
+from tpiedge.master.workers import WorkerEvent
+from tpiedge.transport.endpoint import EndpointClosed, Hub
 from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["RECOVERY_GRACE_S", "Master", "NotServing"]
-
 _log = logging.getLogger(__name__)
-
-#: More than a plan, a switch of sessions and the end of every node take together.
-_CLOSE_S = 30.0
 
 
 class Master:
@@ -62,45 +50,38 @@ class Master:
         served: Served,
         plan: PlaceNodes,
         rank_zero: RankZero,
-        door: Door,
+        door: FrontDoor,
         *,
         timing: Timing | None = None,
         queue_limit: int = QUEUE_LIMIT,
         known: Sequence[str] = (),
         recovery_grace_s: float = RECOVERY_GRACE_S,
         stock: bool = True,
-        arranges: Arranges | None = None,
-        seats: SeatFile | None = None,
         follow_memory: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
         long requests wait for lost machines to return where the others are too few. `stock`: machines fetch what plans
-        for losses need of them. `arranges`: in what orders ranks may be; None: as in the plans. `seats`: of the parts
-        of --shares; None without them. `follow_memory` has `plan` made for so much memory of this machine from now on,
-        in bytes."""
+        for losses need of them. `follow_memory` has `plan` made for so much
+        memory of this machine from now on, in bytes."""
         timing = timing or Timing()
-        roster = Roster(timing.timeout_s, known, None if seats is None else seats.seats)
+        roster = self._roster = Roster(timing.timeout_s, known)
         outbox = Outbox(hub)
-        self._roster = roster
-        self._seats = seats
         self._hub = hub
         self._clock = clock
         self._heartbeat_s = timing.heartbeat_s
         compiles = max(1, math.floor(usable_cores()) // 2)
-        self._requests = RequestQueue(
-            queue_limit, served.sequences, self._cancel, hub.wake, clock.now, compiles
+        self.requests = RequestQueue(
+            queue_limit,
+            served.sequences,
+            lambda name: self._sessions.cancel(name),
+            hub.wake,
+            clock.now,
+            compiles,
         )
-        requests = self._requests
+        requests = self.requests
         self._sessions = SessionManager(
             hub, outbox, roster, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
         )
-        if arranges is not None:
-            sessions = self._sessions
-            arranger = Arranger(
-                arranges,
-                lambda: [one.assignments for one in (sessions.coming, sessions.serving) if one is not None],
-            )
-            plan = arranger.over(plan)
         foresight = Foresight(plan, outbox.send, served.pack_id, stock=stock)
         self._reception = Reception(
             hub, clock, outbox, door, roster, self._sessions, foresight, timing.heartbeat_s
@@ -132,18 +113,13 @@ class Master:
         QueueFull, or NotServing where nothing is served nor about to be, once that has lasted for the recovery
         grace."""
         if self._failed is not None or self._reconciler.hopeless:
-            self._requests.refuse(self._reconciler.not_serving())
-        return self._requests.submit(request, client, attended=attended)
-
-    def postpone(self, count: int, client: str) -> None:
-        """So many more requests of that client will be submitted later, or fewer where it is negative. Raises
-        QueueFull."""
-        self._requests.postpone(count, client)
+            self.requests.refuse(self._reconciler.not_serving())
+        return self.requests.submit(request, client, attended=attended)
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> PendingAnswer:
         """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for
         machines as if they had been lost. To be called before `start`, in the order of the requests."""
-        return self._requests.resume(request, said, self._reconciler.served_before())
+        return self.requests.resume(request, said, self._reconciler.served_before())
 
     @property
     def status(self) -> ClusterStatus:
@@ -152,36 +128,24 @@ class Master:
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
         """Returns `status` with its histograms, and has the nodes asked for their counters, which later calls then see,
         and for what they do in a step if `timeline` is to have one. Does not block."""
-        self._calls.put(lambda: self._sessions.observe(timeline=timeline))
-        self._hub.wake()
-        return replace(self.status, histograms=self._requests.histograms)
-
-    @property
-    def request_lines(self) -> tuple[RequestLine, ...]:
-        """How each accepted request gets on."""
-        return self._requests.lines
+        self._order(lambda: self._sessions.observe(timeline=timeline))
+        return replace(self.status, histograms=self.requests.histograms)
 
     @property
     def timeline(self) -> StepTimeline | None:
         """What all nodes did in a step of the epoch that serves; None where they were not asked, or none was taken."""
         serving = self._sessions.serving
-        return None if serving is None else serving.timeline
+        return None if serving is None else serving.timelines.latest
 
     @property
     def events(self) -> tuple[ClusterEvent, ...]:
-        """What happened last, the latest first."""
-        return self._reconciler.events
+        return self._reconciler.history.events
 
     def usable(self) -> Future[tuple[Machine, ...]]:
         """The machines that plans may have now, as the control thread will say within a turn."""
         found: Future[tuple[Machine, ...]] = Future()
-        self._calls.put(lambda: found.set_result(self._reconciler.usable))
-        self._hub.wake()
+        self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
-
-    def dismiss(self, request: str) -> bool:
-        """Ends the request of that id early; its reader is told so. Returns whether there is one."""
-        return self._requests.dismiss(request)
 
     @property
     def failed(self) -> TpiedgeError | None:
@@ -189,47 +153,37 @@ class Master:
         return self._failed
 
     def forget(self, name: str) -> None:
-        """The worker was revoked: its node is lost at once."""
-        self._calls.put(lambda: self._reception.forget(name))
-        self._hub.wake()
+        self._order(lambda: self._reception.forget(name))
 
     def drain_worker(self, name: str) -> Future[str]:
         """Takes the worker out of plans while answers go on; the result is its name once `status` shows
         that, or CannotDrain. Cancelled, the order is void."""
         ordered: Future[str] = Future()
-        self._calls.put(lambda: self._reconciler.drain(name, ordered))
-        self._hub.wake()
+        self._order(lambda: self._reconciler.drain(name, ordered))
         return ordered
 
     def undrain_worker(self, name: str) -> None:
-        """Lets plans have the worker again, if they may not."""
-        self._calls.put(lambda: self._reconciler.undrain(name))
-        self._hub.wake()
+        self._order(lambda: self._roster.step(name, WorkerEvent.UNDRAINED, self._clock.now()))
 
     def clear_worker(self, name: str) -> None:
         """Has the worker tried again at once, if it is left out of plans for a while, or the next attempt waits."""
-        self._calls.put(lambda: self._reconciler.clear(name))
-        self._hub.wake()
+        self._order(lambda: self._reconciler.clear(name))
 
     def drain(self) -> None:
         """Accepts no more requests; accepted ones are still served."""
-        self._requests.close(NotServing("the master is shutting down"))
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request runs or waits."""
-        return self._requests.idle
+        self.requests.close(NotServing("the master is shutting down"))
 
     def close(self) -> None:
-        """Ends every node; remaining requests fail. Idempotent. Blocks up to _CLOSE_S, then raises InternalError."""
+        """Ends every node; remaining requests fail. Idempotent. Blocks for half a minute, which is more than a plan, a
+        switch of sessions and the end of every node take together, then raises InternalError."""
         self._closing.set()
         self._hub.wake()
         if not self._thread.is_alive():
             self._end_all()
             return
-        self._thread.join(_CLOSE_S)
+        self._thread.join(30.0)
         if self._thread.is_alive():
-            raise InternalError(f"the control thread did not end within {_CLOSE_S:.0f} s")
+            raise InternalError("the control thread did not end within 30 s")
 
     def turn(self) -> None:
         """One round: handles what has arrived, then does what is due. Blocks until the next heartbeat at most.
@@ -248,8 +202,11 @@ class Master:
             self._beat += late_s + self._heartbeat_s
             self._reception.tick(late_s)
         self._reconciler.reconcile()
-        if self._seats is not None and self._seats.seats != self._roster.seats:
-            self._seats.keep(self._roster.seats)
+
+    def _order(self, call: Callable[[], None]) -> None:
+        """Has the control thread do it in its next turn."""
+        self._calls.put(call)
+        self._hub.wake()
 
     def _run(self) -> None:
         try:
@@ -266,9 +223,6 @@ class Master:
     def _end_all(self) -> None:
         failed = self._failed
         error = Cancelled("the master was stopped") if failed is None else MasterFailed(str(failed))
-        self._requests.close(NotServing(str(error)))
-        self._requests.fail_all(error)
+        self.requests.close(NotServing(str(error)))
+        self.requests.fail_all(error)
         self._sessions.close()
-
-    def _cancel(self, request: str) -> None:
-        self._sessions.cancel(request)

@@ -2,17 +2,42 @@
 
 import queue
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
-from tpiedge.master.reading_progress import Reading, ReadingProgress
-from tpiedge.master.request_lines import RequestLine, RequestState
-from tpiedge.master.request_times import Timeline
+from tpiedge.master.request_times import Reading, ReadingProgress, Timeline
 from tpiedge.wire.control import AnswerPart, Finished
 from tpiedge.wire.requests import GenerationRequest
 
 _Said = AnswerPart | Paused | Resumed | TakenUp | Reading | Finished
 _Event = _Said | TpiedgeError
+
+
+RequestState: TypeAlias = Literal["queued", "reading", "answering", "paused"]
+"""It has not begun, its prompt is computed, its answer comes, or it pauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """One accepted request, `age_s` ago (None: by an earlier master). `tokens` of at most `max_tokens` are there,
+    `tokens_per_s` since the first one, with its pauses; 0: not known. `why` it pauses, for `paused_s` so far;
+    `attended`: whether somebody waits for it; `reading`: how far its prompt is read, while that is told; `client`:
+    whose it is, as its submitter called them, empty where nobody knows that."""
+
+    id: str
+    state: RequestState
+    age_s: float | None
+    prompt_tokens: int
+    tokens: int
+    max_tokens: int
+    tokens_per_s: float
+    why: str
+    paused_s: float
+    attended: bool
+    reading: Reading | None = None
+    client: str = ""
 
 
 class PendingAnswer:
@@ -41,8 +66,6 @@ class PendingAnswer:
         self.unwanted = False
         #: Whether an administrator ended it, which the caller is told.
         self.dismissed = False
-        #: Names its grammar, once that was asked for.
-        self.group = ""
         self._told = ""
         self._cancel = cancel
         self._wake = wake
@@ -80,7 +103,6 @@ class PendingAnswer:
         self.cancel()
 
     def line(self, now: float, *, running: bool) -> RequestLine:
-        """How it gets on; for RequestQueue alone."""
         journal, times, tokens = self.journal, self.times, len(self.journal.answer_ids)
         state: RequestState = "queued" if not running else "reading" if journal.reading else "answering"
         spent_s = now - times.first if times.first is not None else 0.0
@@ -108,7 +130,6 @@ class PendingAnswer:
             self.put(reading)
 
     def put(self, event: _Event) -> None:
-        """Adds an event; for RequestQueue alone."""
         if not isinstance(event, TakenUp):  # it pauses on
             self._told = ""
         self._events.put(event)

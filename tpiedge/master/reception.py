@@ -2,27 +2,23 @@
 
 import logging
 from collections import Counter
-from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
+
 from tpiedge.clock import Clock
-from tpiedge.joining.door import Door
-from tpiedge.launch.bootstrap import node_of
-from tpiedge.launch.timing import OwnStalls
+from tpiedge.joining.front_door import FrontDoor
+from tpiedge.launch.bootstrap import OwnStalls, node_of
 from tpiedge.master.foresight import Foresight
-from tpiedge.master.outbox import Outbox
 from tpiedge.master.roster import STOPPED, Roster
-from tpiedge.master.session_manager import SessionManager
+from tpiedge.master.session_manager import Outbox, SessionManager
 from tpiedge.master.workers import WorkerEvent
-from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_name
-from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage
-from tpiedge.transport.hub import Hub
+from tpiedge.transport.endpoint import Envelope, Hub, LinkReset, MalformedMessage
 from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
     Echo,
-    Held,
     Leaving,
     NodeEnded,
     Offer,
@@ -39,13 +35,8 @@ _log = logging.getLogger(__name__)
 
 #: Messages per round: more than can be waiting, unless a peer floods.
 _BURST = 5000
-#: So long a round hears what waits although its heartbeat is due: late ones must not end all hearing.
-_LEAST_S = 0.1
 #: A peer that sends so many messages between two heartbeats breaks the protocol.
 FLOOD: Final = 3000
-_GONE = "its process ended or its connection broke"
-#: The handshakes of TCP and of CURVE.
-_DIALLING_TRIPS = 4
 
 
 class Reception:
@@ -56,7 +47,7 @@ class Reception:
         hub: Hub,
         clock: Clock,
         outbox: Outbox,
-        door: Door,
+        door: FrontDoor,
         roster: Roster,
         sessions: SessionManager,
         foresight: Foresight,
@@ -81,13 +72,12 @@ class Reception:
 
         Raises EndpointClosed once the hub is closed.
         """
-        while self._roster.asked:
-            self._outbox.send(AskOffer(0), self._roster.asked.pop())
         self._door.settle()
         for name in self._door.newcomers():
             self._roster.expect(name)
         self._hear_one(max(0.0, until - self._clock.now()))
-        enough = max(until, self._clock.now() + _LEAST_S)
+        # Late heartbeats must not end all hearing, so a round hears what waits for a tenth of a second at least.
+        enough = max(until, self._clock.now() + 0.1)
         for _ in range(_BURST):
             if not self._hear_one(0.0) or self._clock.now() >= enough:
                 return
@@ -97,7 +87,7 @@ class Reception:
         may be this process's own (OwnStalls), and the others get the master's pulse."""
         now, excused = self._clock.now(), self._stalls.beat(late_s)
         self._traffic.clear()
-        self._door.tick(now)
+        self._door.tick()
         for name, cause in () if excused else self._roster.tick(now):
             self._sessions.lose(name, cause)
         self._look_at_links()
@@ -106,13 +96,11 @@ class Reception:
             self._outbox.send(self._sessions.pulse, machine.name)
 
     def forget(self, name: str) -> None:
-        """The worker was revoked: its node is lost at once."""
         self._roster.forget(name)
         self._probings.pop(name, None)
         self._sessions.lose(name, "its membership was revoked", intended=True)
 
     def _hear_one(self, wait_s: float) -> bool:
-        """Returns whether there was a message."""
         try:
             envelope = self._hub.recv(wait_s)
             if envelope is None:
@@ -135,7 +123,7 @@ class Reception:
             if epoch is not None:
                 epoch.handle(rank, message, self._hub.address_of(sender))
         elif not self._door.is_member(sender):
-            self._door.heard(sender, message, self._clock.now())
+            self._door.heard(sender, message)
         else:
             self._hear_agent(sender, message)
 
@@ -154,14 +142,11 @@ class Reception:
             case Stocked():
                 if self._known(name, now):
                     self._foresight.heard(name, message)
-            case Held(pack=pack, attention=attention, ffn=ffn):
-                if self._known(name, now) and pack == self._sessions.served.pack_id:
-                    self._roster.holds(name, HeldUnits.of(attention, ffn))
             case Leaving():
                 self._sessions.lose(name, STOPPED, intended=True)
                 self._roster.lose(name, STOPPED, now, WorkerEvent.STOPPED)
             case Enrol():
-                self._door.heard(name, message, now)
+                self._door.heard(name, message)
             case _:
                 self._broke_protocol(
                     name, f"it sent {type(message).__name__}, which is not a worker's to send"
@@ -171,21 +156,14 @@ class Reception:
         known = self._roster.get(name)
         if known is not None and known.offer.nonce != offer.nonce:
             self._lose(name, "its agent was started anew")
-        offer = replace(offer, host=sanitised_name(offer.host))
-        if self._is_known_offer(name, offer, now):
-            return
-        known = self._roster.get(name)
+        offer, known = structs.replace(offer, host=sanitised_name(offer.host)), self._roster.get(name)
+        if known is not None and known.offer == offer and self._roster.heard(name, now):
+            return  # it was asked twice
         if known is None or not known.present:
             self._sessions.warm()  # while the link is measured and others come
-        if not self._roster.offered(name, offer, now):
-            return
+        self._roster.offered(name, offer, now)
         probing = self._probings[name] = Probing()
         self._outbox.send(probing.begin(now), name)
-
-    def _is_known_offer(self, name: str, offer: Offer, now: float) -> bool:
-        """Whether the offer says nothing new: a worker that was asked twice answers twice."""
-        known = self._roster.get(name)
-        return known is not None and known.offer == offer and self._roster.heard(name, now)
 
     def _hear_echo(self, name: str, echo: Echo, now: float) -> None:
         if name not in self._probings:
@@ -215,9 +193,10 @@ class Reception:
         }
         self._cut_off = gone
         for one in present:
-            dialling_s = _DIALLING_TRIPS * one.link.round_trip_s if one.link is not None else 0.0
+            # The handshakes of TCP and of CURVE take four round trips.
+            dialling_s = 4 * one.link.round_trip_s if one.link is not None else 0.0
             if one.name in gone and now > gone[one.name] and now - gone[one.name] >= dialling_s:
-                self._link_broke(one.name, _GONE)
+                self._link_broke(one.name, "its process ended or its connection broke")
 
     def _link_broke(self, peer: str, cause: str) -> None:
         rank, number = node_of(peer)

@@ -16,18 +16,17 @@ from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.launch.slot import SETTLED_S
 from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.counters import note_speeds
 from tpiedge.master.foresight import Foresight, PlaceNodes
-from tpiedge.master.history import ClusterEvent, History
-from tpiedge.master.pace import note_speeds
+from tpiedge.master.history import History
 from tpiedge.master.request_queue import RequestQueue
-from tpiedge.master.roster import Machine, Roster
+from tpiedge.master.roster import Roster
 from tpiedge.master.selection import FETCHES, Selection
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
-from tpiedge.master.snapshot import snapshot
-from tpiedge.master.status import ClusterStatus
+from tpiedge.master.status import ClusterStatus, snapshot
 from tpiedge.master.switching import Switching
-from tpiedge.master.workers import WorkerEvent
+from tpiedge.master.workers import WorkerEvent, failed
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
@@ -38,24 +37,6 @@ RECOVERY_GRACE_S: Final = 120.0
 """For how long requests wait for lost machines to return, unless the user says otherwise."""
 
 _log = logging.getLogger(__name__)
-
-#: While nothing is served, a worker that will fetch for longer than this is not waited for, nor one that gets no
-#: further for _SILENCE_S. Its rate is measured for _MEASURED_AFTER_S first.
-_PATIENCE_S = 10.0
-_MEASURED_AFTER_S = 2.0
-_SILENCE_S = 20.0
-
-#: A plan waits until no worker has arrived for QUIET_S, so that those who arrive together get one plan, but at most
-#: LONGEST_S after the first change.
-QUIET_S: Final = 0.3
-LONGEST_S: Final = 2.0
-#: After so many attempts to serve in a row that came to nothing, requests wait as long as they wait for machines. One
-#: that failed counts as _FAILED of those that made way for another plan, as where machines come and go.
-_FUTILE: Final = 30
-_FAILED: Final = 8
-
-#: Answers that pause for longer are told so.
-_TOLD_S = 0.5
 
 
 class NotServing(PeerError):
@@ -87,6 +68,8 @@ class Reconciler:
         master's own machine, in bytes."""
         #: Whether nothing is served nor about to be, and nobody waits for it any more. For any thread, like `status`.
         self.hopeless = False
+        self.history = History(roster, time.time)
+        self.selection = Selection(clock, plan, roster, sessions)
         self._grace_s = recovery_grace_s
         self._stuck: float | None = None  # since when nothing is served nor about to be
         self._served = False  # whether a session was ready, of this master or of the one before
@@ -99,11 +82,10 @@ class Reconciler:
         self._foresight = foresight
         self._follow_memory = follow_memory
         self._own_bytes = sessions.rank_zero.memory_bytes  # for which plans are made
-        self._selection = Selection(clock, plan, roster, sessions)
         #: Since when a worker is present, and the kind of reason that it was told.
         self._told: dict[str, tuple[float, SpareKind]] = {}
-        self._drained: list[tuple[Future[str], str | CannotDrain]] = []  # settled, and not told yet
-        self._futile = 0  # attempts since requests could last be served, as of _FUTILE
+        self._done: list[Callable[[], None]] = []  # tells of drains once the status shows them
+        self._failures = 0  # attempts in a row that failed since requests could last be served
         self._known: int | None = None  # the roster's generation of the last plan
         self._changed: float | None = None  # when it changed first since then
         self._due = math.inf  # when a plan that was put off is due
@@ -113,30 +95,18 @@ class Reconciler:
         self._spare: Mapping[str, SpareReason] = {}
         self._reason = "starting"
         self._proven = 0  # the last epoch that has proven itself
-        self._later = ""  # when the next attempt is made, in words
-        self._history = History(roster, time.time)
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
-
-    @property
-    def events(self) -> tuple[ClusterEvent, ...]:
-        """What happened last. For any thread."""
-        return self._history.events
-
-    @property
-    def usable(self) -> tuple[Machine, ...]:
-        """Those that plans may have now."""
-        return tuple(self._selection.able())
 
     def served_before(self) -> str:
         """A master before this one served, and requests of it wait: for machines, too. Returns what they are told."""
         self._served = True
-        return self._history.started_again()
+        return self.history.started_again()
 
     def clear(self, name: str) -> None:
         """An administrator wants the worker tried again: nothing waits for its time to pass any longer."""
         now, machine = self._clock.now(), self._roster.get(name)
         if machine is not None and machine.standing.fault:
-            self._history.cleared(machine)
+            self.history.cleared(machine)
             self._roster.step(name, WorkerEvent.CLEARED, now)
         self._again()
 
@@ -147,71 +117,60 @@ class Reconciler:
             return
         machine = self._roster.get(name)
         called = name if machine is None else machine.offer.host or name
+        refusal = ""
         if machine is None or not machine.present:
-            error = CannotDrain(f"{called} is away: it has no part that could be taken from it")
-            self._drained.append((ordered, error))
-            return
-        found = None if machine.drained else self._selection.find(without=name)
-        if isinstance(found, NoPlan):
-            words = f"without {called} the others cannot serve, so it keeps its part: {found.reason}"
-            self._drained.append((ordered, CannotDrain(words)))
+            refusal = f"{called} is away: it has no part that could be taken from it"
+        elif not machine.drained and isinstance(found := self.selection.find(without=name), NoPlan):
+            refusal = f"without {called} the others cannot serve, so it keeps its part: {found.reason}"
+        if refusal:
+            self._done.append(lambda: ordered.set_exception(CannotDrain(refusal)))
             return
         self._roster.step(name, WorkerEvent.DRAINED, self._clock.now())
-        self._drained.append((ordered, name))
-
-    def undrain(self, name: str) -> None:
-        """Lets plans have the worker again, if they may not."""
-        self._roster.step(name, WorkerEvent.UNDRAINED, self._clock.now())
+        self._done.append(lambda: ordered.set_result(name))
 
     def not_serving(self) -> NotServing:
         """The error of a request that cannot be served. For any thread."""
         return NotServing(f"the cluster serves nothing now: {self._reason}")
 
     def reconcile(self) -> None:
-        """Takes every step that is due now."""
         sessions, now = self._sessions, self._clock.now()
-        self._history.look()
+        self.history.look()
         if sessions.serving is not None and sessions.serving.phase is Phase.ENDED:
             self._end_serving(sessions.serving)
         if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
             self._drop_coming(sessions.coming)
-        if self._is_ready or not sessions.active:  # who comes back would end what begins
+        if sessions.ready or not sessions.active:  # who comes back would end what begins
             self._roster.readmit(now)
         self._look_at_own_memory()
         self._look_for_slow(now)
-        if sessions.serving is not None and sessions.serving.phase is Phase.READY:
-            note_speeds(self._roster, sessions.serving.machines, sessions.serving.slowdowns, now)
+        if sessions.ready:
+            note_speeds(self._roster, sessions.ready.machines, sessions.ready.slowdowns, now)
         if now >= self._due:
             self._again()
         if self._is_due(now):
             self._replan()
-        begun = self._switching.begun(sessions.serving, sessions.coming)
-        if sessions.coming is not None and (
-            begun or self._may_switch(sessions.coming, sessions.serving, now)
-        ):
+        self._switching.resume(sessions.serving, sessions.coming)
+        if sessions.coming is not None:
             self._switch(sessions.coming, sessions.serving, now)
         self._dispatch()
         self._look_ahead()
-        self.hopeless = self._stuck is not None and not self._patient(now, self._stuck)
+        self.hopeless = self._stuck is not None and not (self._served and now - self._stuck < self._grace_s)
         if self.hopeless:
             self._requests.fail_all(self.not_serving())
-        self._requests.explain(self._why_paused(), serving=self._is_ready)
+        self._requests.explain(self._why_paused(), serving=sessions.ready is not None)
         self._publish()
-        for ordered, result in self._drained:
-            if isinstance(result, CannotDrain):
-                ordered.set_exception(result)
-            else:
-                ordered.set_result(result)
-        self._drained.clear()
+        while self._done:
+            self._done.pop(0)()
 
     def _is_due(self, now: float) -> bool:
-        """Whether a plan is due. The first call after a change starts the wait."""
+        """Whether a plan is due. It waits until no worker has arrived for 0.3 s, so that those who arrive together
+        get one plan, but at most 2 s from the first call after a change on."""
         if self._known == self._generation:
             return False
         if self._changed is None:
             self._changed = now
         newest = max((one.since for one in self._roster.present), default=0.0)
-        return now - self._changed >= LONGEST_S or now >= newest + QUIET_S
+        return now - self._changed >= 2.0 or now >= newest + 0.3
 
     @property
     def _generation(self) -> int:
@@ -222,58 +181,40 @@ class Reconciler:
         """Makes a plan due although the roster has not changed."""
         self._known = None
 
-    @property
-    def _is_ready(self) -> bool:
-        """Whether a session answers requests."""
-        serving = self._sessions.serving
-        return serving is not None and serving.phase is Phase.READY
-
     def _look_ahead(self) -> None:
-        """While nobody asks: it takes the master's time."""
+        """Makes plans for losses, only while no request is running, for it takes the master's time."""
         serving = self._sessions.serving
         if serving is None or self._sessions.coming is not None or not self._requests.idle:
             return
         if serving.served_s >= SETTLED_S:
-            self._foresight.look(self._selection.plannable(), serving.machines)
-
-    def _patient(self, now: float, since: float) -> bool:
-        """Whether requests wait for machines to return."""
-        return self._served and now - since < self._grace_s
+            self._foresight.look(self.selection.plannable(), serving.machines)
 
     def _switch(self, coming: Session, serving: Session | None, now: float) -> None:
-        """The coming session takes the place of the serving one, once that has left for it what it can use."""
+        """The coming session takes the place of the serving one where that is due, once that has left for it what it
+        can use. Answers that pause for half a second are told so."""
+        usable = {one.name: one for one in self.selection.steady()}
+        if not self._switching.due(coming, serving, usable, self._own_bytes, now):
+            return
         carried = None
         if serving is not None:
             if not self._switching.ready(serving, coming, now):
-                if now - self._switching.since >= _TOLD_S:
-                    self._requests.pause(self._history.planned(), self._switching.since)
+                if now - self._switching.since >= 0.5:
+                    self._requests.pause(self.history.planned(), self._switching.since)
                 return
             carried = self._switching.carried(serving)
-            self._requests.interrupt(self._history.planned(), since=self._switching.since)
+            self._requests.interrupt(self.history.planned(), since=self._switching.since)
         self._reason = "loading the weights"
         self._sessions.switch(coming, carried)
-        self._history.began(coming.assignments, replaces=serving is not None)
+        self.history.began(coming.assignments, replaces=serving is not None)
         self._notify()  # the plan was made while those it leaves out still had a part
 
-    def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
-        """Whether the coming session takes the place of the serving one."""
-        usable = self._selection.steady()
-        return self._switching.due(coming, serving, {one.name: one for one in usable}, self._own_bytes, now)
-
     def _why_paused(self) -> str:
-        """What answers that pause are told now."""
         takes_over = self._sessions.serving or self._sessions.coming
         if takes_over is not None:
-            return self._history.going_on(takes_over.machines)
+            return self.history.going_on(takes_over.machines)
         if self._planless and self._known == self._generation:
-            return self._history.waiting(self._reason)
-        return self._history.undecided(self._later)
-
-    def _is_stuck(self, stuck: bool) -> None:
-        if not stuck:
-            self._stuck = None
-        elif self._stuck is None:
-            self._stuck = self._clock.now()
+            return self.history.waiting(self._reason)
+        return self.history.undecided()
 
     def _look_at_own_memory(self) -> None:
         """Where the master's machine gives less or more memory by now, plans are made for that."""
@@ -285,38 +226,37 @@ class Reconciler:
             self._roster.changed_beside()
 
     def _look_for_slow(self, now: float) -> None:
-        """While nothing is served, finds the workers that are late, so that the others can serve without them.
+        """While nothing is served, finds the workers that are late, so that the others can serve without them: those
+        that will fetch for more than ten seconds, as measured for two, or got no further for twenty.
 
         Once the others serve, plans contain the slow workers again, and they go on fetching.
         """
-        serving, coming = self._sessions.serving, self._sessions.coming
-        if serving is not None:
-            if self._selection.slow and serving.phase is Phase.READY:
-                self._selection.slow = frozenset()
-                self._again()
-        elif (
-            coming is not None
-            and now - self._begun >= _MEASURED_AFTER_S
-            and self._selection.add_slow(coming.late(_PATIENCE_S, _SILENCE_S))
-        ):
+        coming = self._sessions.coming
+        if self._sessions.ready and self.selection.slow:
+            self.selection.slow = frozenset()
             self._again()
+        elif self._sessions.serving is None and coming is not None and now - self._begun >= 2.0:
+            slow = self.selection.slow.union(coming.late(10.0, 20.0))
+            if slow != self.selection.slow:
+                self.selection.slow = slow
+                self._again()
 
     def _publish(self) -> None:
         self.status = snapshot(
             self._roster,
             self._sessions,
             self._requests,
-            {**self._spare, **self._selection.excluded()},
+            {**self._spare, **self.selection.excluded()},
             self._foresight.stocked,
             self._reason,
             self._clock.now(),
-            self._history.so_far,
+            self.history.so_far,
         )
 
     def _replan(self) -> None:
         self._due = math.inf
-        found = self._selection.find()
-        if isinstance(found, NoPlan) and found.wants_memory and self._sessions.rank_zero.insist():
+        found = self.selection.find()
+        if isinstance(found, NoPlan) and self._sessions.rank_zero.insist():
             return  # it stays due, with more memory of the master's own machine
         self._planless, self._planned = isinstance(found, NoPlan), self._clock.now()
         self._known, self._changed = self._generation, None
@@ -331,7 +271,7 @@ class Reconciler:
     def _notify(self) -> None:
         """Tells the workers that the plan has no part for why that is so, unless they have made another offer since:
         once, and again when the kind of reason changes."""
-        reasons = {**self._spare, **self._selection.excluded()}
+        reasons = {**self._spare, **self.selection.excluded()}
         busy = {name for session in self._sessions.active for name in session.machines}
         told, self._told = self._told, {}
         for one in self._roster.present:
@@ -347,38 +287,33 @@ class Reconciler:
         return {name: reason for name, reason in self._spare.items() if name in gone}
 
     def _apply(self, found: Assignments) -> None:
-        """Makes sure that a session with these assignments serves or is coming."""
+        """Makes sure that a session with these assignments serves or is coming. The plan waits where it needs a worker
+        that fails again and again, or the master's own node does."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
-        bound = self._selection.bound(assignments)
-        if bound is not None:
-            out = {one.machine for one in assignments} - {"", *self._selection.serving_on()}
-            self._spare = {**self._spare, **dict.fromkeys(out, bound)}
-            self._sessions.abandon()
-            return
-        self._roster.take_seats(found.seats)
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
         elif coming is None or coming.assignments != assignments:
-            now, due = self._clock.now(), self._selection.due(assignments)
+            now, due = self._clock.now(), self.selection.due(assignments)
             if due > now:
-                self._put_off(due, now)
+                self._due = due
+                again = "; it is tried again after "
+                if not self._sessions.ready and again not in self._reason:
+                    self._reason += again + format_seconds(due - now)
                 return
-            self._reason = f"preparing {counted(len(assignments), 'node')}"
-            self._later, self._begun = "", now
-            self._count_futile(1)
-            self._sessions.begin(assignments, found.step_s)
+            self._reason, self._begun = f"preparing {counted(len(assignments), 'node')}", now
+            self._is_stuck(self._has_failed)
+            self._sessions.begin(found)
 
-    def _put_off(self, due: float, now: float) -> None:
-        """The plan waits: it needs a worker that fails again and again, or the master's own node does."""
-        self._due = due
-        if not self._later and not self._is_ready:
-            self._later = f"; it is tried again after {format_seconds(due - now)}"
-            self._reason += self._later
+    @property
+    def _has_failed(self) -> bool:
+        """Whether so many attempts to serve failed that requests wait as long as they wait for machines."""
+        return self._failures >= 4 and not self._sessions.ready
 
-    def _count_futile(self, attempts: int) -> None:
-        """So many attempts to serve began or failed."""
-        self._futile += 0 if self._is_ready else attempts
-        self._is_stuck(self._futile > _FUTILE and not self._is_ready)
+    def _is_stuck(self, stuck: bool) -> None:
+        if not stuck:
+            self._stuck = None
+        elif self._stuck is None:
+            self._stuck = self._clock.now()
 
     def _give_up(self, found: NoPlan) -> None:
         """No plan fits the present machines. A serving session goes on."""
@@ -386,52 +321,40 @@ class Reconciler:
         present = {machine.name: waiting for machine in self._roster.present}
         for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}
         self._spare = {**self._departed(), **present, **for_good}
-        self._reason = "; ".join([found.reason, *self._selection.absent(self._spare)])
-        self._history.no_plan(found.reason)
+        self._reason = "; ".join([found.reason, *self.selection.absent(self._spare)])
+        self.history.no_plan(found.reason)
         self._sessions.abandon()
 
     def _dispatch(self) -> None:
-        serving, coming = self._sessions.serving, self._sessions.coming
-        if serving is None or serving.phase is not Phase.READY or serving.halting:
+        serving, coming = self._sessions.ready, self._sessions.coming
+        if serving is None or serving.halting:
             return
-        self._history.serves(serving.number, self._clock.now())
+        self.history.serves(serving.number, self._clock.now())
         if serving.proven and self._proven != serving.number:
             self._proven = serving.number
             self._roster.proved(serving.machines)
-        self._stuck, self._served = None, True
-        self._reason = ""
-        if (
-            coming is not None
-            and coming.phase is Phase.PREPARED
-            and not self._switching.awaits_readers(coming)
-        ):
+        self._stuck, self._served, self._failures, self._reason = None, True, 0, ""
+        if coming is not None and coming.phase is Phase.PREPARED:
             self._reason = "a faster plan waits until it is worth the pause"
-        if coming is not None and self._switching.awaits_readers(coming):
-            return
-        self._futile = 0
         while self._requests.prepare(serving.compile):
             pass
         while self._requests.start(serving.ask):
             pass
 
     def _end_serving(self, session: Session) -> None:
-        error = session.failure.error if session.failure else PeerError("the cluster was stopped")
+        failure = session.failure
+        error = failure.error if failure else PeerError("the cluster was stopped")
         _log.debug("epoch %d ended: %s", session.number, type(error).__name__)
         _log.warning("stopped serving: %s", error)
         self._attribute(session)  # first: whoever has no part any more fails in none
         self._sessions.end_serving()
-        breached, now = bool(session.breaches), self._clock.now()
-        self._history.lost(error, session.failure, session.machines, now, breached=breached)
+        breached = bool(session.breaches)
+        self.history.lost(error, failure, session.machines, self._clock.now(), breached=breached)
         self._reason = str(error)
         self._publish()  # first: a client that sees its answer pause must not read a status that says ready
-        self._interrupt(session, error)
+        intended, died = failure is not None and failure.intended, failure is not None and failure.died
+        self._requests.interrupt(self.history.undecided(), None if intended else error, died=died)
         self._retry(session)
-
-    def _interrupt(self, session: Session, error: TpiedgeError) -> None:
-        """The requests of a session that was lost pause. One that is at fault fails."""
-        failure = session.failure
-        lost = None if failure is not None and failure.intended else error
-        self._requests.interrupt(self._history.undecided(""), lost, died=failure is not None and failure.died)
 
     def _attribute(self, session: Session) -> None:
         """Records whose failure ended a session: a worker's that broke the protocol or failed by itself, or else the
@@ -451,21 +374,23 @@ class Reconciler:
         elif failure.crashed is not None:
             self._roster.step(failure.crashed, WorkerEvent.FAILED, now, "died", str(failure.error))
         else:
-            self._roster.failed_itself(now, str(failure.error))
+            self._roster.own = failed(self._roster.own, now, "died", str(failure.error))
 
     def _drop_coming(self, session: Session) -> None:
         error = session.failure.error if session.failure else None
         _log.debug("epoch %d was not prepared: %s", session.number, type(error).__name__)
         _log.warning("the new plan failed: %s", error)
-        self._history.failed(error, serves=self._sessions.serving is not None)
+        self.history.failed(error, serves=self._sessions.serving is not None)
         self._reason = str(error)
         self._attribute(session)
         self._sessions.abandon()
         self._retry(session)
 
     def _retry(self, session: Session) -> None:
-        """Plans again: at once, but for what `_put_off` waits for."""
+        """Plans again: at once, but for what `_apply` waits for."""
         self._again()
-        self._later, self._planless = "", False
+        self._planless = False
         if session.failure is None or not session.failure.machine_lost:
-            self._count_futile(_FAILED)
+            self._failures += not self._sessions.ready
+        if self._has_failed:
+            self._is_stuck(True)

@@ -5,20 +5,18 @@ Laws:
 2. At most `parallel` requests run at once. Clients take turns, and one client's requests start in the order in which
    they were accepted (`turns.py`). One for which nobody waits (`attend`) starts after all others, gives its place back
    where one of them has none, and goes on later. The queue is full for a client alone with `limit` that have not begun
-   or gave their place back, and earlier where others' requests wait; then one of its own for which nobody waits ends
-   for a new one, or anybody's where there is no place at all.
+   or gave their place back, and earlier where others' requests wait.
 3. A node's message about a request that does not run is dropped.
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
 5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
-   one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end.
-6. Those of an earlier master (`resume`) are such that ran: whatever the limit, in front of those that never did. Nobody
-   waits for them until it is said.
-7. Of those that wait, the one with most `losses` begins first, suspects (`journal.py`) before all others even where
-   nobody waits for them, if nothing runs. Beside a suspect nothing begins, and it gives its place to nobody: so one
-   that kills a node in every epoch is found, and it alone fails. While somebody waits for one, only what ran begins.
-8. A request for many answers submits some of them and later the others, so that it does not take every place. Those
+   one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end. So do those
+   of an earlier master (`resume`), for which nobody waits until it is said.
+6. Of those that wait, the one with most `losses` begins first, suspects (`journal.py`) before all others, if nothing
+   runs. Beside a suspect nothing begins, and it gives its place to nobody: so one that kills a node in every epoch is
+   found, and it alone fails. While one waits, only what ran begins.
+7. A request for many answers submits some of them and later the others, so that it does not take every place. Those
    that it postpones take none, but count with those that wait, and have a limit of their own.
-9. A request with a grammar takes a place once that is compiled. What its processes take of a processor
+8. A request with a grammar takes a place once that is compiled. What its processes take of a processor
    counts in its client's turn as tokens do.
 """
 
@@ -27,8 +25,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Final, NoReturn
+
+from msgspec import structs
 
 from tpiedge.errors import (
     Cancelled,
@@ -40,12 +41,8 @@ from tpiedge.errors import (
     UserError,
 )
 from tpiedge.master.journal import Resumed, TakenUp
-from tpiedge.master.pending_answer import PendingAnswer
-from tpiedge.master.reading_progress import ReadingProgress
-from tpiedge.master.reading_rate import ReadingRate
-from tpiedge.master.request_lines import RequestLine
-from tpiedge.master.request_times import RequestHistograms, RequestTimes
-from tpiedge.master.status import Totals
+from tpiedge.master.pending_answer import PendingAnswer, RequestLine
+from tpiedge.master.request_times import ReadingProgress, ReadingRate, RequestHistograms, Totals
 from tpiedge.master.turns import Compiling, Turns
 from tpiedge.portions import Portions, may_have
 from tpiedge.wire.control import (
@@ -67,8 +64,6 @@ QUEUE_LIMIT: Final = 64
 #: as one request may have.
 POSTPONED_LIMIT: Final = 8192
 
-#: What a second of a processor counts in turns: a slow machine computes fewer tokens in it.
-_TOKENS_A_SECOND: Final = 100
 _FAULTS: Final[Mapping[str, type[TpiedgeError]]] = {
     "UserError": UserError,
     "GrammarRefused": GrammarRefused,
@@ -83,6 +78,9 @@ class QueueFull(TpiedgeError):
 
 class Dismissed(Cancelled):
     """An administrator ended the request."""
+
+    def __init__(self) -> None:
+        super().__init__("the administrator of this server ended the request")
 
 
 class RequestQueue:
@@ -113,11 +111,10 @@ class RequestQueue:
         self._waiting: deque[PendingAnswer] = deque()
         self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
         self._postponed = Portions(2 * POSTPONED_LIMIT)
-        self._suspected = False
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
         self._rate = ReadingRate()
-        self._times = RequestTimes()
+        self._times = RequestHistograms()
 
     @property
     def totals(self) -> Totals:
@@ -126,9 +123,8 @@ class RequestQueue:
 
     @property
     def histograms(self) -> RequestHistograms:
-        """How long they took so far."""
         with self._lock:
-            return self._times.histograms()
+            return deepcopy(self._times)
 
     @property
     def waiting(self) -> int:
@@ -140,14 +136,7 @@ class RequestQueue:
         return len(self._running)
 
     @property
-    def suspected(self) -> bool:
-        """Whether one of those that ran when an epoch ended last is a suspect."""
-        with self._lock:
-            return self._suspected
-
-    @property
     def idle(self) -> bool:
-        """Whether no request runs or waits."""
         with self._lock:
             return not self._running and not self._waiting
 
@@ -176,19 +165,20 @@ class RequestQueue:
         raise error
 
     def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
-        """Accepts a request of that `client`. Where nobody waits for it (`attended`), it takes no other one's place.
-        Raises QueueFull, or the error that `close` was given."""
+        """Accepts a request of that `client`; `attended`: whether somebody waits for it. Raises QueueFull, or the error
+        that `close` was given."""
         answering = PendingAnswer(request, client, self._cancelled, self._on_submit)
         answering.attended = attended
         with self._lock:
             if self._closed is not None:
                 self._count(refused=1)
                 raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
-            if not self._has_room(client, displaces=attended):
+            waiting = [one.client for one in self._waiting if one.gives_way or not one.journal.begun]
+            own = waiting.count(client)
+            if not may_have(own, len(waiting), self._places):
                 self._count(refused=1)
-                own = sum(one.client == client for one in self._waiting)
                 raise QueueFull(
-                    f"{len(self._waiting)} requests are waiting already, {own} of this client: try again later"
+                    f"{len(waiting)} requests are waiting already, {own} of this client: try again later"
                 )
             answering.times.accepted = self._now()
             self._waiting.append(answering)
@@ -235,7 +225,6 @@ class RequestQueue:
             try:
                 compile_next(one.request, self._compiling.ask(one))
             except ProtocolError as error:
-                self._compiling.end(one.request.id)
                 self._waiting.remove(one)
                 self._fail([one], UserError(f"the request cannot be served: {error}"))
         return True
@@ -259,7 +248,8 @@ class RequestQueue:
             if not starting.journal.begun:
                 self._turns.give(starting.client, len(starting.request.prompt_ids))
             starting.gives_way = False
-            self._compiling.begin(starting.request.id)
+            if (entry := self._compiling.entries.get(starting.request.id)) is not None:
+                entry.state = "begun"
             self._running[starting.request.id] = starting
             starting.journal.begun = True
             starting.progress = ReadingProgress()
@@ -277,11 +267,11 @@ class RequestQueue:
 
     def tell(self, message: Message) -> None:
         """Passes on a message of rank 0 about a running request, or about those whose prompts it reads."""
-        if isinstance(message, Heartbeat):
-            self._read(message)
-            return
         name = getattr(message, "request", None)
         with self._lock:
+            for reading, done_tokens in message.reading if isinstance(message, Heartbeat) else ():
+                if reading in self._running:
+                    self._running[reading].read(done_tokens, self._now())
             if not isinstance(name, str):
                 return
             self._charge(message, name)
@@ -299,22 +289,11 @@ class RequestQueue:
                     self._fail([running], _FAULTS.get(kind, InternalError)(text))
 
     @property
-    def reading(self) -> bool:
-        """Whether a request runs of which nothing has come in this epoch."""
+    def positions(self) -> tuple[int, float]:
+        """How many that runs has, all requests together, and in how many seconds another epoch would read them."""
         with self._lock:
-            return any(one.journal.reading for one in self._running.values())
-
-    @property
-    def reread_s(self) -> float:
-        """In how many seconds another epoch would read all that runs."""
-        with self._lock:
-            return self._rate.token_s * sum(one.journal.positions for one in self._running.values())
-
-    @property
-    def positions(self) -> int:
-        """How many that runs has, all requests together."""
-        with self._lock:
-            return sum(one.journal.positions for one in self._running.values())
+            positions = sum(one.journal.positions for one in self._running.values())
+            return positions, self._rate.token_s * positions
 
     def interrupt(
         self,
@@ -323,11 +302,10 @@ class RequestQueue:
         since: float | None = None,
         *,
         died: bool = False,
-    ) -> bool:
+    ) -> None:
         """The epoch of all running requests ends: by a plan, or because it was `lost` by nobody's will. They go on in
-        the next one, but for one that is guilty (`journal.py`) where a node `died`: it fails with the loss. Returns
-        whether there was one. `since`: when they were told to pause, if that was before now."""
-        guilty: list[PendingAnswer] = []
+        the next one, but for one that is guilty (`journal.py`) where a node `died`: it fails with the loss. `since`:
+        when they were told to pause, if that was before now."""
         with self._lock:
             running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._settled(one)]
@@ -339,16 +317,14 @@ class RequestQueue:
                 guilty = [one for one in going_on if one.journal.guilty]
                 self._fail(guilty, lost)
                 going_on = [one for one in going_on if one not in guilty]
-            self._suspected = any(one.journal.suspect for one in going_on)
             self._running.clear()
-            self._compiling.clear()
+            self._compiling.entries.clear()
             self._look_at_readers()
             for one in going_on:
                 one.gives_way = False
                 one.pause(why)
             again = sorted([*going_on, *self._waiting], key=lambda one: -one.journal.losses)
             self._waiting = deque(again)
-        return bool(guilty)
 
     def pause(self, why: str, since: float) -> None:
         """Those that run have paused `since` then, though their epoch lasts; they are told `why`."""
@@ -373,7 +349,7 @@ class RequestQueue:
         with self._lock:
             self._fail([*self._running.values(), *self._waiting], error)
             self._waiting.clear()
-            self._compiling.clear()
+            self._compiling.entries.clear()
 
     def close(self, error: TpiedgeError) -> None:
         """Accepts no more requests: `submit` raises `error`. Accepted ones may still be served."""
@@ -390,21 +366,24 @@ class RequestQueue:
             if answering not in self._waiting:
                 return
             self._waiting.remove(answering)
-            self._leave_compiling(answering)
+            if (entry := self._compiling.entries.get(answering.request.id)) is not None:
+                entry.state = "left"
+                self._on_cancel(answering.request.id)  # rank 0 forgets the grammar
             self._count(finished=answering.whole, cancelled=not answering.whole)
         when = "while it paused" if answering.journal.begun else "before it began"
-        answering.put(_ended(answering) or Cancelled(f"request {answering.request.id} was cancelled {when}"))
+        error = Cancelled(f"request {answering.request.id} was cancelled {when}")
+        answering.put(Dismissed() if answering.dismissed else error)
 
     # --- under the lock
 
     def _able(self) -> Sequence[PendingAnswer]:
-        """Those that may start now. A suspect starts alone; while somebody waits for one, what had not begun waits,
-        too, so that what runs comes to its end."""
+        """Those that may start now. A suspect starts alone; while one waits, what had not begun waits, too, so that
+        what runs comes to its end."""
         suspects = [one for one in self._waiting if one.journal.suspect]
         if not self._running and suspects:
             return suspects
         able = [one for one in self._waiting if not one.journal.suspect and self._compiling.may_begin(one)]
-        if any(one.attended for one in suspects):
+        if suspects:
             able = [one for one in able if one.journal.begun]
         return [one for one in able if one.attended] or able
 
@@ -417,29 +396,6 @@ class RequestQueue:
         attended = [one.client for one in self._waiting if one.attended]
         turn = self._turns.next([one.client for one in able], running, attended)
         return next(one for one in able if one.client == turn)
-
-    def _has_room(self, client: str, *, displaces: bool) -> bool:
-        """Whether one more of the client may wait, which may end one for which nobody waits if it `displaces` such."""
-        waiting = [one for one in self._waiting if one.gives_way or not one.journal.begun]
-        own = [one for one in waiting if one.client == client]
-        if may_have(len(own), len(waiting), self._places):
-            return True
-        return displaces and self._displaced(own if len(waiting) < self._places else waiting)
-
-    def _displaced(self, waiting: Sequence[PendingAnswer]) -> bool:
-        """Ends the first of them for which nobody waits, or if all of these gave way the first that did; returns
-        whether there was one."""
-        waiting = [one for one in waiting if not one.attended]
-        if not waiting:
-            return False
-        absent = next((one for one in waiting if not one.gives_way), waiting[-1])
-        self._waiting.remove(absent)
-        self._leave_compiling(absent)
-        self._count(cancelled=1)
-        absent.put(
-            Cancelled(f"request {absent.request.id} was cancelled: nobody waited for it, and others do")
-        )
-        return True
 
     def _make_way(self, awaited: int) -> None:
         """So many need a place: as many of those that run give it up for which nobody waits, the latest first."""
@@ -454,10 +410,8 @@ class RequestQueue:
         """It gave way: it is the first to go on of those that nobody waits for, unless nothing of it is missing."""
         if self._settled(answering):
             return
-        del self._running[answering.request.id]
-        self._compiling.end(answering.request.id)
+        self._leave(answering)
         answering.journal.interrupted(self._now(), "priority")
-        self._look_at_readers()
         answering.pause("requests that somebody waits for come first")
         self._waiting.appendleft(answering)
 
@@ -465,28 +419,26 @@ class RequestQueue:
         """Counts what the processes of its grammar took of a processor."""
         spent_s = message.processor_s if isinstance(message, Compiled | Failed | Finished) else 0.0
         running = self._running.get(name)
-        client = self._compiling.client(name) if running is None else running.client
-        if client is not None and spent_s > 0.0:
-            self._turns.give(client, math.ceil(_TOKENS_A_SECOND * spent_s))
+        known = self._compiling.entries.get(name) if running is None else running
+        if known is not None and spent_s > 0.0:
+            # A slow machine computes fewer tokens in a second.
+            self._turns.give(known.client, math.ceil(100 * spent_s))
 
     def _tell_compiling(self, message: Compiled | Failed | Finished, name: str) -> None:
-        """Hears of a request that has not begun."""
-        if self._compiling.client(name) is None:
+        entry = self._compiling.entries.get(name)
+        if entry is None:
             return
         if isinstance(message, Compiled):
-            self._compiling.compiled(name)
+            entry.state = "compiled" if entry.state == "asked" else entry.state
             return
-        self._compiling.end(name)
+        failed = (
+            [one for one in self._waiting if one.request.id == name] if isinstance(message, Failed) else []
+        )
+        for one in failed:
+            self._waiting.remove(one)
+        del self._compiling.entries[name]
         if isinstance(message, Failed):
-            failed = [one for one in self._waiting if one.request.id == name]
-            for one in failed:
-                self._waiting.remove(one)
             self._fail(failed, _FAULTS.get(message.kind, InternalError)(message.message))
-
-    def _leave_compiling(self, answering: PendingAnswer) -> None:
-        """Has rank 0 forget the grammar of one that ends before it has begun in this epoch."""
-        if self._compiling.leave(answering.request.id):
-            self._on_cancel(answering.request.id)
 
     def _pass_on(self, message: AnswerPart, answering: PendingAnswer) -> None:
         journal = answering.journal
@@ -508,12 +460,11 @@ class RequestQueue:
             self._times.token(answering.times, self._now())
         answering.put(new)
 
-    def _read(self, heartbeat: Heartbeat) -> None:
-        with self._lock:
-            now = self._now()
-            for name, done_tokens in heartbeat.reading:
-                if name in self._running:
-                    self._running[name].read(done_tokens, now)
+    def _leave(self, answering: PendingAnswer) -> None:
+        """Rank 0 has nothing of it any more."""
+        self._running.pop(answering.request.id, None)
+        self._compiling.entries.pop(answering.request.id, None)
+        self._look_at_readers()
 
     def _look_at_readers(self) -> None:
         if not any(one.journal.reading for one in self._running.values()):
@@ -530,9 +481,7 @@ class RequestQueue:
             missing = f"{told} of the answer's {message.tokens} tokens came: report it"
             self._fail([answering], InternalError(missing))
             return
-        self._running.pop(answering.request.id, None)
-        self._compiling.end(answering.request.id)
-        self._look_at_readers()
+        self._leave(answering)
         unfinished = int(cancelled and not answering.whole)
         self._count(
             finished=1 - unfinished,
@@ -545,8 +494,8 @@ class RequestQueue:
             tokens = len(answering.journal.answer_ids)
             self._times.finished(answering.times, self._now(), message.prompt_tokens, tokens)
         # The steps of the epochs before were not told.
-        last = replace(message, steps=0) if answering.journal.interruptions else message
-        answering.put((_ended(answering) if cancelled else None) or last)
+        last = structs.replace(message, steps=0) if answering.journal.interruptions else message
+        answering.put(Dismissed() if cancelled and answering.dismissed else last)
 
     def _settled(self, answering: PendingAnswer) -> bool:
         """Ends a running request of which nothing is missing, or that nobody wants any more. Returns whether it is
@@ -563,9 +512,7 @@ class RequestQueue:
     def _fail(self, failed: Sequence[PendingAnswer], error: TpiedgeError) -> None:
         """Ends them. One whose caller has the whole answer counts as finished, even if its end fails."""
         for answering in failed:
-            self._running.pop(answering.request.id, None)
-            self._compiling.end(answering.request.id)
-        self._look_at_readers()
+            self._leave(answering)
         whole = sum(answering.whole for answering in failed)
         self._count(failed=len(failed) - whole, finished=whole)
         for answering in failed:
@@ -577,10 +524,3 @@ class RequestQueue:
         self._totals = replace(
             before, **{name: getattr(before, name) + count for name, count in more.items()}
         )
-
-
-def _ended(answering: PendingAnswer) -> Dismissed | None:
-    """The error of one that an administrator ended."""
-    if not answering.dismissed:
-        return None
-    return Dismissed("the administrator of this server ended the request")

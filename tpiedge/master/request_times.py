@@ -1,46 +1,74 @@
-"""How long requests wait and how fast their answers come, all requests together: a machine without clock or threads.
+"""How long requests take and how fast their answers come: without clock or threads; times are seconds on the caller's
+clock.
 
-Laws:
-1. Times are those that readers see: they begin when the request is accepted, and pauses are parts of them.
-2. Of a request that an earlier master had accepted nothing is counted that began there, nor its length.
-3. A whole answer counts when rank 0 or the queue says that it is; one that failed or was cancelled has no latency.
+Times are those that readers see: they begin when a request is accepted, and pauses are parts of them. Of a request that
+an earlier master had accepted nothing is counted that began there. One that failed or was cancelled has no latency.
 """
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
-
-from tpiedge.master.histogram import LENGTHS, SECONDS, GrowingHistogram, Histogram
 
 PauseCause: TypeAlias = Literal["plan", "loss", "restart", "priority"]
 """Why an answer paused: a plan that was wanted (or a worker that was stopped), a loss, another master, or requests that
 somebody waits for."""
 
 PAUSE_CAUSES: Final[tuple[PauseCause, ...]] = get_args(PauseCause)
+SECONDS: Final = (
+    *(round(digit * 10.0**exponent, 9) for exponent in range(-3, 3) for digit in (1, 2, 3, 5)),
+    1000.0,
+    1800.0,
+    3600.0,
+)
+"""Bounds of times: from a millisecond to an hour."""
 
-_TIMES: Final = Histogram.empty(SECONDS)
-_TOKENS: Final = Histogram.empty(LENGTHS)
+LENGTHS: Final = tuple(float(digit * 10**exponent) for exponent in range(6) for digit in (1, 2, 5))
+"""Bounds of numbers of tokens."""
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How many values were at most `bounds[i]` and above the bound before; the last of `counts` is of those above all.
+    `total`: the sum of the values. It takes the same memory whatever is observed."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    total: float = 0.0
+
+    @classmethod
+    def empty(cls, bounds: tuple[float, ...] = SECONDS) -> "Histogram":
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+def _tokens() -> Histogram:
+    return Histogram.empty(LENGTHS)
 
 
 @dataclass(frozen=True, slots=True)
-class RequestHistograms:
-    """Seconds and tokens, since the master started. `queue`: from acceptance to the start; `first_token`: to the first
-    token; `prefill`: from the start to it; `between_tokens`: from each token to the next; `decode`: from the first to
-    the last one; `per_token`: the mean between two of a whole answer; `latency`: from acceptance to the end; `pauses`
-    by cause, those that have ended."""
+class Totals:
+    """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted.
 
-    queue: Histogram = _TIMES
-    first_token: Histogram = _TIMES
-    prefill: Histogram = _TIMES
-    between_tokens: Histogram = _TIMES
-    decode: Histogram = _TIMES
-    per_token: Histogram = _TIMES
-    latency: Histogram = _TIMES
-    prompt_tokens: Histogram = _TOKENS
-    answer_tokens: Histogram = _TOKENS
-    pauses: Mapping[PauseCause, Histogram] = field(
-        default_factory=lambda: dict.fromkeys(PAUSE_CAUSES, _TIMES)
-    )
+    `cut` of the `finished` ones ended because the answer had as many tokens as it may. `cached_tokens` of the
+    `prompt_tokens` had been kept from earlier requests. `resumed`: how often an answer went on in another epoch;
+    `paused_s`: for how long they had paused, added up.
+    """
+
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    resumed: int = 0
+    paused_s: float = 0.0
+    cut: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -54,51 +82,121 @@ class Timeline:
     last: float | None = None
 
 
-class RequestTimes:
-    """Observes requests. Times are seconds on the caller's clock; not thread-safe."""
+@dataclass(slots=True)
+class RequestHistograms:
+    """Seconds and tokens, since the master started. `queue`: from acceptance to the start; `first_token`: to the first
+    token; `prefill`: from the start to it; `between_tokens`: from each token to the next; `decode`: from the first to
+    the last one; `per_token`: the mean between two of a whole answer; `latency`: from acceptance to the end; `pauses`
+    by cause, those that have ended. Not thread-safe."""
 
-    def __init__(self) -> None:
-        self._pauses = {cause: GrowingHistogram(SECONDS) for cause in PAUSE_CAUSES}
-        self._others = {
-            one.name: GrowingHistogram(one.default.bounds)
-            for one in fields(RequestHistograms)
-            if isinstance(one.default, Histogram)
-        }
+    queue: Histogram = field(default_factory=Histogram.empty)
+    first_token: Histogram = field(default_factory=Histogram.empty)
+    prefill: Histogram = field(default_factory=Histogram.empty)
+    between_tokens: Histogram = field(default_factory=Histogram.empty)
+    decode: Histogram = field(default_factory=Histogram.empty)
+    per_token: Histogram = field(default_factory=Histogram.empty)
+    latency: Histogram = field(default_factory=Histogram.empty)
+    prompt_tokens: Histogram = field(default_factory=_tokens)
+    answer_tokens: Histogram = field(default_factory=_tokens)
+    pauses: Mapping[PauseCause, Histogram] = field(
+        default_factory=lambda: {cause: Histogram.empty() for cause in PAUSE_CAUSES}
+    )
 
     def started(self, line: Timeline, now: float) -> None:
         """Rank 0 is asked, for the first time or again."""
         if line.accepted is not None and line.started is None:
             line.started = now
-            self._others["queue"].observe(now - line.accepted)
+            self.queue.observe(now - line.accepted)
 
     def token(self, line: Timeline, now: float) -> None:
-        """A token is passed on."""
         if line.last is not None:
-            self._others["between_tokens"].observe(now - line.last)
+            self.between_tokens.observe(now - line.last)
         elif line.accepted is not None and line.started is not None:
             line.first = now
-            self._others["first_token"].observe(now - line.accepted)
-            self._others["prefill"].observe(now - line.started)
+            self.first_token.observe(now - line.accepted)
+            self.prefill.observe(now - line.started)
         line.last = now
 
     def resumed(self, cause: PauseCause, paused_s: float) -> None:
-        """A pause ends."""
-        self._pauses[cause].observe(paused_s)
+        self.pauses[cause].observe(paused_s)
 
     def finished(self, line: Timeline, now: float, prompt_tokens: int, answer_tokens: int) -> None:
         """The answer is whole."""
         if line.accepted is None:
             return
-        self._others["latency"].observe(now - line.accepted)
-        self._others["prompt_tokens"].observe(prompt_tokens)
-        self._others["answer_tokens"].observe(answer_tokens)
+        self.latency.observe(now - line.accepted)
+        self.prompt_tokens.observe(prompt_tokens)
+        self.answer_tokens.observe(answer_tokens)
         if line.first is not None and line.last is not None:
-            self._others["decode"].observe(line.last - line.first)
+            self.decode.observe(line.last - line.first)
             if answer_tokens > 1:
-                self._others["per_token"].observe((line.last - line.first) / (answer_tokens - 1))
+                self.per_token.observe((line.last - line.first) / (answer_tokens - 1))
 
-    def histograms(self) -> RequestHistograms:
-        """What was observed so far."""
-        found = {name: one.histogram() for name, one in self._others.items()}
-        pauses = {cause: one.histogram() for cause, one in self._pauses.items()}
-        return RequestHistograms(**found, pauses=pauses)
+
+class ReadingRate:
+    """How long the cluster takes to read prompts: the times between `begin` and `rest` are spent with one or more."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._tokens = 0
+        # Enough that prompts are among them of which nothing was cached.
+        self._rates: deque[float] = deque(maxlen=16)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds per token, at the slowest rate of late; 0 where none is known."""
+        return max(self._rates, default=0.0)
+
+    def begin(self, now: float) -> None:
+        """A prompt is read from now on, perhaps beside others."""
+        if self._since is None:
+            self._since, self._tokens = now, 0
+
+    def read(self, tokens: int) -> None:
+        self._tokens += tokens
+
+    def rest(self, now: float) -> None:
+        """None is read any more. Of fewer than 64 tokens the time says more about waiting than about reading."""
+        if self._since is not None and self._tokens >= 64:
+            self._rates.append((now - self._since) / self._tokens)
+        self._since = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`done_tokens` of the `of_tokens` are computed that have to be before the next token of the answer; the rest takes
+    `left_s` at the rate of late, None where that is not known yet (`tokens_per_s` 0)."""
+
+    done_tokens: int
+    of_tokens: int
+    tokens_per_s: float
+    left_s: float | None
+
+
+class ReadingProgress:
+    """How far the prompt of one request is read in one epoch. What is there at the first report may have been cached:
+    it says nothing of the rate."""
+
+    def __init__(self) -> None:
+        self._done = self._before = 0
+        self._begun: float | None = None
+        self._last = 0.0
+
+    def take(self, done_tokens: int, now: float) -> bool:
+        """So many are computed; returns whether they are more than at the report before, if there was one."""
+        if self._begun is None:
+            self._begun, self._last = now, now
+            self._before = self._done = done_tokens
+            return False
+        if done_tokens <= self._done:
+            return False
+        self._done, self._last = done_tokens, now
+        return True
+
+    def reading(self, of_tokens: int) -> Reading | None:
+        """None before the first report."""
+        if self._begun is None:
+            return None
+        done, spent_s = min(self._done, of_tokens), self._last - self._begun
+        rate = (self._done - self._before) / spent_s if spent_s > 0 else 0.0
+        return Reading(done, of_tokens, rate, (of_tokens - done) / rate if rate > 0 else None)

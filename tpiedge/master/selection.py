@@ -1,6 +1,5 @@
 """Which workers plans are made of, and who is left out of them."""
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,11 +9,9 @@ from tpiedge.master.foresight import PlaceNodes, plan_safely
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import SessionManager
-from tpiedge.master.workers import WorkerEvent, WorkerState
+from tpiedge.master.workers import WorkerState
 from tpiedge.planner.capacity import MOST_MACHINES
 from tpiedge.planner.reasons import SpareReason, drained
-
-_log = logging.getLogger(__name__)
 
 #: Beside the master's own machine. The control thread makes plans between two heartbeats.
 _MOST_WORKERS = MOST_MACHINES - 1
@@ -36,13 +33,6 @@ class Selection:
         self._roster = roster
         self._sessions = sessions
 
-    def add_slow(self, names: Collection[str]) -> bool:
-        """These are slow, too; returns whether that is new of one of them."""
-        if self.slow.issuperset(names):
-            return False
-        self.slow = self.slow.union(names) & {machine.name for machine in self._roster.machines}
-        return True
-
     def find(self, without: str = "") -> Assignments | NoPlan:
         """The plan of now, or the one that there would be without a worker: without waiting and slow workers, or else
         with the waiting ones, the one whose wait ends first before the others, or else with the slow ones."""
@@ -58,7 +48,6 @@ class Selection:
         return replace(found, spare={**dict.fromkeys(self.slow, FETCHES), **found.spare})
 
     def able(self) -> list[Machine]:
-        """Those that plans may have."""
         now = self._clock.now()
         return [one for one in self._roster.present if not one.drained and not one.standing.barred(now)]
 
@@ -81,24 +70,18 @@ class Selection:
             return ()
         return serving.machines if {one.name for one in self.able()}.issuperset(serving.machines) else ()
 
-    def bound(self, assignments: Sequence[Assignment]) -> SpareReason | None:
-        """Why what serves goes on instead of that plan: it gives another part to a worker that could not prepare one
-        and waits for that. None where it does not, or where what serves is not to go on."""
-        serving, serving_on = self._sessions.serving, self.serving_on()
-        parts = {one.machine: one for one in serving.assignments} if serving is not None else {}
+    def due(self, assignments: Sequence[Assignment]) -> float:
+        """When that plan may begin. What serves, if it can, goes on as long as a worker of it waits that could not
+        prepare another part."""
+        serving = self._sessions.serving
+        kept = serving.assignments if serving is not None and self.serving_on() else ()
+        found = [self._roster.own.due]
         for one in assignments:
             machine = self._roster.get(one.machine)
-            if machine is None or one.machine not in serving_on or one == parts[one.machine]:
-                continue
-            if machine.standing.fault == "unfit" and machine.standing.waits(self._clock.now()):
-                cause = machine.standing.cause
-                return SpareReason("no plan", f"the plan with it failed, and what serves goes on ({cause})")
-        return None
-
-    def due(self, assignments: Sequence[Assignment]) -> float:
-        """When that plan may begin."""
-        machines = (self._roster.get(one.machine) for one in assignments)
-        return max(self._roster.own.due, *(one.standing.due for one in machines if one is not None), 0.0)
+            if machine is not None:
+                bound = machine.standing.fault == "unfit" and one.machine in {part.machine for part in kept}
+                found.append(machine.standing.until if bound and one not in kept else machine.standing.due)
+        return max(found)
 
     def excluded(self) -> Mapping[str, SpareReason]:
         """Why workers that are present wait, or are drained."""
@@ -130,27 +113,6 @@ class Selection:
         return [one for one in able if one.standing.waits(now) and one.name not in serving]
 
     def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
-        """A plan for the machines. Where the numbers of one break the planner, it is left out for a while: the newest
-        without which there is a plan, or else the newest."""
-        left = list(machines)
-        while True:
-            found = plan_safely(self._plan, left[:_MOST_WORKERS], serving)
-            if not _is_broken(found) or not left:
-                break
-            newest = sorted(left, key=lambda one: -one.offered)
-            tried = ((one, [other for other in left if other is not one]) for one in newest)
-            plans = ((one, plan_safely(self._plan, others, serving)) for one, others in tried)
-            breaker = next((one for one, plan in plans if not _is_broken(plan)), None)
-            if breaker is None and _is_broken(plan_safely(self._plan, (), serving)):
-                break
-            breaker = breaker or newest[0]
-            left.remove(breaker)
-            cause = f"its numbers break the planner: {found.reason}" if isinstance(found, NoPlan) else ""
-            _log.warning("%s is left out of plans: %s", breaker.name, cause)
-            self._roster.step(breaker.name, WorkerEvent.UNPREPARED, self._clock.now(), "planner", cause)
-        beyond = {machine.name: _TOO_MANY for machine in left[_MOST_WORKERS:]}
+        found = plan_safely(self._plan, machines[:_MOST_WORKERS], serving)
+        beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
         return replace(found, spare={**found.spare, **beyond})
-
-
-def _is_broken(plan: Assignments | NoPlan) -> bool:
-    return isinstance(plan, NoPlan) and plan.broken

@@ -5,23 +5,23 @@ LAUNCHED. A session ends by itself only over a loss or a failure; it never ends 
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from msgspec import structs
+
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost, TpiedgeError
-from tpiedge.launch.timing import Timing
-from tpiedge.master.assignments import Assignment, Fetching, Served
+from tpiedge.launch.bootstrap import Timing
+from tpiedge.master.assignments import Assignment, Assignments, Fetching, Served, collective_names
 from tpiedge.master.blame import Failure, failure_of
-from tpiedge.master.counters import Counted, CounterLog, StepTimeline, Timelines
-from tpiedge.master.epoch import Epoch, EpochEvent
-from tpiedge.master.membership import Membership, NodeState
-from tpiedge.master.pace import WINDOW_S, Pace
+from tpiedge.master.counters import WINDOW_S, Counted, CounterLog, Pace, Timelines
+from tpiedge.master.epoch import Epoch, EpochEvent, Membership, NodeState
 from tpiedge.master.request_watch import RequestWatch
-from tpiedge.master.status import collective_names
 from tpiedge.planner.carriage import Carriage
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key
@@ -45,6 +45,7 @@ from tpiedge.wire.control import (
     Token,
 )
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepared, Preparing, Release, Spawned
+from tpiedge.wire.fields import CollectiveChoice
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -52,10 +53,6 @@ _log = logging.getLogger(__name__)
 
 #: Hashing what is on disk already, and building the engine, report no progress.
 _STUCK_S = 300.0
-#: How often nodes are asked for their counters while requests run, for their pace.
-_COUNT_S = WINDOW_S / 2
-#: A session that was ready for so long has proven itself even without a request.
-_PROVEN_S = 30.0
 
 
 class Phase(StrEnum):
@@ -95,75 +92,66 @@ class _Preparation:
 
 class Session:
     """Not thread-safe; nothing blocks. `to_agent(message, machine)` and `to_node(message, rank)` send without waiting;
-    `tell` gets the nodes' messages about requests; `wall` gives seconds since 1970.
+    `tell` gets the nodes' messages about requests.
     """
 
     def __init__(
         self,
         number: int,
-        assignments: tuple[Assignment, ...],
+        plan: Assignments,
         served: Served,
         timing: Timing,
         clock: Clock,
         to_agent: Callable[[Message, str], None],
         to_node: Callable[[Message, int], None],
         tell: Callable[[Message], None],
-        *,
-        step_s: float = 0.0,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self.number = number
-        self.assignments = assignments
-        #: As in Assignments.
-        self.step_s = step_s
+        self.assignments, self.step_s = plan.assignments, plan.step_s
         self.phase = Phase.PREPARING
         self.failure: Failure | None = None
         self.epoch: Epoch | None = None
+        #: The ranks of the workers that take part, by name.
+        self.ranks = {one.machine: rank for rank, one in enumerate(plan.assignments) if one.machine}
         #: Rank 0's Ready, which names the collectives; None until it is ready.
         self.routing: Ready | None = None
         #: The epoch for which rank 0 was told to halt, 0 for none, and what it answered.
         self.halting = 0
         self.halted: Halted | None = None
-        self._counters: dict[int, CounterLog] = {}
-        self._timelines = Timelines(len(assignments))
+        #: What all nodes did in a step; for any thread.
+        self.timelines = Timelines(len(plan.assignments))
+        self._counters = {rank: CounterLog() for rank in range(len(plan.assignments))}
         self._served = served
-        #: The collective that the nodes are told, and why if it is not the one that the user chose.
-        self._collective, self._overruled = served.collective, ""
+        #: Why the collective is not the one that the user chose; "" where it is.
+        self._overruled = ""
         self._timing = timing
         self._clock = clock
         self._to_agent = to_agent
         self._to_node = to_node
         self._tell = tell
-        self._wall = wall
-        self._ranks = {
-            assignment.machine: rank for rank, assignment in enumerate(assignments) if assignment.machine
-        }
-        self._preparing = {machine: _Preparation(clock.now()) for machine in self._ranks}
-        #: Each node's latest report on loading, and when any of them last made progress.
-        self._loading: dict[int, Loading | Ready] = {}
+        self._preparing = {machine: _Preparation(clock.now()) for machine in self.ranks}
+        #: The most bytes that each node said it has loaded, and when that last grew: what goes back and forth is no
+        #: progress.
+        self._loaded: dict[int, float] = {}
         self._moved = self._launched = 0.0
-        #: Since when every node is ready; the requests of which rank 0 has said something, until one got on.
-        self._ready: float | None = None
-        self._begun: set[str] = set()
-        self._answered = False
-        self._pace = Pace([one.ffn_s for one in assignments])
+        self._ready: float | None = None  # since when every node is ready
+        self._answered = False  # whether a request got on
+        self._pace = Pace([one.ffn_s for one in plan.assignments])
         self._counted = 0.0  # when the counters were asked for
         # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
         self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """The workers that take part."""
-        return tuple(self._ranks)
+        return tuple(self.ranks)
 
     @property
     def keys(self) -> Mapping[int, str]:
         """The public keys of the workers' nodes by rank, as far as they are prepared."""
-        return {self._ranks[name]: one.key for name, one in self._preparing.items() if one.key}
+        return {self.ranks[name]: one.key for name, one in self._preparing.items() if one.key}
 
     @property
     def fetching(self) -> Mapping[str, Fetching]:
-        """The workers that fetch, by name."""
         return {name: one.fetching for name, one in self._preparing.items() if one.fetching is not None}
 
     @property
@@ -174,15 +162,14 @@ class Session:
 
     @property
     def proven(self) -> bool:
-        """Whether a request got on, or it was ready for _PROVEN_S."""
-        return self.phase is Phase.READY and (self._answered or self.served_s >= _PROVEN_S)
+        """Whether a request got on, or half a minute without one has passed."""
+        return self.phase is Phase.READY and (self._answered or self.served_s >= 30.0)
 
     @property
     def served_s(self) -> float:
         """For how long every node has been ready; 0 where it is not so."""
-        return (
-            self._clock.now() - self._ready if self.phase is Phase.READY and self._ready is not None else 0.0
-        )
+        ready = self._ready if self.phase is Phase.READY else None
+        return 0.0 if ready is None else self._clock.now() - ready
 
     def progress(self, machine: str) -> str:
         """The state of the worker's preparation, in one word."""
@@ -202,8 +189,7 @@ class Session:
         return slow.union(self._silent(silence_s))
 
     def prepare(self) -> None:
-        """Asks every worker to fetch the weights that it lacks."""
-        for machine, rank in self._ranks.items():
+        for machine, rank in self.ranks.items():
             self._preparing[machine].news = self._clock.now()
             self._to_agent(self._served.prepare(self.number, self.assignments, rank, self._timing), machine)
         self._look_prepared()
@@ -217,7 +203,7 @@ class Session:
         self._step(SessionEvent.LAUNCHED)
         timing, now = self._timing, self._clock.now()
         self._moved = self._launched = now
-        self._overruled, self._collective = overruled, "star" if overruled else self._served.collective
+        self._overruled = overruled
         served = replace(self._served, collective=self._collective)
         membership = Membership(
             len(self.assignments), now, timeout_s=timing.timeout_s, start_s=timing.start_s
@@ -232,12 +218,12 @@ class Session:
             self._to_node,
             self._event,
         )
-        for machine in self._ranks:
+        for machine in self.ranks:
             self._to_agent(Launch(self.number), machine)
 
     def heard(self, machine: str, message: Preparing | Prepared | Spawned | NodeEnded) -> None:
         """Handles an agent's message about this epoch. Messages about other epochs are dropped."""
-        rank = self._ranks.get(machine)
+        rank = self.ranks.get(machine)
         if rank is None or message.epoch != self.number or self.phase is Phase.ENDED:
             return
         one = self._preparing[machine]
@@ -260,7 +246,7 @@ class Session:
 
     def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
         """The machine is lost, and its node with it. `intended`: as in Failure."""
-        rank = self._ranks.get(machine)
+        rank = self.ranks.get(machine)
         if rank is None or self.phase is Phase.ENDED:
             return
         if self.epoch is None:
@@ -268,14 +254,8 @@ class Session:
             return
         self.epoch.lose(rank, cause)
         if self.failure is not None:
-            self.failure = replace(
-                self.failure,
-                unfit=None,
-                crashed=None,
-                died=False,
-                machine_lost=True,
-                intended=intended,
-            )
+            lost = Failure(self.failure.error, machine_lost=True, intended=intended)
+            self.failure = replace(lost, disputed=self.failure.disputed)
 
     def ask(self, request: GenerationRequest) -> None:
         """Sends the request to rank 0, beside those that it has. Raises ProtocolError for a value that does not fit
@@ -314,10 +294,10 @@ class Session:
             self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
         if self.phase is Phase.READY and self.epoch is not None and not self.halting:
             self._look_after_requests(self.epoch)
-            if self._ranks and self._watch.busy and self._clock.now() - self._counted >= _COUNT_S:
+            if self._watch.running and self._clock.now() - self._counted >= WINDOW_S / 2:
                 self.ask_counters()
         for machine in self._silent(_STUCK_S) if self.phase is Phase.PREPARING else ():
-            self._unfit(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
+            self._unfit(machine, self.ranks[machine], f"no progress for {_STUCK_S:.0f} s")
 
     def ask_counters(self, *, timeline: bool = False) -> None:
         """Asks every node for its counters, and all together for the `timeline` of a step; does not wait for the
@@ -327,19 +307,12 @@ class Session:
             for rank in range(len(self.assignments)):
                 self._to_node(AskStats(self.number, timeline and rank == 0), rank)
 
-    @property
-    def timeline(self) -> StepTimeline | None:
-        """The latest one; from any thread."""
-        return self._timelines.latest
-
     def counted(self, rank: int) -> Counted | None:
         """The counters of that node; None where it has not said any."""
-        log = self._counters.get(rank)
-        return None if log is None else log.counted(self._clock.now())
+        return self._counters[rank].counted(self._clock.now())
 
     @property
     def workers(self) -> tuple[Assignment, ...]:
-        """What the workers that take part do."""
         return tuple(one for one in self.assignments if one.machine)
 
     @property
@@ -349,95 +322,69 @@ class Session:
 
     def slowdowns(self, believed: Mapping[str, float]) -> Mapping[str, float]:
         """How many times slower than they measured workers turn out to compute, where that is not what is believed."""
-        workers = {rank: self.assignments[rank] for rank in self._ranks.values()}
-        known = {
-            rank: believed[one.machine] / one.slowdown
-            for rank, one in workers.items()
-            if one.machine in believed
-        }
-        counters = {
-            rank: counted.latest for rank in self._counters if (counted := self.counted(rank)) is not None
-        }
+        workers = {rank: self.assignments[rank] for rank in self.ranks.values()}
+        known = {rank: believed.get(one.machine, 1.0) / one.slowdown for rank, one in workers.items()}
+        counters = {rank: one.latest for rank in self._counters if (one := self.counted(rank)) is not None}
         found = self._pace.off(counters, known, self._clock.now())
         return {one.machine: one.slowdown * found[rank] for rank, one in workers.items() if rank in found}
 
     def end(self) -> None:
         """Tells every worker to end its node. Idempotent."""
         self._step(SessionEvent.ENDED)
-        for machine in self._ranks:
+        for machine in self.ranks:
             self._to_agent(Release(self.number), machine)
 
     def _event(self, event: EpochEvent) -> None:
-        if isinstance(event, Stats):
-            self._counters.setdefault(event.rank, CounterLog()).take(event, self._clock.now())
+        now = self._clock.now()
         match event:
             case TpiedgeError():
                 self._broke(event)
                 return
             case StepSpans():
-                self._timelines.take(event, self._wall())
+                self.timelines.take(event, time.time())
                 return
             case Loading() | Ready():
                 self._loads(event)
-            case Token() | PromptScores() | Embedding() if self._watch.watches(event.request):
-                self._watch.advance(self._clock.now())
-                self._gets_on(event.request)
+            case Token() | PromptScores() | Embedding() if event.request in self._watch.running:
+                self._watch.advance(now)
+                self._answered = True
             case Halted():
                 if event.following == self.halting:
                     self.halted = event
                 return
-            case Stats(rank=0):
-                self._watch.measured(event, self._clock.now())
-            case Compiled() if self._watch.watches(event.request):
-                self._watch.end(event.request, self._clock.now())
-            case Finished() | Failed() if self._watch.watches(event.request):
-                self._watch.end(event.request, self._clock.now())
-                self._answered |= isinstance(event, Finished) or event.kind in ("UserError", "GrammarRefused")
+            case Stats():
+                self._counters[event.rank].take(event, now)
+                if event.rank == 0:
+                    self._watch.measured(event, now)
+            case Compiled() | Finished() | Failed() if event.request in self._watch.running:
+                self._watch.end(event.request, now)
+                refused = isinstance(event, Failed) and event.kind in ("UserError", "GrammarRefused")
+                self._answered |= refused or isinstance(event, Finished)
         self._tell(event)
 
     def _broke(self, error: TpiedgeError) -> None:
         if self.epoch is not None:
-            starting = self.phase is Phase.LAUNCHED
-            stalled = self._watch.stalled(self._clock.now())
+            starting, stalled = self.phase is Phase.LAUNCHED, self._watch.stalled(self._clock.now())
+            linked = len(self.assignments) > 2 and self._collective != "star"
             self.fail(
-                failure_of(
-                    error, self.epoch, self.assignments, self._collective, starting=starting, stalled=stalled
-                )
+                failure_of(error, self.epoch, self.assignments, linked, starting=starting, stalled=stalled)
             )
 
-    def _gets_on(self, request: str) -> None:
-        """Something came of the request. The first time it is of its prompt alone: an epoch may die of what follows."""
-        if not self._answered:
-            self._answered = request in self._begun
-            self._begun.add(request)
-
     @property
-    def split_shows(self) -> str:
-        """Why the last bits of answers may depend on who computes them; "" where they do not, as a quantised
-        model's with a wire that does not round (docs/kernels.md)."""
-        if not self._served.quantised:
-            return f"{self._served.compute} arithmetic"
-        if self._served.wire != "f32":
-            return f"parts that travel as {self._served.wire}"
-        return self._served.apart
+    def _collective(self) -> CollectiveChoice:
+        return "star" if self._overruled else self._served.collective
 
     def _loads(self, event: Loading | Ready) -> None:
         now = self._clock.now()
-        if self._has_advanced(event):
-            self._loading[event.rank], self._moved = event, now
+        done = math.inf if isinstance(event, Ready) else event.done_bytes
+        if done > self._loaded.get(event.rank, -1):
+            self._loaded[event.rank], self._moved = done, now
         if isinstance(event, Ready) and event.rank == 0:
-            event = self.routing = replace(event, why=self._overruled or event.why)
+            event = self.routing = structs.replace(event, why=self._overruled or event.why)
             self._log_collectives(event)
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self.epoch.all_ready:
             self._step(SessionEvent.READY)
             self._ready = now
-
-    def _has_advanced(self, event: Loading | Ready) -> bool:
-        """Whether the node is further than it ever said: numbers that go back and forth are no progress."""
-        known = self._loading.get(event.rank)
-        if isinstance(event, Ready) or known is None:
-            return not isinstance(known, Ready)
-        return isinstance(known, Loading) and event.done_bytes > known.done_bytes
 
     def _log_collectives(self, ready: Ready) -> None:
         """Logs the collectives that rank 0 chose: a warning if the user chose another one."""
@@ -455,8 +402,6 @@ class Session:
         stuck_s = self._watch.stuck_s(now)
         if stuck_s is not None:
             epoch.fail(0, f"alive but without progress in a request for {stuck_s:.0f} s")
-        elif self._watch.old(now):
-            self._to_node(AskStats(self.number), 0)
 
     def _step(self, event: SessionEvent) -> None:
         self.phase = PHASES[self.phase].get(event, self.phase)

@@ -1,28 +1,27 @@
-"""The serving and the coming session of a master, and which of their nodes the hub admits.
+"""The serving and the coming session of a master, the process of its own node, and which nodes the hub admits.
 
-Laws:
-1. At most one session's nodes run: rank 0 has one process, and the hub admits no node of an ended session.
-2. An agent's message goes to both sessions; each drops what is not of its epoch.
+At most one session's nodes run: rank 0 has one process, and the hub admits no node of an ended session. An agent's
+message goes to both sessions; each drops what is not of its epoch.
 """
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
-from tpiedge.launch.bootstrap import control_name
-from tpiedge.launch.slot import SETTLED_S
-from tpiedge.launch.timing import Timing
-from tpiedge.master.assignments import Assignment, Served
+from tpiedge.launch.bootstrap import NodeBootstrap, Timing, control_name
+from tpiedge.launch.offer import LOOK_S, MemoryOffer
+from tpiedge.launch.slot import SETTLED_S, NodeSlot
+from tpiedge.master.assignments import Assignments, Served
 from tpiedge.master.blame import Failure
 from tpiedge.master.epoch import Epoch
-from tpiedge.master.outbox import Outbox
-from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.roster import Roster
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.workers import WorkerEvent
-from tpiedge.transport.hub import Hub
+from tpiedge.transport.endpoint import EndpointClosed, Hub, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Cancel, Carried, Shutdown
 from tpiedge.wire.epochs import MasterPulse, NodeEnded, Prepared, Preparing, Spawned
@@ -31,14 +30,93 @@ from tpiedge.wire.messages import Message
 _log = logging.getLogger(__name__)
 
 STAR_S: Final = 600.0
-_GRACE_S = 0.2
-#: For how long after a look at the nodes' counters they are kept up to date, and how often they are asked for: before a
-#: second later somebody who looks twice is to have a rate.
+#: For how long after a look at the nodes' counters they are kept up to date, and after the look of somebody who looks
+#: every second, who also has a step recorded every second.
 _OBSERVED_S = 90.0
-_COUNTED_S = 0.5
-#: For how long after the look of somebody who looks every second, and how often a step is recorded meanwhile.
 _WATCHED_S = 5.0
-_TIMELINE_S = 1.0
+
+
+@dataclass(frozen=True)
+class RankZeroSettings:
+    """The addresses at which the master listens for its nodes and rank 0 for the other nodes; `locker` as for
+    NodeSlot."""
+
+    control_address: str
+    master_key: str
+    data_address: str
+    threads: int
+    locker: Path | None = None
+
+
+class RankZero(NodeSlot):
+    """The slot of the master's own node, rank 0 of every epoch. `usable_memory` says how many bytes this machine may
+    use now, without waiting."""
+
+    memory_bytes: int
+
+    def __init__(
+        self,
+        settings: RankZeroSettings,
+        timing: Timing,
+        clock: Clock,
+        memory: MemoryOffer,
+        usable_memory: Callable[[], int],
+    ) -> None:
+        super().__init__(settings.threads, memory_bytes=memory.offered_bytes, locker=settings.locker)
+        self._settings = settings
+        self._timing = timing
+        self._clock = clock
+        self._memory = memory
+        self._usable_memory = usable_memory
+        self._weighed = clock.now()  # when it last looked how much memory it may use
+
+    def weigh(self) -> None:
+        """A heartbeat: sometimes looks how much memory this machine may use, and says what has changed."""
+        now = self._clock.now()
+        if now - self._weighed >= LOOK_S:
+            self._weighed = now
+            self._gives(self._memory.look(self._usable_memory(), now))
+
+    def insist(self) -> bool:
+        """There is no plan with so little of this machine; returns whether it gives more now."""
+        before = self.memory_bytes
+        self._gives(self._memory.insist(self._usable_memory(), self._clock.now()))
+        return self.memory_bytes > before
+
+    def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
+        """Starts the node of `epoch`, which joins with `keys`. `planned_bytes` and errors are as in NodeSlot.start."""
+        at = self._settings
+        bootstrap = NodeBootstrap.of(
+            0, epoch, at.control_address, at.master_key, keys, at.threads, self._timing, at.data_address
+        )
+        self.start(bootstrap, planned_bytes)
+
+    def stop(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Ends the node. Where it has ended for want of memory, the machine may give less from now on."""
+        if self.out_of_memory:
+            now = self._clock.now()
+            self._gives(self._memory.ran_out(self.planned_bytes, self._usable_memory(), now))
+        super().stop(grace_s, meanwhile)
+
+    def _gives(self, changed: str) -> None:
+        if changed:
+            _log.warning("%s", changed)
+            self.memory_bytes = self._memory.offered_bytes
+
+
+class Outbox:
+    """Sends without waiting, for the thread that owns the hub. A message to a peer that is gone is dropped: its silence
+    is noticed anyway."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def send(self, message: Message, to: str) -> None:
+        """Raises ProtocolError for a value that does not fit its field."""
+        try:
+            self._hub.send(message, to=to, timeout_s=0.0)
+        except (Unreachable, EndpointClosed):
+            _log.debug("%s does not get %s: it is not connected", to, type(message).__name__)
 
 
 class SessionManager:
@@ -61,19 +139,18 @@ class SessionManager:
     ) -> None:
         self.serving: Session | None = None
         self.coming: Session | None = None
+        self.served = served
+        self.rank_zero = rank_zero
         self._hub = hub
         self._outbox = outbox
         self._roster = roster
-        self._rank_zero = rank_zero
-        self._served = served
         self._timing = timing
         self._clock = clock
         self._tell = tell
         self._busy = busy
         self._dispute, self._star_until = "", 0.0  # the last dispute between workers
         self._number = 0
-        self._observed_until = self._watched_until = 0.0
-        self._counted = self._recorded = 0.0  # when counters, and a step, were last asked for
+        self._observed_until = self._watched_until = self._recorded = 0.0
         #: The session for whose loss a process was last made to stand by.
         self._covered: Session | None = None
 
@@ -82,33 +159,26 @@ class SessionManager:
         self._number = first_epoch - 1
 
     @property
-    def served(self) -> Served:
-        return self._served
-
-    @property
-    def rank_zero(self) -> RankZero:
-        return self._rank_zero
-
-    @property
     def active(self) -> list[Session]:
-        """The sessions that exist: the serving one, then the coming one."""
         return [session for session in (self.serving, self.coming) if session is not None]
 
     @property
+    def ready(self) -> Session | None:
+        """The session that answers requests, if one does."""
+        return self.serving if self.serving is not None and self.serving.phase is Phase.READY else None
+
+    @property
     def pulse(self) -> MasterPulse:
-        """The heartbeat that workers get."""
         serving = self.serving
-        state = "serving" if serving is not None and serving.phase is Phase.READY else "waiting"
+        state = "waiting" if self.ready is None else "serving"
         busy = self._busy() or self.coming is not None
         return MasterPulse(serving.number if serving is not None else 0, state, busy)
 
     def epoch(self, number: int) -> Epoch | None:
-        """The epoch whose nodes run, if it is `number`."""
         serving = self.serving
         return serving.epoch if serving is not None and serving.number == number else None
 
     def heard(self, machine: str, message: Preparing | Prepared | Spawned | NodeEnded) -> None:
-        """Handles an agent's message about an epoch."""
         if isinstance(message, Prepared) and self._hub.admission.knows(message.public_key):
             message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
         for session in self.active:
@@ -124,72 +194,58 @@ class SessionManager:
     def tick(self, *, excused: bool) -> None:
         """A heartbeat: looks for nodes that ended, fell silent or are stuck, and how much memory there is. `excused`:
         nobody's silence counts."""
-        self._rank_zero.weigh()
+        self.rank_zero.weigh()
         serving = self.serving
         if serving is not None and serving.epoch is not None:
-            ended = self._rank_zero.exit_cause()
+            ended = self.rank_zero.exit_cause()
             if ended is not None:
                 serving.epoch.ended(0, ended)
             serving.epoch.tick(excused=excused)
         for session in self.active:
             session.tick()
-        now = self._clock.now()
-        if serving is not None and now < self._observed_until and now - self._counted >= _COUNTED_S:
-            self._ask(serving)
+        if serving is not None and (now := self._clock.now()) < self._observed_until:
+            timeline = now < self._watched_until and now - self._recorded >= 1.0
+            self._recorded = now if timeline else self._recorded
+            serving.ask_counters(timeline=timeline)
         if serving is not None and serving is not self._covered and serving.served_s >= SETTLED_S:
             self._covered = serving
             self.warm()
 
     def observe(self, *, timeline: bool = False) -> None:
-        """Asks the nodes for their counters every _COUNTED_S for _OBSERVED_S, and at once on the first call. With
-        `timeline`, of who looks all the time, for _WATCHED_S, and every _TIMELINE_S to record a step.
-
-        Further calls only extend the time: more answers than that would count as a flood.
-        """
+        """Has the nodes asked for their counters with every heartbeat for a while. With `timeline`, of who looks all
+        the time, for a step, too, once a second."""
         now = self._clock.now()
+        self._observed_until = max(self._observed_until, now + (_WATCHED_S if timeline else _OBSERVED_S))
         if timeline:
             self._watched_until = now + _WATCHED_S
-        if self.serving is not None and now >= self._observed_until:
-            self._ask(self.serving)
-        self._observed_until = max(self._observed_until, now + (_WATCHED_S if timeline else _OBSERVED_S))
-
-    def _ask(self, serving: Session) -> None:
-        """For counters, and for a step where somebody looks at these and none was asked for of late."""
-        now = self._clock.now()
-        self._counted = now
-        timeline = now < self._watched_until and now - self._recorded >= _TIMELINE_S
-        if timeline:
-            self._recorded = now
-        serving.ask_counters(timeline=timeline)
 
     def warm(self) -> None:
         """Has a process stand by for rank 0 of the next session, if there is memory for it. Logs failures."""
         try:
-            self._rank_zero.warm_ahead()
+            self.rank_zero.warm_ahead()
         except (OSError, ResourceError) as error:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
-    def begin(self, assignments: tuple[Assignment, ...], step_s: float) -> None:
-        """Prepares a session, which replaces the coming one. `step_s`: as in Assignments."""
+    def begin(self, plan: Assignments) -> None:
+        """Prepares a session, which replaces the coming one."""
         self.abandon()
         self._number += 1
+        number, send = self._number, self._outbox.send
         self.coming = Session(
-            self._number,
-            assignments,
-            self._served,
+            number,
+            plan,
+            self.served,
             self._timing,
             self._clock,
-            self._outbox.send,
-            self._outbox.to_nodes(self._number),
+            send,
+            lambda message, rank: send(message, control_name(rank, number)),
             self._tell,
-            step_s=step_s,
         )
         self.warm()
         self._note(WorkerEvent.ASKED, self.coming.machines)
         self.coming.prepare()
 
     def abandon(self) -> None:
-        """Ends the coming session, if there is one."""
         if self.coming is not None:
             self.coming.end()
             ended, self.coming = self.coming, None
@@ -202,11 +258,10 @@ class SessionManager:
         self.coming, self.serving = None, session
         self._note(WorkerEvent.LAUNCHED, session.machines)
         keys = CurveKeys.generate()
-        self._hub.admission.admit(keys.public, control_name(0, session.number))
-        for rank, key in session.keys.items():
+        for rank, key in {0: keys.public, **session.keys}.items():
             self._hub.admission.admit(key, control_name(rank, session.number))
         try:
-            self._rank_zero.start(session.number, keys, session.assignments[0].planned_bytes)
+            self.rank_zero.launch(session.number, keys, session.assignments[0].planned_bytes)
         except (OSError, ResourceError) as error:
             session.fail(Failure(ResourceError(f"cannot start a node: {error}")))
             return
@@ -217,14 +272,14 @@ class SessionManager:
         self._dispute, self._star_until = cause, self._clock.now() + STAR_S
 
     def end_serving(self) -> None:
-        """Ends the serving session and its nodes, if there is one. Blocks up to _GRACE_S for rank 0."""
+        """Ends the serving session and its nodes, if there is one. Blocks shortly for rank 0 to end."""
         session, self.serving = self.serving, None
         if session is None:
             return
         names = [control_name(rank, session.number) for rank in range(len(session.assignments))]
         for name in names:
             self._outbox.send(Shutdown(session.number), name)
-        self._rank_zero.stop(_GRACE_S)
+        self.rank_zero.stop(0.2)
         session.end()
         for name in names:
             self._hub.admission.revoke(name)
@@ -248,7 +303,7 @@ class SessionManager:
 
     def _overruled(self, session: Session) -> str:
         """Why the session's all-reduces must go by the star, whatever the user chose; "" if they need not."""
-        if len(session.assignments) <= 2 or self._served.collective == "star":
+        if len(session.assignments) <= 2 or self.served.collective == "star":
             return ""
         if self._clock.now() >= self._star_until:
             return ""
@@ -261,4 +316,4 @@ class SessionManager:
         """Ends both sessions and rank 0's processes, without waiting for the workers' nodes."""
         for session in self.active:
             session.end()
-        self._rank_zero.close()
+        self.rank_zero.close()

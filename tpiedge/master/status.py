@@ -1,13 +1,23 @@
-"""Snapshots of a master's state, made by its control thread, read by any thread."""
+"""The state of a master as other threads read it: `snapshot` makes it from the control thread's state."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tpiedge.master.assignments import Assignment, Fetching
 from tpiedge.master.counters import Counted
 from tpiedge.master.history import PlanHistory
-from tpiedge.master.request_times import RequestHistograms
+from tpiedge.master.request_queue import RequestQueue
+from tpiedge.master.request_times import RequestHistograms, Totals
+from tpiedge.master.roster import Machine, Roster
+from tpiedge.master.session import Session
+from tpiedge.master.session_manager import RankZero, SessionManager
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.control import Stats, WorkerLink
+from tpiedge.wire.epochs import Stocked
 from tpiedge.wire.fields import SpareKind
+from tpiedge.wire.probing import LinkSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +63,10 @@ class NodeStatus:
 
     @property
     def counters(self) -> Stats | None:
-        """The latest ones of `counted`."""
         return self.counted.latest if self.counted is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted.
-
-    `cut` of the `finished` ones ended because the answer had as many tokens as it may. `cached_tokens` of the
-    `prompt_tokens` had been kept from earlier requests. `resumed`: how often an answer went on in another epoch;
-    `paused_s`: for how long they had paused, added up.
-    """
-
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    tokens: int = 0
-    resumed: int = 0
-    paused_s: float = 0.0
-    cut: int = 0
+_NO_HISTOGRAMS = RequestHistograms()  # one for all: a snapshot is made in each turn of the master
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +86,7 @@ class ClusterStatus:
     queued: int
     running: int
     epoch: int = 0
-    totals: Totals = Totals()
+    totals: Totals = field(default_factory=Totals)
     collective: str = ""
     bulk_collective: str = ""
     collective_why: str = ""
@@ -103,9 +94,140 @@ class ClusterStatus:
     links: tuple[WorkerLink, ...] = ()
     failed: str = ""
     history: PlanHistory = field(default_factory=PlanHistory)
-    histograms: RequestHistograms = field(default_factory=RequestHistograms)
+    histograms: RequestHistograms = field(default_factory=lambda: _NO_HISTOGRAMS)
 
 
-def collective_names(collective: str, bulk_collective: str) -> str:
-    """The collectives as the user reads them: for the all-reduces of a token, and for a prompt's if that differs."""
-    return collective if collective == bulk_collective else f"{collective} (prompts: {bulk_collective})"
+_NOTHING = Fetching(0, 0, 0.0)
+_UNKNOWN = Stocked(0, 0, 0, False, "")
+_NO_PART = Assignment("", NodeShare(Share(0, 0), Share(0, 0)), 0, 0, "")
+_NO_LINK = LinkSpeed(0.0, 0.0)
+
+
+def snapshot(
+    roster: Roster,
+    sessions: SessionManager,
+    requests: RequestQueue,
+    spare: Mapping[str, SpareReason],
+    stocked: Mapping[str, Stocked],
+    reason: str,
+    now: float,
+    history: PlanHistory,
+) -> ClusterStatus:
+    """The state of the cluster now. `spare` says why machines have no part in the plan, `stocked` what is on their
+    disks."""
+    serving, ready = sessions.serving, sessions.ready
+    routing = ready.routing if ready is not None else None
+    workers = [
+        _worker(one, sessions, spare.get(one.name), stocked.get(one.name, _UNKNOWN), now)
+        for one in roster.machines
+    ]
+    return ClusterStatus(
+        ready=ready is not None,
+        reason=reason,
+        nodes=(_own(serving, sessions.rank_zero), *workers),
+        queued=requests.waiting,
+        running=requests.running,
+        epoch=serving.number if serving is not None else 0,
+        totals=requests.totals,
+        collective=routing.collective if routing else "",
+        bulk_collective=routing.bulk_collective if routing else "",
+        collective_why=routing.why if routing else "",
+        links=routing.links if routing else (),
+        split_shows=sessions.served.split_shows if ready is not None else "",
+        history=history,
+    )
+
+
+def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
+    part = _NO_PART if serving is None else serving.assignments[0]
+    return NodeStatus(
+        name="master",
+        rank=None if serving is None else 0,
+        state=_state(serving, 0),
+        attention=part.attention,
+        ffn=part.ffn,
+        threads=rank_zero.threads,
+        memory_bytes=rank_zero.memory_bytes,
+        speed=part.speed,
+        weight_bytes=part.weight_bytes,
+        last_seen_s=0.0,
+        why=part.why,
+        pid=rank_zero.pid,
+        counted=None if serving is None else serving.counted(0),
+        planned_bytes=part.planned_bytes,
+    )
+
+
+def _worker(
+    machine: Machine,
+    sessions: SessionManager,
+    spare: SpareReason | None,
+    stocked: Stocked,
+    now: float,
+) -> NodeStatus:
+    serving, coming, offer = sessions.serving, sessions.coming, machine.offer
+    rank = None if serving is None else serving.ranks.get(machine.name)
+    part = _NO_PART if serving is None or rank is None else serving.assignments[rank]
+    fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
+    link = machine.link or _NO_LINK
+    state, reason = _situation(machine, serving, coming, rank, spare)
+    why = reason.why if isinstance(reason, SpareReason) else reason
+    if not why and machine.slowdown != 1 and part.why:
+        why = f"{part.why}; its arithmetic takes {machine.slowdown:.1f} times as long as it measured"
+    return NodeStatus(
+        name=machine.name,
+        rank=rank,
+        state=state,
+        attention=part.attention,
+        ffn=part.ffn,
+        threads=offer.threads,
+        memory_bytes=offer.memory_bytes,
+        speed=offer.capacity.speed(sessions.served.quantised) / machine.slowdown,
+        weight_bytes=part.weight_bytes,
+        last_seen_s=max(0.0, now - machine.heard),
+        why=why or part.why,
+        host=offer.host,
+        fetched_bytes=fetching.done_bytes,
+        fetch_total_bytes=fetching.total_bytes,
+        fetch_bytes_per_s=fetching.bytes_per_s,
+        counted=None if serving is None or rank is None else serving.counted(rank),
+        spare=reason.kind if isinstance(reason, SpareReason) else "",
+        disk_bytes=stocked.held_bytes,
+        stocked=stocked.complete,
+        not_stocked=stocked.why,
+        planned_bytes=part.planned_bytes,
+        round_trip_s=link.round_trip_s,
+        link_bytes_per_s=link.bytes_per_s,
+        left_out_s=max(0.0, machine.standing.until - now) if state == "left out" else 0.0,
+    )
+
+
+def _situation(
+    machine: Machine,
+    serving: Session | None,
+    coming: Session | None,
+    rank: int | None,
+    spare: SpareReason | None,
+) -> tuple[str, SpareReason | str]:
+    """(state, reason); "" where the state needs no reason."""
+    if not machine.present:
+        if spare is not None and spare.kind == "too small":  # it left when it heard that
+            return "lost", spare
+        return "lost", machine.cause
+    has_part = rank is not None or (coming is not None and machine.name in coming.machines)
+    if machine.drained:
+        leaves = "a plan without it is on its way; until then it computes"
+        return ("draining", leaves) if has_part else ("drained", spare or "")
+    if coming is not None and machine.name in coming.machines:
+        return coming.progress(machine.name), ""
+    if rank is not None:
+        return _state(serving, rank), ""
+    if spare is not None and spare.kind == "excluded":
+        return "left out", spare
+    return "spare", spare or "the plan has no part for it"
+
+
+def _state(serving: Session | None, rank: int) -> str:
+    if serving is None or serving.epoch is None or rank >= len(serving.epoch.members):
+        return "waiting"
+    return serving.epoch.members[rank].state.value

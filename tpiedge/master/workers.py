@@ -6,8 +6,8 @@ Laws:
 2. A failure that counts doubles the worker's wait, from FIRST_S to LONGEST_S; a breach of the protocol doubles it four
    times. Each hour after a wait without a failure halves the next one.
 3. What happens to a worker that waits or is away counts no more: its node went with its machine. A breach always does.
-4. A waiting worker is used where no plan exists without it, but not after a breach, nor where its numbers break the
-   planner. A plan that needs it then waits, a little longer with each failure in a row (`due`).
+4. A waiting worker is used where no plan exists without it, but not after a breach. A plan that needs it then waits, a
+   little longer with each failure in a row (`due`).
 5. An administrator ends any wait. The user who stops a worker takes its last failure back, unless that was a breach.
 """
 
@@ -23,10 +23,6 @@ FIRST_S: Final = 30.0
 LONGEST_S: Final = 1800.0
 HALVED_S: Final = 3600.0
 LONGEST_DUE_S: Final = 10.0
-#: So many changes of a worker's offer, each within SOON_S of the one before, are a failure: each may make all nodes
-#: start anew. What a worker that waits for that offers means nothing; it is asked again when the wait is over.
-MOST_CHANGES: Final = 8
-SOON_S: Final = 60.0
 
 
 class WorkerState(StrEnum):
@@ -56,11 +52,10 @@ class WorkerEvent(StrEnum):
     UNDRAINED = "is taken back in"
 
 
-WorkerAction: TypeAlias = Literal["count", "take back", "plan", "ask"]
-"""The failure counts; the last failure is taken back; a plan is due; the worker is asked for its offer."""
-Fault: TypeAlias = Literal["", "lost", "died", "unfit", "offers", "planner", "breach"]
-"""The last failure: its machine was lost, its node died, it could not prepare a part, it changed its offer too often,
-its numbers break the planner, it broke the protocol."""
+WorkerAction: TypeAlias = Literal["count", "take back", "plan"]
+"""The failure counts; the last failure is taken back; a plan is due."""
+Fault: TypeAlias = Literal["", "lost", "died", "unfit", "breach"]
+"""The last failure: its machine was lost, its node died, it could not prepare a part, it broke the protocol."""
 
 _S, _E = WorkerState, WorkerEvent
 _Moves: TypeAlias = Mapping[WorkerEvent, tuple[WorkerState, tuple[WorkerAction, ...]]]
@@ -78,8 +73,8 @@ def _with_a_part(state: WorkerState) -> _Moves:
     stays: Mapping[WorkerEvent, tuple[WorkerState, tuple[WorkerAction, ...]]] = {
         _E.DRAINED: (state, ("plan",)),
         _E.UNDRAINED: (state, ("plan",)),
-        _E.OVER: (state, ("plan", "ask")),
-        _E.CLEARED: (state, ("plan", "ask")),
+        _E.OVER: (state, ("plan",)),
+        _E.CLEARED: (state, ("plan",)),
     }
     return {**_ANYWHERE, **stays, _E.RELEASED: (_S.PRESENT, ())}
 
@@ -101,8 +96,8 @@ TRANSITIONS: Final[Mapping[WorkerState, _Moves]] = {
     _S.WAITING: {
         _E.ASKED: (_S.FETCHING, ()),
         _E.LAUNCHED: (_S.SERVING, ()),
-        _E.OVER: (_S.PRESENT, ("plan", "ask")),
-        _E.CLEARED: (_S.PRESENT, ("plan", "ask")),
+        _E.OVER: (_S.PRESENT, ("plan",)),
+        _E.CLEARED: (_S.PRESENT, ("plan",)),
         _E.BREACHED: (_S.WAITING, ("count", "plan")),
         _E.LOST: (_S.AWAY, ("plan",)),
         _E.STOPPED: (_S.AWAY, ("take back", "plan")),
@@ -133,20 +128,13 @@ class Standing:
     row: int = 0
     #: When a plan may begin that needs the worker.
     due: float = -math.inf
-    #: Changes of its offer in a row, and when the last one came.
-    changes: int = 0
-    changed: float = -math.inf
 
     def waits(self, now: float) -> bool:
         return now < self.until
 
     def barred(self, now: float) -> bool:
         """Whether no plan may have the worker, even where none exists without it."""
-        return self.waits(now) and self.fault in ("breach", "planner")
-
-    def deaf(self, now: float) -> bool:
-        """Whether changes of the worker's offer mean nothing now."""
-        return self.waits(now) and self.fault == "offers"
+        return self.waits(now) and self.fault == "breach"
 
     def why(self, now: float) -> str:
         """Why the worker waits, and for how long from `now` on."""
@@ -171,15 +159,6 @@ def step(
     if to in (_S.PRESENT, _S.WAITING, _S.DRAINED):
         to = _S.DRAINED if one.drained else _S.WAITING if one.waits(now) else _S.PRESENT
     return replace(one, state=to), actions
-
-
-def changed(one: Standing, now: float) -> tuple[Standing, tuple[WorkerAction, ...]]:
-    """A worker that is present makes another offer."""
-    one = replace(one, changes=one.changes + 1 if now - one.changed < SOON_S else 1, changed=now)
-    if one.changes < MOST_CHANGES:
-        return one, ("plan",)
-    cause = f"it changed its offer {one.changes} times in a row"
-    return step(replace(one, changes=0), _E.UNPREPARED, now, "offers", cause)
 
 
 def failed(one: Standing, now: float, fault: Fault, cause: str) -> Standing:

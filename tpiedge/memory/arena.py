@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from tpiedge.errors import InternalError, OutOfMemory
-from tpiedge.pack.layout import ALIGN, Precision, whole_pages
+from tpiedge.pack.layout import ALIGN, whole_pages
+from tpiedge.pack.specs import Precision
 from tpiedge.units import format_bytes
 
 # Python names it from 3.13 on.

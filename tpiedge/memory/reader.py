@@ -4,23 +4,63 @@ A file is read with O_DIRECT, which leaves the page cache alone and takes a sixt
 file system refuses it, through the page cache, whose pages are given back at once.
 """
 
-import errno
+import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from tpiedge.errors import InternalError, ReadFault, UserError
-from tpiedge.pack.files import DIRECT_REFUSED, open_regular
-from tpiedge.pack.layout import ALIGN
+from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
+from tpiedge.pack.files import DIRECT_REFUSED, Descriptor, open_regular
+from tpiedge.pack.hashes import HashTable
+from tpiedge.pack.layout import ALIGN, HashedRange
 
-_MAX_READ_BYTES = 8 << 20
+_READ_BYTES = 8 << 20
+
+
+class DirectFile(Descriptor):
+    """A file open for aligned reads, by any thread, until `close`. UserError if it cannot be opened.
+
+    `is_direct` says whether reads bypass the page cache.
+    """
+
+    def __init__(self, path: Path, *, direct: bool = True) -> None:
+        self.path = path
+        self.is_direct = direct and hasattr(os, "O_DIRECT")
+        try:
+            self._fd = self._open()
+        except OSError as error:
+            raise UserError(f"cannot open {path}: {error.strerror}; is the pack complete?") from None
+
+    def read_into(self, offset: int, into: memoryview) -> int:
+        """One read of at most `into`; returns the bytes read, 0 at the end of the file. Raises OSError."""
+        direct = self.is_direct  # before: another thread may fall back meanwhile
+        try:
+            count = os.preadv(self._fd, [into], offset)
+        except OSError as error:
+            if error.errno not in DIRECT_REFUSED or not direct:
+                raise
+            # Some file systems accept the flag when opening and refuse the read.
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, 0)
+            self.is_direct = False
+            count = os.preadv(self._fd, [into], offset)
+        if not self.is_direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, offset, count, os.POSIX_FADV_DONTNEED)
+        return count
+
+    def _open(self) -> int:
+        if self.is_direct:
+            try:
+                return open_regular(self.path, os.O_DIRECT)
+            except OSError as error:
+                if error.errno not in DIRECT_REFUSED:
+                    raise
+                self.is_direct = False
+        return open_regular(self.path)
 
 
 @dataclass(frozen=True)
@@ -30,92 +70,65 @@ class ReadJob:
     Offset, length and address are multiples of ALIGN. `timed` is told, in the same thread, when both began and ended.
     """
 
-    file: "DirectFile"
+    file: DirectFile
     offset: int
     into: memoryview
     check: Callable[[memoryview], None]
     timed: Callable[[float, float], None] | None = None
 
 
-class DirectFile:
-    """A file open for aligned reads, by any thread, until `close`. UserError if it cannot be opened."""
+@dataclass(frozen=True)
+class RangeCheck:
+    """Adjacent ranges of one blob that are read together; called with their bytes, it raises IntegrityError if one of
+    them is damaged. `offset` counts in the blob."""
 
-    def __init__(self, path: Path, *, direct: bool = True) -> None:
-        self.path = path
-        self._stack = ExitStack()
-        self._buffered: int | None = None
-        self._direct: int | None = None
-        try:
-            self._direct = self._open_direct() if direct else None
-            if self._direct is None:
-                self._buffered = self._open(0)
-        except OSError as error:
-            raise UserError(f"cannot open {path}: {error.strerror}; is the pack complete?") from None
+    path: Path
+    ranges: Sequence[HashedRange]
+    hashes: HashTable
 
     @property
-    def is_direct(self) -> bool:
-        """Whether reads bypass the page cache."""
-        return self._direct is not None
+    def offset(self) -> int:
+        return self.ranges[0].offset
 
-    def read_into(self, offset: int, into: memoryview) -> int:
-        """One read of at most `into`; returns the bytes read, 0 at the end of the file. Raises OSError."""
-        direct = self._direct  # once: another thread may fall back between a check and a use
-        if direct is not None:
-            try:
-                return os.preadv(direct, [into], offset)
-            except OSError as error:
-                if error.errno not in DIRECT_REFUSED:
-                    raise
-                self._fall_back()
-        return self._read_buffered(offset, into)
+    @property
+    def length(self) -> int:
+        return self.ranges[-1].offset + self.ranges[-1].length - self.offset
 
-    def close(self) -> None:
-        self._stack.close()
-        self._direct = self._buffered = None
+    def __call__(self, data: memoryview) -> None:
+        start = self.offset
+        for item in self.ranges:
+            at = item.offset - start
+            if not self.hashes.matches(item.index, [data[at : at + item.length]], fast=True):
+                raise IntegrityError(self.path, item.label)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def range_checks(path: Path, ranges: Iterable[HashedRange], hashes: HashTable) -> Iterator[RangeCheck]:
+    """The adjacent `ranges` of the blob at `path` in groups of some megabytes, whole ranges only."""
+    group: list[HashedRange] = []
+    size = 0
+    for item in ranges:
+        if group and size + item.length > _READ_BYTES:
+            yield RangeCheck(path, tuple(group), hashes)
+            group, size = [], 0
+        group.append(item)
+        size += item.length
+    if group:
+        yield RangeCheck(path, tuple(group), hashes)
 
-    def _read_buffered(self, offset: int, into: memoryview) -> int:
-        if self._buffered is None:
-            raise OSError(errno.EBADF, "the file is closed")
-        count = os.preadv(self._buffered, [into], offset)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._buffered, offset, count, os.POSIX_FADV_DONTNEED)
-        return count
 
-    def _fall_back(self) -> None:
-        # Some file systems accept the flag when opening and refuse the read. Two threads may come here at
-        # once: each opens a descriptor, both are closed by `close`, either serves.
-        self._buffered = self._open(0)
-        self._direct = None
-
-    def _open_direct(self) -> int | None:
-        flag = getattr(os, "O_DIRECT", 0)
-        if not flag:
-            return None
-        try:
-            return self._open(flag)
-        except OSError as error:
-            if error.errno in DIRECT_REFUSED:
-                return None
-            raise
-
-    def _open(self, flags: int) -> int:
-        fd = open_regular(self.path, flags)
-        self._stack.callback(os.close, fd)
-        return fd
+def read_jobs(file: DirectFile, checks: Iterable[RangeCheck], into: memoryview) -> Iterator[ReadJob]:
+    """Jobs that fill `into` with what the adjacent `checks` cover, one each."""
+    filled = 0
+    for check in checks:
+        length = check.length
+        yield ReadJob(file, check.offset, into[filled : filled + length], check)
+        filled += length
 
 
 class DirectReader:
     """`threads` reading threads. Counts the bytes they read; `close` ends them."""
 
-    def __init__(self, threads: int = 4, max_read_bytes: int = _MAX_READ_BYTES) -> None:
+    def __init__(self, threads: int = 4, max_read_bytes: int = _READ_BYTES) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-read")
         self._max_read_bytes = max_read_bytes
         self._lock = threading.Lock()
@@ -130,24 +143,19 @@ class DirectReader:
         """Start a job. Its result is the bytes read; it raises ReadFault or what the job's check raises."""
         return self._pool.submit(self._run, job)
 
-    def run(self, jobs: Iterable[ReadJob], on_bytes: Callable[[int], None] | None = None) -> int:
-        """Do all jobs and return the bytes read. The first failure drops the rest and is raised.
-
-        `on_bytes` is told of each job's bytes, in order, in the calling thread.
-        """
-        pending: list[Future[int]] = []
-        total = 0
+    def run(self, jobs: Iterable[ReadJob]) -> int:
+        """Do all jobs and return the bytes read. The first failure drops the rest and is raised, once nothing is
+        written into memory any more."""
+        pending = [self.submit(job) for job in jobs]
         try:
-            pending.extend(self.submit(job) for job in jobs)
-            for future in pending:
-                count = future.result()
-                total += count
-                if on_bytes:
-                    on_bytes(count)
+            return sum(future.result() for future in pending)
         except BaseException:
-            _drop(pending)
+            for future in pending:
+                future.cancel()
+            for future in pending:
+                if not future.cancelled():
+                    future.exception()
             raise
-        return total
 
     def close(self) -> None:
         """Drop what has not started, wait for what has, end the threads."""
@@ -156,9 +164,7 @@ class DirectReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, job: ReadJob) -> int:
@@ -185,12 +191,3 @@ class DirectReader:
             done += count
             with self._lock:
                 self._bytes_read += count
-
-
-def _drop(pending: Sequence["Future[int]"]) -> None:
-    """Cancel what has not started and wait for what has: nothing is written into the memory afterwards."""
-    for future in pending:
-        future.cancel()
-    for future in pending:
-        if not future.cancelled():
-            future.exception()

@@ -6,17 +6,16 @@ of use as far ahead as there is room, around the end of the sweep into the next 
 
 Laws
 1. A block is ready only when every read of its pieces is complete.
-2. Memory that is in use, or that a read still writes to, is given to no other read and not given back.
-3. The ring never holds more than its bytes; a piece has one place at a time.
-4. Whatever the order of events, a block that was entered becomes ready once the reads asked for are complete.
-5. Between two blocks, a change of the pins takes effect at once: what goes is dropped before more is read, or as soon
+2. Memory that is in use, or that a read still writes to, is given to no other read and not given back: the ring never
+   holds more than its bytes, and a piece has one place at a time.
+3. Whatever the order of events, a block that was entered becomes ready once the reads asked for are complete.
+4. Between two blocks, a change of the pins takes effect at once: what goes is dropped before more is read, or as soon
    as no read writes to it.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from enum import Enum
 from itertools import accumulate, chain, count
 
 from tpiedge.errors import InternalError
@@ -49,11 +48,6 @@ Instruction = Read | Drop | ReleasePages
 """What the machine tells its shell to do."""
 
 
-class _State(Enum):
-    READING = 1
-    HERE = 2
-
-
 @dataclass(slots=True)
 class _Entry:
     """A stretch of the ring for the piece number `use` of the endless sequence of sweeps; _NO_USE: for nothing."""
@@ -61,7 +55,7 @@ class _Entry:
     use: int
     offset: int
     nbytes: int
-    state: _State = _State.READING
+    here: bool = False
 
     @property
     def end(self) -> int:
@@ -100,7 +94,7 @@ class Residency:
         self._ring_bytes = ring_bytes
         self._reading_limit = reading_bytes
         self._wanted: frozenset[int] = frozenset()
-        self._pins: dict[int, _State] = {}
+        self._pins: dict[int, bool] = {}  # whether it is here; else a read is under way
         self._lingering: set[int] = set()  # pinned, but not wanted any more
         self._ring: deque[_Entry] = deque()
         self._ring_filled = False
@@ -141,10 +135,10 @@ class Residency:
         """The read is complete, and what it brought is right."""
         read = self._reads.pop(ticket)
         if isinstance(read, _Entry):
-            read.state = _State.HERE
+            read.here = True
             self._reading -= read.nbytes
         else:
-            self._pins[read] = _State.HERE
+            self._pins[read] = True
             self._reading -= self._sizes[read]
         return self._settle()
 
@@ -215,8 +209,7 @@ class Residency:
 
     def _is_here(self, use: int, piece: int) -> bool:
         entry = self._streamed.get(use)
-        state = self._pins.get(piece) if entry is None else entry.state
-        return state is _State.HERE
+        return self._pins.get(piece, False) if entry is None else entry.here
 
     def _settle(self) -> list[Instruction]:
         self._free()
@@ -224,9 +217,9 @@ class Residency:
 
     def _free(self) -> None:
         """Take back from the ring what is behind, oldest first, up to what a read still writes to."""
-        while self._ring and self._ring[0].use < self._front and self._ring[0].state is _State.HERE:
+        while self._ring and self._ring[0].use < self._front and self._ring[0].here:
             self._streamed.pop(self._ring.popleft().use, None)
-        while self._ring and self._ring[-1].use == _NO_USE and self._ring[-1].state is _State.HERE:
+        while self._ring and self._ring[-1].use == _NO_USE and self._ring[-1].here:
             self._ring.pop()
 
     def _fall_back(self) -> None:
@@ -243,7 +236,7 @@ class Residency:
         """Unpin what is unwanted, unless it is in use, being read, or passed over by the cursor and so relied on."""
         relied_on = max(self._cursor, self._use_of(self._at + 1)) if self._entered else self._cursor
         for piece in sorted(self._lingering):
-            if self._pins[piece] is _State.HERE and self._next_use(piece) >= relied_on:
+            if self._pins[piece] and self._next_use(piece) >= relied_on:
                 self._lingering.remove(piece)
                 del self._pins[piece]
                 yield Drop(piece)
@@ -276,7 +269,7 @@ class Residency:
             piece = self._cursor % len(self._sizes)
             if piece in self._wanted and piece not in self._pins:
                 yield self._read_pin(piece)
-            elif piece in self._lingering and self._pins[piece] is _State.READING:
+            elif piece in self._lingering and not self._pins[piece]:
                 return  # it goes as soon as it is read: nothing may rely on it
             elif piece not in self._pins:
                 offset = self._room(self._sizes[piece])
@@ -286,7 +279,7 @@ class Residency:
             self._cursor += 1
 
     def _read_pin(self, piece: int) -> Read:
-        self._pins[piece] = _State.READING
+        self._pins[piece] = False
         self._reads[self._next_ticket(self._sizes[piece])] = piece
         return Read(self._ticket, piece, None)
 

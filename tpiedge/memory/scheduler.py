@@ -8,34 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
 
 from tpiedge.errors import InternalError, ResourceError, TpiedgeError
+from tpiedge.memory.loader import PieceLoader
 from tpiedge.memory.residency import Drop, Instruction, Read, ReleasePages, Residency
 from tpiedge.tracing.tracer import WAIT, EventSink
-
-_SLICE_S = 0.5
-
-
-class Loader(Protocol):
-    """Moves bytes between the disk and the places of pieces."""
-
-    @property
-    def bytes_read(self) -> int:
-        """So far, those of reads that are under way included."""
-        ...
-
-    def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
-        """Begin to read; `done` is called once, by any thread, when nothing is written any more."""
-        ...
-
-    def drop(self, piece: int) -> None:
-        """Give the pages of a piece's own place back."""
-        ...
-
-    def release(self) -> None:
-        """Give the pages of the ring back."""
-        ...
 
 
 @dataclass(slots=True)
@@ -55,7 +32,7 @@ class Scheduler:
     """`enter` and `leave` are the engine thread's. The first failed read is raised there, by every `enter` from then
     on. `close` ends the daemon thread; reads under way are the loader's to end, after it."""
 
-    def __init__(self, residency: Residency, loader: Loader, *, stall_s: float = 60.0) -> None:
+    def __init__(self, residency: Residency, loader: PieceLoader, *, stall_s: float = 60.0) -> None:
         """`stall_s`: how long something is waited for while the disk brings nothing."""
         self.counts = Counts()
         self._residency = residency
@@ -106,15 +83,9 @@ class Scheduler:
     def settle(self, progress: Callable[[], None]) -> None:
         """Return once everything is read that can be read ahead, with the counts at zero; `progress` is called
         meanwhile. Raises as `enter`."""
-        watch = _StallWatch(self._loader, self._stall_s)
-        while True:
-            progress()
-            with self._changed:
-                if self._reached(lambda: self._residency.idle and not self._todo):
-                    self.counts = Counts()
-                    return
-                self._changed.wait(_SLICE_S)
-            watch.check()
+        with self._changed:
+            self._await(lambda: self._residency.idle and not self._todo, progress)
+            self.counts = Counts()
 
     def close(self) -> None:
         """Idempotent."""
@@ -136,18 +107,25 @@ class Scheduler:
             name, layer = self._labels[block]
             self._tracer.add(WAIT, name, started, ended, layer)
 
-    def _await(self, reached: Callable[[], bool]) -> None:
-        watch = _StallWatch(self._loader, self._stall_s)
-        while not self._reached(reached):
-            self._changed.wait(_SLICE_S)
-            watch.check()
-
-    def _reached(self, reached: Callable[[], bool]) -> bool:
-        if self._failure is not None:
-            raise self._failure
-        if self._closing:
-            raise InternalError("the weights were closed while they were waited for")
-        return reached()
+    def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Raises what made a read fail, and ResourceError where the disk has brought nothing for so long."""
+        seen, since = -1, 0.0
+        while True:
+            meanwhile()
+            if self._failure is not None:
+                raise self._failure
+            if self._closing:
+                raise InternalError("the weights were closed while they were waited for")
+            if reached():
+                return
+            now = time.monotonic()
+            if self._loader.bytes_read != seen:
+                seen, since = self._loader.bytes_read, now
+            elif now - since > self._stall_s:
+                raise ResourceError(
+                    f"the disk brought nothing for {self._stall_s:.0f} s: is it broken, or gone?"
+                )
+            self._changed.wait(0.5)
 
     def _plan(self, instructions: list[Instruction]) -> None:
         if instructions:
@@ -158,7 +136,7 @@ class Scheduler:
         while True:
             with self._changed:
                 while not self._todo and not self._closing:
-                    self._changed.wait(_SLICE_S)
+                    self._changed.wait(0.5)
                 if self._closing:
                     return
                 todo, self._todo = self._todo, []
@@ -205,20 +183,3 @@ class Scheduler:
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
-
-
-class _StallWatch:
-    """Ends a wait during which the disk has brought nothing for `limit_s` seconds."""
-
-    def __init__(self, loader: Loader, limit_s: float) -> None:
-        self._loader = loader
-        self._limit_s = limit_s
-        self._seen, self._since = loader.bytes_read, time.monotonic()
-
-    def check(self) -> None:
-        """Raises ResourceError."""
-        now = time.monotonic()
-        if self._loader.bytes_read != self._seen:
-            self._seen, self._since = self._loader.bytes_read, now
-        elif now - self._since > self._limit_s:
-            raise ResourceError(f"the disk brought nothing for {self._limit_s:.0f} s: is it broken, or gone?")

@@ -11,22 +11,17 @@ from typing import Protocol
 
 import torch
 
-from tpiedge.errors import InternalError, UserError
+from tpiedge.errors import InternalError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.memory.arena import DTYPES, Arena, Extent
-from tpiedge.memory.embedding import EmbeddingTable
-from tpiedge.memory.piece_loader import PieceLoader
-from tpiedge.memory.pinning import Placement, SparePins
-from tpiedge.memory.ranges import range_checks, read_jobs
-from tpiedge.memory.reader import DirectFile, DirectReader
+from tpiedge.memory.loader import EmbeddingTable, PieceLoader
+from tpiedge.memory.reader import DirectFile, DirectReader, range_checks, read_jobs
 from tpiedge.memory.residency import Residency
 from tpiedge.memory.scheduler import Counts, Scheduler
-from tpiedge.memory.sweep import Block, HeadTile, Sweep
+from tpiedge.memory.sweep import Block, HeadTile, Placement, SparePins, Sweep
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.tracing.tracer import EventSink, Tracer
-
-_READING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -93,19 +88,26 @@ class NodeWeights:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """`kv_bytes`: of a full KV cache, for which `placement` leaves room. While it is not full, more is pinned."""
-        _check_share(pack, share)
         self.sweep = Sweep.of(pack, share, rank0)
-        self._divide(placement, kv_bytes)
+        everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
+        self.placement = everything if placement is None else placement(self.sweep)
+        self._sizes = [piece.nbytes for piece in self.sweep.pieces]
+        self._kv_bytes = kv_bytes
+        self._spare = SparePins(self._sizes, self.placement)
         self._extra = self._spare.count(kv_bytes)
         self._pack = pack
         self._reader = DirectReader(read_threads)
         self._embedding: EmbeddingTable | None = None
-        self._open: _Open | None = None
+        self._open: tuple[PieceLoader, Scheduler] | None = None  # until the weights are closed
         self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, Weight] = {}
         self._blocks: dict[Block | HeadTile, BlockWeights] = {}
         self._kept: dict[Block, BlockWeights] = {}
-        self._load(rank0, direct, progress)
+        try:
+            self._read_ahead(rank0, direct, progress)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def weight_bytes(self) -> int:
@@ -136,13 +138,12 @@ class NodeWeights:
     @property
     def streamed_bytes(self) -> int:
         """Bytes of weights read from disk since everything was there that can be read ahead."""
-        checked = self._embedding.bytes_checked if self._embedding else 0
-        return self._reader.bytes_read - self._bytes_ahead - checked
+        return self._reader.bytes_read - self._bytes_ahead
 
     @property
     def counts(self) -> Counts:
         """How often a block was waited for."""
-        return self._open.scheduler.counts if self._open else Counts()
+        return self._open[1].counts if self._open else Counts()
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
         return self._resident(block)
@@ -154,7 +155,7 @@ class NodeWeights:
         extra = self._spare.count(self._kv_bytes - kv_bytes)
         if self._open and extra != self._extra:
             self._extra = extra
-            self._open.scheduler.repin(self._spare.placement(extra).pinned)
+            self._open[1].repin(self._spare.placement(extra).pinned)
 
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
         if self._embedding is None:
@@ -164,8 +165,6 @@ class NodeWeights:
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
-        if not self.sweep.head_tiles:
-            raise InternalError("the LM head was asked of a node that is not rank 0")
         for tile in self.sweep.head_tiles:
             (piece,) = self.sweep.blocks[tile]
             first = piece.units.start * matrix.rows_per_unit
@@ -174,21 +173,18 @@ class NodeWeights:
                 yield first, stored if isinstance(stored, PanelMatrix) else stored[: matrix.rows - first]
 
     def head_vectors(self) -> Mapping[str, torch.Tensor]:
-        if not self.sweep.head_tiles:
-            raise InternalError("the LM head was asked of a node that is not rank 0")
         return self._vectors["head"]
 
     def trace(self, tracer: Tracer) -> None:
         """From now on, record what is read, and what is waited for."""
-        if self._open is None:
-            raise InternalError("weights that are closed cannot be traced")
-        self._open.loader.trace(tracer)
-        self._open.scheduler.trace(tracer, self._labels(tracer))
+        if self._open is not None:
+            self._open[0].trace(tracer)
+        self.record(tracer)
 
     def record(self, sink: EventSink | None) -> None:
         """As Weights; for who does not `trace`."""
         if self._open is not None:
-            self._open.scheduler.trace(sink, () if sink is None else self._labels(sink))
+            self._open[1].trace(sink, () if sink is None else self._labels(sink))
 
     def _labels(self, sink: EventSink) -> list[tuple[int, int]]:
         """Of each block, its name and its layer."""
@@ -200,8 +196,9 @@ class NodeWeights:
     def close(self) -> None:
         """Idempotent."""
         if self._open:
-            self._open.scheduler.close()
-            self._open.loader.close()
+            loader, scheduler = self._open
+            scheduler.close()
+            loader.close()
             self._open = None
         self._reader.close()
         if self._embedding:
@@ -211,37 +208,21 @@ class NodeWeights:
         self._kept.clear()
         self._own.clear()
 
-    def _divide(self, placement: Callable[[Sweep], Placement] | None, kv_bytes: int) -> None:
-        """Between what is pinned and what is streamed, with an empty KV cache."""
-        everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
-        self.placement = everything if placement is None else placement(self.sweep)
-        self._sizes = [piece.nbytes for piece in self.sweep.pieces]
-        self._kv_bytes = kv_bytes
-        self._spare = SparePins(self._sizes, self.placement)
-
-    def _load(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
-        try:
-            self._read_ahead(rank0, direct, progress)
-        except BaseException:
-            self.close()
-            raise
-
     def _read_ahead(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
-        keys: list[BlobKey] = [*range(self._pack.num_layers)]
-        if rank0:
-            keys.append("head")
+        keys: list[BlobKey] = [*range(self._pack.num_layers), *(["head"] if rank0 else [])]  # type: ignore[list-item]
         self._vectors = {key: _load_vectors(self._pack, key, self._reader) for key in keys}
         ring, pinned = self.placement.ring_bytes, self._spare.placement(self._extra).pinned
-        residency = Residency(self.sweep.sizes, ring, pinned, _READING_BYTES)
+        residency = Residency(self.sweep.sizes, ring, pinned, 64 << 20)
         loader = PieceLoader(self._pack, self.sweep, ring, self._reader, direct=direct)
-        self._open = _Open(loader, Scheduler(residency, loader))
-        self._open.scheduler.settle(lambda: progress(*self._progress) if progress else None)
+        scheduler = Scheduler(residency, loader)
+        self._open = loader, scheduler
+        scheduler.settle(lambda: progress(*self._progress) if progress else None)
         self._bytes_ahead = self._reader.bytes_read
         if len(self.placement.pinned) == len(self.sweep.pieces):
-            self._blocks = {block: self._weights_of(block, self._open) for block in self.sweep.blocks}
+            self._blocks = {block: self._weights_of(block, loader, scheduler) for block in self.sweep.blocks}
             self._kept = {block: held for block, held in self._blocks.items() if isinstance(block, Block)}
         if rank0:
-            self._embedding = EmbeddingTable(self._pack, self._reader)
+            self._embedding = EmbeddingTable(self._pack)
 
     @property
     def _progress(self) -> tuple[int, int]:
@@ -259,51 +240,29 @@ class NodeWeights:
             return nullcontext(found)
         if self._open is None or block not in self.sweep.blocks:
             raise InternalError(f"no weights for {block}: closed, or not a block of this model")
-        return self._streamed(block, self._open)
+        return self._streamed(block, *self._open)
 
     @contextmanager
-    def _streamed(self, block: Block | HeadTile, opened: "_Open") -> Iterator[BlockWeights]:
-        opened.scheduler.enter(self.sweep.numbers[block])
+    def _streamed(
+        self, block: Block | HeadTile, loader: PieceLoader, scheduler: Scheduler
+    ) -> Iterator[BlockWeights]:
+        scheduler.enter(self.sweep.numbers[block])
         try:
-            yield self._weights_of(block, opened)
+            yield self._weights_of(block, loader, scheduler)
         finally:
-            opened.scheduler.leave()
+            scheduler.leave()
 
-    def _weights_of(self, block: Block | HeadTile, opened: "_Open") -> BlockWeights:
-        first = self.sweep.first_piece[block]
-        matrices = {
-            piece.matrix: self._matrix(number, opened)
-            for number, piece in enumerate(self.sweep.blocks[block], first)
-        }
-        key: BlobKey = block.layer if isinstance(block, Block) else "head"
-        return BlockWeights(matrices, self._vectors[key])
-
-    def _matrix(self, piece: int, opened: "_Open") -> Weight:
-        place = opened.scheduler.place(piece)
-        if place is not None:
-            return opened.loader.matrix(piece, place)
-        if piece not in self._own:
-            self._own[piece] = opened.loader.matrix(piece, None)
-        return self._own[piece]
-
-
-@dataclass(frozen=True)
-class _Open:
-    """What runs until the weights are closed."""
-
-    loader: PieceLoader
-    scheduler: Scheduler
-
-
-def _check_share(pack: Pack, share: NodeShare) -> None:
-    """Raises UserError for a share beyond the model."""
-    layout = pack.layout(0)
-    for name, held in (("q", share.attention), ("gate", share.ffn), ("up", share.ffn)):
-        if layout.has_matrix(name) and held.stop > layout.matrix(name).units:
-            units = layout.matrix(name).units
-            raise UserError(
-                f"a share ends at unit {held.stop} of {name}, but the model has {units}: plan again"
-            )
+    def _weights_of(self, block: Block | HeadTile, loader: PieceLoader, scheduler: Scheduler) -> BlockWeights:
+        matrices: dict[str, Weight] = {}
+        for number, piece in enumerate(self.sweep.blocks[block], self.sweep.first_piece[block]):
+            place = scheduler.place(number)
+            if place is not None:
+                matrices[piece.matrix] = loader.matrix(number, place)
+                continue
+            if number not in self._own:
+                self._own[number] = loader.matrix(number, None)
+            matrices[piece.matrix] = self._own[number]
+        return BlockWeights(matrices, self._vectors[block.layer if isinstance(block, Block) else "head"])
 
 
 def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str, torch.Tensor]:

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
-from tpiedge.model.call_forms import short_call_id
-from tpiedge.model.template import ChatTemplate
-from tpiedge.model.template_habits import CALLS_AS_OBJECTS, TemplateHabits, TemplateRefusal
+from tpiedge.model.call_reader import short_call_id
+from tpiedge.model.template import CALLS_AS_OBJECTS, ChatTemplate, TemplateHabits, TemplateRefusal
 
 TemplateMessage = Mapping[str, Any]
 """A message of an API. A call's `arguments` are GivenArguments; `content` None where there is none beside calls."""
 
 #: The blank shows whether the template trims texts: then it is gone.
 _MARK: Final = "BEGUN_ANSWER_ENDS_HERE "
-_ID_LENGTH: Final = 9
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -136,7 +134,6 @@ def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMes
         _with_joined_turns,
         _with_words_in_results,
         _with_single_calls,
-        _without_thoughts,
         _with_system_in_a_turn,
     )
     tried: list[Sequence[TemplateMessage]] = [messages]
@@ -164,7 +161,7 @@ def _short_ids_of(message: TemplateMessage) -> TemplateMessage:
 
 
 def _short(identity: str) -> str:
-    fits = len(identity) == _ID_LENGTH and identity.isascii() and identity.isalnum()
+    fits = len(identity) == 9 and identity.isascii() and identity.isalnum()
     return identity if fits else short_call_id(identity)
 
 
@@ -226,11 +223,6 @@ def _one_by_one(message: TemplateMessage, results: Sequence[TemplateMessage]) ->
         left = [result for result in left if result not in own]
         yield from own
     yield from left
-
-
-def _without_thoughts(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """No thoughts of earlier turns: gpt-oss's template takes none beside content and calls."""
-    return [{key: value for key, value in one.items() if key not in _THOUGHTS} for one in messages]
 
 
 def _with_system_in_a_turn(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:

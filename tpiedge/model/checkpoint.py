@@ -2,42 +2,147 @@
 
 Only safetensors files are read. Pickle files (`.bin`, `.pt`) can run code when they are opened and are never
 touched; `auto_map` and other remote code in the folder is never looked at.
+
+Such a file has 8 bytes of little-endian header length n, n bytes of JSON (name -> dtype, shape, data_offsets), then
+the tensors' bytes. Laws that it must keep, or it is refused with its name and the tensor's:
+
+1. the header lies in the file and has at most MAX_HEADER_BYTES and MAX_TENSORS; no name occurs twice;
+2. a tensor's byte count is its shape times its dtype's size;
+3. the tensors cover the rest of the file exactly: no overlap, no hole, nothing after the last.
+
+The format's own library is not asked here: it accepts 300,000 tensors, duplicate names and names like `../x`, and does
+not say where in the file a tensor's bytes are, which packing reads past the page cache (pack/sources/source_file.py).
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import MAX_CONFIG_BYTES, ModelConfig
-from tpiedge.model.fields import ConfigFields
-from tpiedge.model.folder import has_file, open_file, parse_json, read_bytes, resolve_file
-from tpiedge.model.int4_checkpoint import WEIGHT, joined_tensors
-from tpiedge.model.quantisation import OLD_FILES, QUANTISATION_KEY, Quantisation, of_old_file
-from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
+from tpiedge.model.folder import ConfigFields, has_file, open_file, parse_json, read_bytes, resolve_file
+from tpiedge.model.quantisation import (
+    OLD_FILES,
+    QUANTISATION_KEY,
+    WEIGHT,
+    Quantisation,
+    joined_tensors,
+    of_old_file,
+)
 from tpiedge.model.spec import EMBEDDING, HEAD
-from tpiedge.pack.sources.imported import AnyTensor, ImportedTensor, open_tensors
-from tpiedge.pack.sources.source import SourceTensor
+from tpiedge.pack.int4 import Int4Tensor
+from tpiedge.pack.source import CheckpointSource, SourceTensor, StoredTensor
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.sanitise import quote, sanitised_line
+from tpiedge.units import format_bytes
+
+MAX_TENSORS = 50_000
+# 200 bytes per tensor; the header of a 70B model has 0.1 MB. (The format itself allows 100 MB.) Parsing takes up to
+# nine times as much memory: one wide character widens the text, and again the value that it stands in.
+MAX_HEADER_BYTES = 10_000_000
+_LENGTH_BYTES = 8
+
+_DTYPE_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "C64": 8,
+    "F32": 4, "I32": 4, "U32": 4,
+    "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "BOOL": 1, "I8": 1, "U8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+}  # fmt: skip
+
+
+def read_header(file: BinaryIO, path: Path, where: str) -> tuple[dict[str, SourceTensor], str]:
+    """Read and check the header of `file`, the one at `path`, which is named `where` in messages. Returns its tensors
+    and the sha256 of the header. Raises UserError."""
+    size = os.fstat(file.fileno()).st_size
+    raw = _header_bytes(file, size, where)
+    if raw.count(b",") > 8 * MAX_TENSORS:  # before parsing, which takes memory by the number of values
+        _refuse(where, f"the header lists more than {MAX_TENSORS} tensors")
+    values = dict(parse_json(raw, f"{where}, header", unique_keys=True))
+    metadata = values.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        _refuse(where, "__metadata__ is not an object of texts")
+    if len(values) > MAX_TENSORS:
+        _refuse(where, f"the header lists {len(values)} tensors, more than {MAX_TENSORS}")
+    start = _LENGTH_BYTES + len(raw)
+    entries = {name: _entry(name, value, start, path, where) for name, value in values.items()}
+    _check_coverage(entries, start, size, where)
+    return entries, hashlib.sha256(raw).hexdigest()
+
+
+def _header_bytes(file: BinaryIO, size: int, where: str) -> bytes:
+    prefix = file.read(_LENGTH_BYTES)
+    if len(prefix) < _LENGTH_BYTES:
+        _refuse(where, f"the file has {len(prefix)} bytes, too few for a header")
+    length = int.from_bytes(prefix, "little")
+    if length > size - _LENGTH_BYTES:
+        _refuse(where, f"the header claims {length} bytes, more than the file has ({size})")
+    if length > MAX_HEADER_BYTES:
+        _refuse(where, f"the header has {format_bytes(length)}, more than {format_bytes(MAX_HEADER_BYTES)}")
+    raw = file.read(length)
+    if len(raw) < length:
+        _refuse(where, "the file became shorter while it was read")
+    return raw
+
+
+def _entry(name: str, value: object, start: int, path: Path, where: str) -> SourceTensor:
+    here = f"{where}, tensor {quote(name, 100)}"
+    if not name or len(name) > 512 or not name.isprintable():
+        _refuse(here, "the name is empty, too long or unprintable")
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        _refuse(here, "not an object of dtype, shape and data_offsets")
+    dtype, shape = value["dtype"], value["shape"]
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
+        _refuse(here, f"the dtype is {quote(dtype)}; known are {', '.join(_DTYPE_BYTES)}")
+    if not _are_sizes(shape) or len(shape) > 16:
+        _refuse(here, f"the shape is {quote(shape)}")
+    offsets = value["data_offsets"]
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        _refuse(here, f"data_offsets are {quote(offsets)}")
+    first, stop = offsets
+    nbytes = math.prod(shape) * _DTYPE_BYTES[dtype]
+    if nbytes != stop - first:
+        _refuse(here, f"{dtype} {quote(shape)} takes {quote(nbytes)} bytes, data_offsets give {stop - first}")
+    return SourceTensor(path, dtype, tuple(shape), start + first, nbytes)
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < 1 << 62 for number in value)
+
+
+def _check_coverage(entries: Mapping[str, SourceTensor], start: int, size: int, where: str) -> None:
+    position = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        here = f"{where}, tensor {quote(name, 100)}"
+        if entry.offset < position:
+            _refuse(here, "overlaps the tensor before it")
+        if entry.offset > position:
+            _refuse(here, f"{entry.offset - position} unused bytes lie before it")
+        position += entry.nbytes
+        if position > size:
+            _refuse(here, f"ends at byte {position}, but the file has {size} (an unfinished download?)")
+    if position != size:
+        _refuse(where, f"{size - position} bytes lie after the last tensor")
+
+
+def _refuse(where: str, problem: str) -> NoReturn:
+    raise UserError(f"{where}: {problem}; the file is damaged: download it again")
+
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_MAX_INDEX_BYTES = 10_000_000
 _MAX_SHARDS = 10_000
 _SOURCE_DTYPES = ("F32", "F16", "BF16")
-_COMPARED_NUMBERS = 1 << 20
 _PREFIX = "model."
 _HEADLESS = ("embed_tokens.", "layers.", "norm.")
 _HEADLESS_ADVICE = (
     "write true for tie_word_embeddings in config.json if it is a model of embeddings, which needs no LM head"
 )
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
@@ -50,7 +155,7 @@ class Checkpoint:
 
     folder: Path
     config: ModelConfig
-    tensors: Mapping[str, AnyTensor]
+    tensors: Mapping[str, StoredTensor]
     fingerprint: str
     quantisation: Quantisation | None = None
 
@@ -63,23 +168,21 @@ class Checkpoint:
             data = read_bytes(folder, name, MAX_CONFIG_BYTES) if has_file(folder, name) else b""
             digest.update(f"{name} {len(data)}\n".encode() + data)
         weight_map = _weight_map(folder)
-        shards: dict[str, tuple[Path, Header]] = {}
-        tensor_count = 0
-        for shard in _shard_names(folder, weight_map):
-            path, header, state = _read_shard(folder, shard)
-            shards[shard] = path, header
-            digest.update(f"{shard} {state} {header.digest}\n".encode())
-            tensor_count += len(header.entries)
-            if tensor_count > MAX_TENSORS:
+        shards: dict[str, Mapping[str, SourceTensor]] = {}
+        for shard in [_SINGLE] if weight_map is None else sorted(set(weight_map.values())):
+            shards[shard], state = _read_shard(folder, shard)
+            digest.update(f"{shard} {state}\n".encode())
+            if sum(map(len, shards.values())) > MAX_TENSORS:
                 raise UserError(f"{folder}: more than {MAX_TENSORS} tensors; no supported model has as many")
-        located = _usual_names(dict(_locate(folder, weight_map, shards)), tied=config.tie_word_embeddings)
+        located = shards[_SINGLE] if weight_map is None else dict(_locate(folder, weight_map, shards))
+        located = _usual_names(located, tied=config.tie_word_embeddings)
         old = _old_file(folder, located)
         if old:
             data = read_bytes(folder, old, MAX_CONFIG_BYTES)
             digest.update(f"{old} {len(data)}\n".encode() + data)
         quantisation = _quantisation(folder, old)
         tensors = joined_tensors(located, quantisation) if quantisation else located
-        if not any(isinstance(tensor, ImportedTensor) for tensor in tensors.values()):
+        if not any(isinstance(tensor, Int4Tensor) for tensor in tensors.values()):
             quantisation = None  # whatever config.json says: the weights are plain
         return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest(), quantisation)
 
@@ -98,12 +201,12 @@ class Checkpoint:
                 )
             if info.shape != shape:
                 raise UserError(
-                    f"{_file(info)}: tensor {source} has shape {_times(info.shape)}, config.json asks for "
+                    f"{info.files[0]}: tensor {source} has shape {_times(info.shape)}, config.json asks for "
                     f"{_times(shape)}; check that config.json belongs to the checkpoint"
                 )
             if info.dtype not in _SOURCE_DTYPES:
                 raise UserError(
-                    f"{_file(info)}: tensor {source} is stored as {info.dtype}; supported are "
+                    f"{info.files[0]}: tensor {source} is stored as {info.dtype}; supported are "
                     f"{', '.join(_SOURCE_DTYPES)}: give the original, unquantised checkpoint"
                 )
         head = self.tensors.get(HEAD)
@@ -139,16 +242,12 @@ def _quantisation(folder: Path, old: str | None) -> Quantisation | None:
     return Quantisation.of(ConfigFields(str(where), config))
 
 
-def _file(tensor: AnyTensor) -> Path:
-    return tensor.files[0] if isinstance(tensor, ImportedTensor) else tensor.file
-
-
-def _same_numbers(one: AnyTensor, other: AnyTensor) -> bool:
+def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
     """Whether two tensors are equal bit for bit; stops at the first difference."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    with closing(open_tensors({"one": one, "other": other})) as source:
-        step = max(1, _COMPARED_NUMBERS // one.shape[1])
+    with closing(CheckpointSource({"one": one, "other": other})) as source:
+        step = max(1, (1 << 20) // one.shape[1])
         for first in range(0, one.shape[0], step):
             count = min(step, one.shape[0] - first)
             rows = [source.read_rows(name, first, count) for name in ("one", "other")]
@@ -164,7 +263,7 @@ def _weight_map(folder: Path) -> Mapping[str, str] | None:
     if not has_file(folder, _INDEX):
         _refuse_without_safetensors(folder)
     where = folder / _INDEX
-    index = parse_json(read_bytes(folder, _INDEX, _MAX_INDEX_BYTES), str(where), unique_keys=True)
+    index = parse_json(read_bytes(folder, _INDEX, 10_000_000), str(where), unique_keys=True)
     weights = index.get("weight_map")
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{where}: weight_map is missing or empty; download the model again")
@@ -175,48 +274,37 @@ def _weight_map(folder: Path) -> Mapping[str, str] | None:
             raise UserError(
                 f"{where}: tensor {quote(name)} is said to be in {quote(shard)}, not a .safetensors file"
             )
+    if (count := len(set(weights.values()))) > _MAX_SHARDS:
+        raise UserError(f"{where}: names {count} files, more than {_MAX_SHARDS}")
     return weights
 
 
-def _shard_names(folder: Path, weight_map: Mapping[str, str] | None) -> list[str]:
-    if weight_map is None:
-        return [_SINGLE]
-    names = sorted(set(weight_map.values()))
-    if len(names) > _MAX_SHARDS:
-        raise UserError(f"{folder / _INDEX}: names {len(names)} files, more than {_MAX_SHARDS}")
-    if len({name.casefold() for name in names}) != len(names):
-        raise UserError(f"{folder / _INDEX}: names two files that differ only in upper and lower case")
-    return names
-
-
-def _read_shard(folder: Path, name: str) -> tuple[Path, Header, str]:
-    """(real path, header, size and modification time)."""
+def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], str]:
+    """(tensors; size, modification time and header's digest)."""
     path = resolve_file(folder, name)
     try:
         with open_file(folder, name) as file:
             stat = os.fstat(file.fileno())
-            return path, read_header(file, str(folder / name)), f"{stat.st_size} {stat.st_mtime_ns}"
+            tensors, digest = read_header(file, path, str(folder / name))
+            return tensors, f"{stat.st_size} {stat.st_mtime_ns} {digest}"
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; check the disk") from None
 
 
 def _locate(
-    folder: Path, weight_map: Mapping[str, str] | None, shards: Mapping[str, tuple[Path, Header]]
+    folder: Path, weight_map: Mapping[str, str], shards: Mapping[str, Mapping[str, SourceTensor]]
 ) -> Iterator[tuple[str, SourceTensor]]:
-    if weight_map is None:
-        weight_map = dict.fromkeys(shards[_SINGLE][1].entries, _SINGLE)
     for name, shard in weight_map.items():
-        path, header = shards[shard]
-        entry = header.entries.get(name)
-        if entry is None:
+        tensor = shards[shard].get(name)
+        if tensor is None:
             raise UserError(
                 f"{folder / shard}: tensor {quote(name, 100)} is missing, though {_INDEX} says it is there; "
                 "download the model again"
             )
-        yield name, SourceTensor(path, entry.dtype, entry.shape, entry.offset, entry.nbytes)
+        yield name, tensor
 
 
-def _usual_names(tensors: dict[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
+def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
     """The tensors by the names of a model with its LM head: one that was saved without it lacks a prefix, and a `tied`
     one may have the embedding as the head."""
     named = {f"{_PREFIX}{name}" if name.startswith(_HEADLESS) else name: one for name, one in tensors.items()}
@@ -227,16 +315,11 @@ def _usual_names(tensors: dict[str, SourceTensor], *, tied: bool) -> dict[str, S
 
 
 def _refuse_without_safetensors(folder: Path) -> NoReturn:
-    names = sorted(entry.name for entry in folder.iterdir())
-    if any(name.lower().endswith(".gguf") for name in names):
+    if any(entry.name.lower().endswith(".gguf") for entry in folder.iterdir()):
         raise UserError(f"{folder} holds GGUF files: make a pack of one with tpiedge import-gguf FILE")
-    if any(name.endswith(_PICKLES) for name in names):
-        raise UserError(
-            f"{folder} holds pickle files only (.bin), which can run code and are never read: "
-            "get the model's safetensors version, or convert it where you trust it"
-        )
     raise UserError(
-        f"{folder} has neither {_SINGLE} nor {_INDEX}: download the model again, all of its files"
+        f"{folder} has neither {_SINGLE} nor {_INDEX}: pickle files (.bin, .pt) can run code and are never read: "
+        "get the model's safetensors version"
     )
 
 

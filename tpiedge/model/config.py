@@ -5,17 +5,19 @@ line that names the file and the field.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from tpiedge.errors import UserError
-from tpiedge.model.fields import ConfigFields
-from tpiedge.model.folder import has_file, read_json
+from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.quantisation import Quantisation
-from tpiedge.model.rope import RopeConfig
-from tpiedge.sanitise import quote
+from tpiedge.model.rope import Positions, RopeConfig
+from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import counted
 
 MAX_CONFIG_BYTES = 4 << 20
@@ -30,9 +32,7 @@ _MAX_VOCAB = 1 << 22
 _MAX_POSITIONS = 1 << 27
 _MAX_EOS_IDS = 64
 _MIN_EPS, _MAX_EPS = 1e-12, 0.1
-_DEFAULT_EPS = 1e-6
 _DEFAULT_WINDOW = 4096
-_DEFAULT_MAX_WINDOW_LAYERS = 28
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _HEADLESS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
@@ -76,26 +76,26 @@ class ModelConfig:
     """
 
     model_type: str
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    rms_norm_eps: float
+    hidden_size: Annotated[int, Meta(ge=1, le=_MAX_WIDTH)]
+    intermediate_size: Annotated[int, Meta(ge=1, le=_MAX_FFN)]
+    num_layers: Annotated[int, Meta(ge=1, le=_MAX_LAYERS)]
+    num_heads: Annotated[int, Meta(ge=1, le=_MAX_HEADS)]
+    num_kv_heads: Annotated[int, Meta(ge=1, le=_MAX_HEADS)]
+    head_dim: Annotated[int, Meta(ge=2, le=_MAX_HEAD_DIM)]
+    vocab_size: Annotated[int, Meta(ge=1, le=_MAX_VOCAB)]
+    rms_norm_eps: Annotated[float, Meta(ge=_MIN_EPS, le=_MAX_EPS)]
     rope: RopeConfig
-    max_position_embeddings: int
+    max_position_embeddings: Positions
     tie_word_embeddings: bool
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    windows: tuple[int | None, ...]
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
+    windows: tuple[Positions | None, ...]
+    bos_id: Annotated[int, Meta(ge=0)] | None
+    eos_ids: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=_MAX_EOS_IDS)]
     dtype: str
-    hidden_act: str = "silu"
+    hidden_act: str
 
     @property
     def group_size(self) -> int:
@@ -142,7 +142,7 @@ class ModelConfig:
                 num_kv_heads=kv_heads,
                 head_dim=head_dim,
                 vocab_size=vocab,
-                rms_norm_eps=config.number("rms_norm_eps", _MIN_EPS, _MAX_EPS, _DEFAULT_EPS),
+                rms_norm_eps=config.number("rms_norm_eps", _MIN_EPS, _MAX_EPS, 1e-6),
                 rope=RopeConfig.from_huggingface(config, positions),
                 max_position_embeddings=positions,
                 tie_word_embeddings=config.flag("tie_word_embeddings", False),
@@ -160,45 +160,21 @@ class ModelConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` gives back an equal config."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {
-            "rope": self.rope.to_json(),
-            "windows": list(self.windows),
-            "eos_ids": list(self.eos_ids),
-        }
+        return asdict(self) | {"windows": list(self.windows), "eos_ids": list(self.eos_ids)}
 
     @staticmethod
     def from_json(values: Mapping[str, object], where: str = "the pack's model config") -> "ModelConfig":
         """Raises UserError that starts with `where`; a manifest is checked like any file."""
         config = ConfigFields(where, values)
-        vocab = config.integer("vocab_size", 1, _MAX_VOCAB)
-        rope = config.raw("rope")
-        return _checked(
-            config,
-            ModelConfig(
-                model_type=_known_type(config),
-                hidden_size=config.integer("hidden_size", 1, _MAX_WIDTH),
-                intermediate_size=config.integer("intermediate_size", 1, _MAX_FFN),
-                num_layers=config.integer("num_layers", 1, _MAX_LAYERS),
-                num_heads=config.integer("num_heads", 1, _MAX_HEADS),
-                num_kv_heads=config.integer("num_kv_heads", 1, _MAX_HEADS),
-                head_dim=config.integer("head_dim", 2, _MAX_HEAD_DIM),
-                vocab_size=vocab,
-                rms_norm_eps=config.number("rms_norm_eps", _MIN_EPS, _MAX_EPS),
-                rope=RopeConfig.from_json(f"{where}, rope", rope if isinstance(rope, Mapping) else {}),
-                max_position_embeddings=config.integer("max_position_embeddings", 1, _MAX_POSITIONS),
-                tie_word_embeddings=config.flag("tie_word_embeddings"),
-                qkv_bias=config.flag("qkv_bias"),
-                o_bias=config.flag("o_bias"),
-                mlp_bias=config.flag("mlp_bias"),
-                qk_norm=config.flag("qk_norm"),
-                windows=tuple(_window(config, value) for value in config.sequence("windows", _MAX_LAYERS)),
-                bos_id=config.optional_integer("bos_id", 0, vocab - 1),
-                eos_ids=_ids(config, "eos_ids", config.sequence("eos_ids", _MAX_EOS_IDS), vocab),
-                dtype=_dtype(config),
-                hidden_act=config.text("hidden_act"),
-            ),
-        )
+        try:
+            found = msgspec.convert(values, ModelConfig)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{where}: {sanitised_line(error, 120)}") from None
+        found.rope.check(ConfigFields(f"{where}, rope", {}))
+        _known_type(config)
+        if any(token >= found.vocab_size for token in (*found.eos_ids, found.bos_id or 0)):
+            config.refuse("eos_ids", "or bos_id are outside the vocabulary")
+        return _checked(config, replace(found, dtype=_dtype(config)))
 
 
 def _known_type(config: ConfigFields) -> str:
@@ -268,7 +244,7 @@ def _windows_by_layer(config: ConfigFields, layers: int) -> tuple[int | None, ..
         default = None if "sliding_window" in config else _DEFAULT_WINDOW
         window = config.optional_integer("sliding_window", 1, _MAX_POSITIONS) or default
     if config.raw("layer_types") is None:
-        first = config.integer("max_window_layers", 0, _MAX_POSITIONS, _DEFAULT_MAX_WINDOW_LAYERS)
+        first = config.integer("max_window_layers", 0, _MAX_POSITIONS, 28)
         return tuple(window if layer >= first else None for layer in range(layers))
     types = config.sequence("layer_types", _MAX_LAYERS)
     if len(types) != layers:
@@ -283,12 +259,6 @@ def _windows_by_layer(config: ConfigFields, layers: int) -> tuple[int | None, ..
                 "layer_types", "holds sliding_attention, but use_sliding_window and its size are not set"
             )
     return tuple(window if name == "sliding_attention" else None for name in types)
-
-
-def _window(config: ConfigFields, value: object) -> int | None:
-    if value is None:
-        return None
-    return ConfigFields(config.where, {"windows": value}).integer("windows", 1, _MAX_POSITIONS)
 
 
 def _bos_id(config: ConfigFields, family: _FamilyTraits, vocab: int) -> int | None:
@@ -333,8 +303,6 @@ def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
         )
     if model.head_dim % 2:
         config.refuse("head_dim", f"is {model.head_dim}; rotary positions need an even number")
-    if model.rope.kind == "dynamic" and model.head_dim <= 2:
-        config.refuse("head_dim", f"is {model.head_dim}; dynamic rope needs at least 4")
     if len(model.windows) != model.num_layers:
         config.refuse("windows", f"has {len(model.windows)} entries for {model.num_layers} layers")
     if model.hidden_act != "silu":

@@ -1,4 +1,5 @@
-"""Reading the files of a model's folder: confined to it, bounded in size, regular files only.
+"""Reading the files of a model's folder: confined to it, bounded in size, regular files only; and the fields of JSON
+objects in them, typed and bounded.
 
 A model comes from strangers. So a name from one of its files is never used as a path: it must be a plain file
 name, and after links are followed the file must lie in the folder or, where the folder is a snapshot of
@@ -10,14 +11,13 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
-_MAX_NAME = 255
 # Parsing takes memory by the number of JSON values rather than by bytes: bound them before parsing. An object of one
 # entry, the costliest, takes 200 bytes.
 _MAX_COMMAS = 400_000
@@ -129,7 +129,7 @@ def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping
 def _is_plain(name: str) -> bool:
     return (
         isinstance(name, str)
-        and 0 < len(name.encode("utf-8", "replace")) <= _MAX_NAME
+        and 0 < len(name.encode("utf-8", "replace")) <= 255
         and name.isprintable()
         and not any(mark in name for mark in "/\\")
         and name not in (".", "..")
@@ -148,3 +148,85 @@ def _in_cache_blobs(root: Path, path: Path) -> bool:
 
 def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or sanitised_line(error, 120)
+
+
+class ConfigFields:
+    """The fields of `values`; `where` names the file in messages.
+
+    A field that is missing or null takes the default; without a default that is an error. Every method raises
+    UserError.
+    """
+
+    def __init__(self, where: str, values: Mapping[str, object]) -> None:
+        self.where = where
+        self._values = values
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def names(self) -> tuple[str, ...]:
+        """All keys, in the order of the file."""
+        return tuple(self._values)
+
+    def raw(self, key: str) -> object:
+        """The value as it stands, None if it is missing."""
+        return self._values.get(key)
+
+    def refuse(self, key: str, problem: str) -> NoReturn:
+        """Raise for `key`."""
+        raise UserError(f"{self.where}: {key} {problem}")
+
+    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            self.refuse(key, f"is {quote(value)}, not a whole number from {low} to {high}")
+        return value
+
+    def optional_integer(self, key: str, low: int, high: int) -> int | None:
+        return None if self.raw(key) is None else self.integer(key, low, high)
+
+    def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        """A finite number of [low, high]."""
+        value = self._value(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            self.refuse(key, f"is {quote(value)}, not a number from {low:g} to {high:g}")
+        return float(value)
+
+    def optional_number(self, key: str, low: float, high: float) -> float | None:
+        return None if self.raw(key) is None else self.number(key, low, high)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            self.refuse(key, f"is {quote(value)}, not true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            self.refuse(key, f"is {quote(value)}, not a text")
+        return value
+
+    def fields(self, key: str) -> "ConfigFields":
+        """The object under `key`; empty if it is missing or null."""
+        value = self.raw(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            self.refuse(key, f"is {quote(value)}, not an object")
+        return ConfigFields(f"{self.where}, {key}", value)
+
+    def sequence(self, key: str, limit: int) -> list[object]:
+        """The list under `key`, of `limit` entries at most."""
+        value = self._value(key, None)
+        if not isinstance(value, list) or len(value) > limit:
+            self.refuse(key, f"is {quote(value)}, not a list of at most {limit} entries")
+        return value
+
+    def _value(self, key: str, default: object) -> object:
+        value = self._values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.refuse(key, "is missing")
+        return value

@@ -1,4 +1,5 @@
-"""Tokens that the files beside `tokenizer.json` name, in the order in which transformers 5 adds them.
+"""Tokens that the files beside `tokenizer.json` name, in the order in which transformers 5 adds them, and tokens that
+end an answer, found by their texts.
 
 Laws, as transformers has them:
 
@@ -7,23 +8,24 @@ Laws, as transformers has them:
 2. First come the tokens of `added_tokens_decoder`, or of added_tokens.json and tokenizer.json, by their numbers; then
    the named ones ("eos_token"), then other special tokens. A token's id follows from this order, not from its number.
 3. A named token is special.
+
+Files name some of the tokens that end an answer and forget others, so their texts count, whatever a file says of their
+kind. A text that people write, as the HTML tag </s>, counts only where the vocabulary has it as a mark, not as a piece
+of text.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tpiedge.model.fields import ConfigFields
-from tpiedge.model.folder import has_file, read_json
+from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.text_child import MAX_TOKEN
 from tpiedge.sanitise import quote
 
-_MAX_BYTES: Final = 10_000_000
 _MAX_TOKENS: Final = 100_000
 _NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_NAME_END: Final = "_token"
-_DECODER, _MAP, _ADDED = "added_tokens_decoder", "special_tokens_map.json", "added_tokens.json"
+_DECODER, _ADDED = "added_tokens_decoder", "added_tokens.json"
 _EXTRA, _ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
 _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -49,18 +51,26 @@ class NamedTokens:
 def read_named_tokens(folder: Path, own: Mapping[int, AddedToken]) -> NamedTokens:
     """Read the files of `folder`. `own`: the added tokens of tokenizer.json. Raises UserError."""
     where = str(folder / "tokenizer_config.json")
-    first, older = (_read(folder, name) for name in ("tokenizer_config.json", _MAP))
+    first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     complete = first.get(_DECODER) is not None
     config = ConfigFields(where, {**older, **first} if complete else {**first, **older})
-    found = _Found(ConfigFields(where, first), ConfigFields(str(folder / _MAP), {} if complete else older))
-    numbered = _decoder(found.first) if complete else _legacy(folder, found.texts()) | dict(own)
+    # Without numbers the map names the usual tokens alone, for what tokenizer_config.json has as well.
+    usual = {name: value for name, value in older.items() if name in _NAMES}
+    adding = ConfigFields(where, first if complete else {**older, **first, **usual})
+    others = _others(adding)
+    if complete:
+        numbered = _decoder(adding)
+    else:
+        extra = _others(ConfigFields(where, first))
+        special = {token.content for token in (*_usual(adding).values(), *extra)}
+        numbered = _legacy(folder, special) | dict(own)
     added = [token for _, token in sorted(numbered.items(), key=lambda item: item[0])]
     known = {token.content for token in (*own.values(), *added)}
-    named = found.named()
-    for special in (*named.values(), *found.others()):
-        if special.content not in known:
-            added.append(special)
-            known.add(special.content)
+    named = _named(adding)
+    for token in (*named.values(), *others):
+        if token.content not in known:
+            added.append(token)
+            known.add(token.content)
     if len(added) > _MAX_TOKENS:
         config.refuse(
             _DECODER, f"and what is beside it name more than {_MAX_TOKENS} tokens: no model has as many"
@@ -69,74 +79,38 @@ def read_named_tokens(folder: Path, own: Mapping[int, AddedToken]) -> NamedToken
     for token in added:
         if token.content in texts:
             token.flags["special"] = True
-    more = {name: token.content for name, token in named.items() if name.endswith(_NAME_END)}
-    usual = {name: token.content for name, token in _Found(config, config).usual().items()}
-    return NamedTokens(config, more | usual, tuple(added))
+    more = {name: token.content for name, token in named.items() if name.endswith("_token")}
+    return NamedTokens(
+        config, more | {name: token.content for name, token in _usual(config).items()}, tuple(added)
+    )
 
 
-class _Found:
-    """The names and lists in tokenizer_config.json (`first`) and special_tokens_map.json (`older`)."""
-
-    def __init__(self, first: ConfigFields, older: ConfigFields) -> None:
-        self.first = first
-        self._older = older
-
-    def usual(self) -> dict[str, AddedToken]:
-        """Name -> token, of the names that all models know."""
-        found: dict[str, AddedToken] = {}
-        for name in _NAMES:
-            fields = self._older if self._older.raw(name) is not None else self.first
-            if token := _token(fields, name, fields.raw(name)):
-                found[name] = token
-        return found
-
-    def named(self) -> dict[str, AddedToken]:
-        """Name -> token: the usual names, then those of the model."""
-        found = self.usual()
-        for fields in (self._older, self.first):
-            names = (name for name in fields.names() if name.endswith(_NAME_END) and name not in _NAMES)
-            for name in names:
-                if isinstance(fields.raw(name), str) and (token := _token(fields, name, fields.raw(name))):
-                    found[name] = token
-        for fields in (self.first, self._older):
-            values = _extra(fields)
-            for name, value in values.items() if isinstance(values, dict) else ():
-                if token := _token(fields, _EXTRA, value):
-                    found[str(name)] = token
-        return found
-
-    def others(self) -> Iterator[AddedToken]:
-        """Special tokens without names."""
-        extra = list(self._extra())
-        yield from extra
-        if extra:
-            return
-        for fields in (self._older, self.first):
-            if isinstance(fields.raw(_ADDITIONAL), list):
-                yield from _tokens(fields, fields.raw(_ADDITIONAL))
-                return
-
-    def texts(self) -> set[str]:
-        """The texts that make a token of added_tokens.json special."""
-        return {token.content for token in (*self.usual().values(), *self._extra())}
-
-    def _extra(self) -> Iterator[AddedToken]:
-        yield from _tokens(self.first, _extra(self.first))
-        yield from _tokens(self._older, self._older.raw(_EXTRA))
+def _usual(fields: ConfigFields) -> dict[str, AddedToken]:
+    """Name -> token, of the names that all models know."""
+    found = {name: _token(fields, name, fields.raw(name)) for name in _NAMES}
+    return {name: token for name, token in found.items() if token is not None}
 
 
-def _tokens(fields: ConfigFields, values: object) -> Iterator[AddedToken]:
-    for value in values if isinstance(values, list) else ():
-        if token := _token(fields, _EXTRA, value):
-            yield token
+def _named(fields: ConfigFields) -> dict[str, AddedToken]:
+    """Name -> token: the usual names, then those of the model."""
+    names = (name for name in fields.names() if name.endswith("_token") and name not in _NAMES)
+    values = {name: fields.raw(name) for name in names if isinstance(fields.raw(name), str)}
+    extra = fields.raw(_EXTRA)
+    values |= extra if isinstance(extra, dict) else {}
+    found = {name: _token(fields, name, value) for name, value in values.items()}
+    return _usual(fields) | {name: token for name, token in found.items() if token is not None}
 
 
-def _extra(fields: ConfigFields) -> object:
-    return fields.raw(_EXTRA) or fields.raw(_ADDITIONAL)
+def _others(fields: ConfigFields) -> list[AddedToken]:
+    """Special tokens without names."""
+    extra = fields.raw(_EXTRA)
+    values = extra if extra and isinstance(extra, list) else fields.raw(_ADDITIONAL)
+    found = [_token(fields, _EXTRA, value) for value in values] if isinstance(values, list) else []
+    return [token for token in found if token is not None]
 
 
 def _read(folder: Path, name: str) -> Mapping[str, object]:
-    return read_json(folder, name, _MAX_BYTES) if has_file(folder, name) else {}
+    return read_json(folder, name, 10_000_000) if has_file(folder, name) else {}
 
 
 def _decoder(config: ConfigFields) -> dict[int, AddedToken]:
@@ -181,3 +155,41 @@ def _token(fields: ConfigFields, name: str, value: object, *, special: bool = Tr
 def _is_unicode(text: str) -> bool:
     """Whether it has no half of a surrogate pair, as JSON may."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+_MARKS: Final = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+)
+"""Nobody writes these; llama.cpp has the same."""
+_TAGS: Final = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]")
+_MESSAGE_END: Final = "<|end|>"
+_MESSAGE_FORMATS: Final = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"}, {"<|call|>", "<|flush|>"})
+"""Where a vocabulary has all marks of one of these, <|end|> ends a message, and further ones follow in one answer."""
+
+
+def ending_ids(vocabulary: Mapping[str, int], marks: Container[int]) -> Iterable[int]:
+    """The ids of `vocabulary` (text -> id) that end an answer. `marks`: ids that are no pieces of text."""
+    texts = [text for text in _MARKS if text in vocabulary]
+    if any(marks_of_format <= set(texts) for marks_of_format in _MESSAGE_FORMATS):
+        texts = [text for text in texts if text != _MESSAGE_END]
+    texts += [text for text in _TAGS if text in vocabulary and _is_mark(text, vocabulary, marks)]
+    return [vocabulary[text] for text in texts]
+
+
+def _is_mark(text: str, vocabulary: Mapping[str, int], marks: Container[int]) -> bool:
+    """Whether no two pieces of the vocabulary can become `text`, or the file says that it is a mark."""
+    if vocabulary[text] in marks:
+        return True
+    return not any(text[:at] in vocabulary and text[at:] in vocabulary for at in range(1, len(text)))

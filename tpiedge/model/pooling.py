@@ -7,13 +7,11 @@ from types import MappingProxyType
 from typing import Final
 
 from tpiedge.errors import UserError
-from tpiedge.model.fields import ConfigFields
-from tpiedge.model.folder import has_file, read_json
+from tpiedge.model.folder import ConfigFields, has_file, read_json
 
 POOLING_FOLDER: Final = "1_Pooling"
 POOLING_FILE: Final = "config.json"
 
-_MAX_BYTES: Final = 1_000_000
 _USUAL: Final = "mean"
 _PREFIX: Final = "pooling_mode_"
 _MODE: Final = "pooling_mode"
@@ -31,7 +29,7 @@ def usual_pooling(folder: Path | None) -> str:
     inner = folder / POOLING_FOLDER
     if os.path.islink(inner):
         raise UserError(f"{inner} is a link: put the folder itself there")
-    fields = ConfigFields(str(inner / POOLING_FILE), read_json(inner, POOLING_FILE, _MAX_BYTES))
+    fields = ConfigFields(str(inner / POOLING_FILE), read_json(inner, POOLING_FILE, 1_000_000))
     modes = [
         name.removeprefix(_PREFIX)
         for name in fields.names()

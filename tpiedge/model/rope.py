@@ -2,29 +2,31 @@
 
 The numbers are those of transformers (`modeling_rope_utils.py`, 5.x) to float32 rounding: powers are taken in
 float64 and rounded, everything else in float32 in the same order. At position 100,000 a single rounding of a
-frequency turns an angle by 0.01, so the order matters.
+frequency turns an angle by 0.01, so the order matters. Logarithms and exponentials are made of IEEE additions,
+multiplications and divisions in f64 alone: the same bits on every machine. Those of C libraries and of numpy differ in
+their last bits.
 """
 
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, cast, get_args
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tpiedge.errors import InternalError
-from tpiedge.model.elementary import exponential, logarithm
-from tpiedge.model.fields import ConfigFields
+from tpiedge.model.folder import ConfigFields
 from tpiedge.sanitise import quote
 
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+ROPE_KINDS: tuple[str, ...] = get_args(RopeKind)
 
 Frequencies = NDArray[np.float32]
 
 _MAX_POSITIONS = 1 << 27
-_DEFAULT_THETA = 10000.0
+Positions = Annotated[int, Meta(ge=1, le=_MAX_POSITIONS)]
 _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
 
 
@@ -36,24 +38,19 @@ class RopeConfig:
     pretraining (yarn, llama3).
     """
 
-    kind: str
-    theta: float
-    max_positions: int
-    original_positions: int
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    kind: RopeKind
+    theta: Annotated[float, Meta(ge=1.0001, le=1e12)]
+    max_positions: Positions
+    original_positions: Positions
+    factor: Annotated[float, Meta(ge=_MIN_FACTOR, le=_MAX_FACTOR)] = 1.0
+    low_freq_factor: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
+    high_freq_factor: Annotated[float, Meta(ge=1e-6, le=1e6)] = 4.0
+    attention_factor: Annotated[float, Meta(ge=0, le=1e3)] | None = None
+    beta_fast: Annotated[float, Meta(ge=1e-9, le=1e6)] = 32.0
+    beta_slow: Annotated[float, Meta(ge=1e-9, le=1e6)] = 1.0
+    mscale: Annotated[float, Meta(ge=0, le=1e3)] | None = None
+    mscale_all_dim: Annotated[float, Meta(ge=0, le=1e3)] | None = None
     truncate: bool = True
-
-    @property
-    def depends_on_length(self) -> bool:
-        """Whether frequencies change as a sequence grows beyond `max_positions`."""
-        return self.kind == "dynamic"
 
     @staticmethod
     def from_huggingface(config: ConfigFields, max_positions: int) -> "RopeConfig":
@@ -71,72 +68,41 @@ class RopeConfig:
         original = source.integer("original_max_position_embeddings", 1, _MAX_POSITIONS, max_positions)
         # yarn without a factor stretches the original context to the claimed one
         implied = max_positions / original if kind == "yarn" else 1.0 if kind == "default" else None
-        return _checked(
-            rope,
-            RopeConfig(
-                kind=kind,
-                theta=theta.number("rope_theta", 1.0001, 1e12, _DEFAULT_THETA),
-                max_positions=max_positions,
-                original_positions=original,
-                factor=rope.number("factor", _MIN_FACTOR, _MAX_FACTOR, implied),
-                low_freq_factor=rope.number("low_freq_factor", 1e-6, 1e6, None if kind == "llama3" else 1.0),
-                high_freq_factor=rope.number(
-                    "high_freq_factor", 1e-6, 1e6, None if kind == "llama3" else 4.0
-                ),
-                attention_factor=rope.optional_number("attention_factor", 0, 1e3),
-                beta_fast=rope.number("beta_fast", 0, 1e6, 32.0) or 32.0,
-                beta_slow=rope.number("beta_slow", 0, 1e6, 1.0) or 1.0,
-                mscale=rope.optional_number("mscale", 0, 1e3),
-                mscale_all_dim=rope.optional_number("mscale_all_dim", 0, 1e3),
-                truncate=rope.flag("truncate", True),
-            ),
+        llama3 = kind == "llama3"
+        found = RopeConfig(
+            kind=kind,
+            theta=theta.number("rope_theta", 1.0001, 1e12, 10000.0),
+            max_positions=max_positions,
+            original_positions=original,
+            factor=rope.number("factor", _MIN_FACTOR, _MAX_FACTOR, implied),
+            low_freq_factor=rope.number("low_freq_factor", 1e-6, 1e6, None if llama3 else 1.0),
+            high_freq_factor=rope.number("high_freq_factor", 1e-6, 1e6, None if llama3 else 4.0),
+            attention_factor=rope.optional_number("attention_factor", 0, 1e3),
+            beta_fast=rope.number("beta_fast", 0, 1e6, 32.0) or 32.0,
+            beta_slow=rope.number("beta_slow", 0, 1e6, 1.0) or 1.0,
+            mscale=rope.optional_number("mscale", 0, 1e3),
+            mscale_all_dim=rope.optional_number("mscale_all_dim", 0, 1e3),
+            truncate=rope.flag("truncate", True),
         )
+        found.check(rope)
+        return found
 
-    def to_json(self) -> dict[str, Any]:
-        """The inverse of `from_json`."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(where: str, values: Mapping[str, object]) -> "RopeConfig":
-        """Raises UserError that starts with `where`."""
-        rope = ConfigFields(where, values)
-        return _checked(
-            rope,
-            RopeConfig(
-                kind=_kind(rope, "kind"),
-                theta=rope.number("theta", 1.0001, 1e12),
-                max_positions=rope.integer("max_positions", 1, _MAX_POSITIONS),
-                original_positions=rope.integer("original_positions", 1, _MAX_POSITIONS),
-                factor=rope.number("factor", _MIN_FACTOR, _MAX_FACTOR),
-                low_freq_factor=rope.number("low_freq_factor", 1e-6, 1e6),
-                high_freq_factor=rope.number("high_freq_factor", 1e-6, 1e6),
-                attention_factor=rope.optional_number("attention_factor", 0, 1e3),
-                beta_fast=rope.number("beta_fast", 1e-9, 1e6),
-                beta_slow=rope.number("beta_slow", 1e-9, 1e6),
-                mscale=rope.optional_number("mscale", 0, 1e3),
-                mscale_all_dim=rope.optional_number("mscale_all_dim", 0, 1e3),
-                truncate=rope.flag("truncate"),
-            ),
-        )
-
-
-def rope_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[Frequencies, float]:
-    """(inverse frequencies, float32 [head_dim / 2], not to be changed; factor on cos and sin).
-
-    `length` is the number of positions in use and matters for the kind "dynamic" only: position p is rotated
-    by p * frequency, for all p < length.
-    """
-    return _frequencies(rope, head_dim, max(length, rope.max_positions) if rope.depends_on_length else 0)
+    def check(self, fields: ConfigFields) -> None:
+        """Raises UserError where numbers do not go together."""
+        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            fields.refuse("high_freq_factor", f"is {self.high_freq_factor:g}, not above low_freq_factor")
 
 
 @functools.lru_cache(maxsize=64)  # every step asks for them
-def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[Frequencies, float]:
-    if rope.kind == "default":
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, float]:
+    """(inverse frequencies, float32 [head_dim / 2], not to be changed; factor on cos and sin).
+
+    "dynamic" changes nothing within `max_positions`, beyond which such models are not used.
+    """
+    if rope.kind in ("default", "dynamic"):
         return _inverse(_powers(rope.theta, head_dim)), 1.0
     if rope.kind == "linear":
         return _inverse(_powers(rope.theta, head_dim)) / np.float32(rope.factor), 1.0
-    if rope.kind == "dynamic":
-        return _inverse(_powers(_dynamic_theta(rope, head_dim, length), head_dim)), 1.0
     if rope.kind == "yarn":
         return _yarn(rope, head_dim), _yarn_scale(rope)
     if rope.kind == "llama3":
@@ -144,17 +110,11 @@ def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[Frequenc
     raise InternalError(f"rope kind {rope.kind!r} passed the config's checks but has no frequencies")
 
 
-def _kind(rope: ConfigFields, key: str = "rope_type") -> str:
-    kind = rope.text(key, rope.text("type", "default") if key == "rope_type" else None)
+def _kind(rope: ConfigFields) -> RopeKind:
+    kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in ROPE_KINDS:
-        rope.refuse(key, f"is {quote(kind)}; supported are {', '.join(ROPE_KINDS)}")
-    return kind
-
-
-def _checked(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
-    if rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
-        fields.refuse("high_freq_factor", f"is {rope.high_freq_factor:g}, not above low_freq_factor")
-    return rope
+        rope.refuse("rope_type", f"is {quote(kind)}; supported are {', '.join(ROPE_KINDS)}")
+    return cast(RopeKind, kind)
 
 
 def _powers(theta: float, head_dim: int) -> Frequencies:
@@ -164,18 +124,6 @@ def _powers(theta: float, head_dim: int) -> Frequencies:
 
 def _inverse(values: Frequencies) -> Frequencies:
     return np.float32(1.0) / values
-
-
-def _dynamic_theta(rope: RopeConfig, head_dim: int, length: int) -> float:
-    """NTK-aware scaling: theta grows with the sequence once it is longer than the model's context."""
-    if length <= rope.max_positions:
-        stretch = np.float32(rope.factor - (rope.factor - 1))
-    else:
-        ratio = np.float32(rope.factor) * np.float32(length) / np.float32(rope.max_positions)
-        stretch = ratio - np.float32(rope.factor - 1)
-    exponent = np.array([np.float32(head_dim / (head_dim - 2))], np.float64)
-    (power,) = exponential(exponent * logarithm(float(stretch))).astype(np.float32)
-    return float(np.float32(rope.theta) * power)
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Frequencies:
@@ -228,3 +176,35 @@ def _yarn_scale(rope: RopeConfig) -> float:
 
 def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * logarithm(factor) + 1.0
+
+
+# ln 2 in two parts, the first of 32 bits: it times an exponent of f64 is exact.
+_LN2: Final = 0.6931471805599453
+_LN2_HIGH: Final = float.fromhex("0x1.62e42feep-1")
+_LN2_LOW: Final = float.fromhex("0x1.a39ef35793c76p-33")
+# Of ln((1 + s) / (1 - s)) / 2s in s**2 and of e**r, the last coefficients first.
+_LOGARITHM: Final = [1 / (2 * n + 1) for n in range(12, -1, -1)]
+_EXPONENTIAL: Final = [1 / math.factorial(n) for n in range(15, -1, -1)]
+
+
+def logarithm(value: float) -> float:
+    """ln of a finite number above 0, to 2**-50 of it."""
+    fraction, exponent = math.frexp(value)
+    if fraction < math.sqrt(0.5):
+        fraction, exponent = 2 * fraction, exponent - 1
+    s = (fraction - 1) / (fraction + 1)
+    series = 0.0
+    for coefficient in _LOGARITHM:
+        series = series * (s * s) + coefficient
+    return exponent * _LN2_HIGH + (exponent * _LN2_LOW + 2 * s * series)
+
+
+def exponential(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """e to the power of each, where that is a normal number, to 2**-50 of it."""
+    powers = np.rint(values * (1 / _LN2))
+    rest = (values - powers * _LN2_HIGH) - powers * _LN2_LOW
+    series = np.zeros_like(rest)
+    for coefficient in _EXPONENTIAL:
+        series = series * rest + coefficient
+    result: NDArray[np.float64] = np.ldexp(series, powers.astype(np.int64))
+    return result

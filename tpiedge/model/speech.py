@@ -18,8 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tpiedge.model.call_forms import CALL_MARKS, CallForm, CallMarks
-from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, CallReader, ReadTool
+from tpiedge.model.call_reader import (
+    CALL_MARKS,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    CallForm,
+    CallMarks,
+    CallReader,
+    ReadTool,
+)
 from tpiedge.model.held_text import SPACE, HeldText, Mismatch, TextEnded, Waiting, begun_length
 
 Thinking = Literal["", "marked", "begun"]

@@ -2,26 +2,126 @@
 
 A template is a program by the model's author. It runs in a child process (`text_child.py`) in Jinja's sandbox, with
 limits on CPU, memory, output and time, whichever model it comes from.
+
+How it takes calls of tools is found out by a call that it renders in every form. Templates of one family write a call's
+arguments with `tojson` and want an object; those of another join them to other texts and want the text of an API. In
+some a message beside calls must have no content, in others an empty one. transformers hands over what it is given.
+
+Laws:
+1. Arguments are an object, unless a text shows them better: they are there, as JSON and not as Python writes them.
+2. A form of empty content is taken if the template renders it, shows the call, and prints no "None".
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tpiedge.errors import UserError
 from tpiedge.model.folder import has_file, list_files, read_json, read_text
-from tpiedge.model.template_habits import TemplateHabits, TemplateRefusal, habits_of
 from tpiedge.model.text_process import TextJob, TextProcess
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import MIB
+
+_NEEDLE: Final = "needle"
+_ARGUMENTS: Final = {"hay": _NEEDLE}
+_TEXT: Final = json.dumps(_ARGUMENTS)
+_PYTHON: Final = str(_ARGUMENTS)
+#: Whoever prints the whole call as Python does has it so from transformers, too.
+_WHOLE: Final = f"'arguments': {_PYTHON}"
+#: Mistral's templates want nine letters and digits.
+_ID: Final = "abcdefgh1"
+_TOOLS: Final = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "looks",
+            "parameters": {
+                "type": "object",
+                "properties": {"hay": {"type": "string", "description": "where"}},
+            },
+        },
+    }
+]
+
+
+class TemplateRefusal(UserError):
+    """A template that failed with the messages it got; others may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateHabits:
+    """The forms that a template takes. `text_arguments`: arguments as the text of JSON, not as an object;
+    `null_content` and `empty_content`: None and "" as the content of a message that has calls alone."""
+
+    text_arguments: bool = False
+    null_content: bool = False
+    empty_content: bool = True
+
+
+CALLS_AS_OBJECTS: Final = TemplateHabits()
+"""The habits of most templates, and of those of which nothing can be found out."""
+
+
+def habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
+    """`render` is that of a ChatTemplate. Raises UserError where it fails for want of time or memory."""
+    given = _TOOLS if tools else None
+
+    def tried(content: str | None, arguments: object) -> str | None:
+        try:
+            return render(_conversation(content, arguments), tools=given)
+        except TemplateRefusal:
+            return None
+
+    best, habits = 0, CALLS_AS_OBJECTS
+    for arguments in (_ARGUMENTS, _TEXT):
+        null, empty = tried(None, arguments), tried("", arguments)
+        quality = max(_quality(null), _quality(empty))
+        if quality > best:
+            best, habits = quality, _with_contents(arguments is _TEXT, null, empty)
+        if quality == _BEST:
+            break
+    return habits
+
+
+_BEST: Final = 3
+
+
+def _quality(text: str | None) -> int:
+    """Rates how the text of a template shows the arguments: 0 where it failed, 1 where they are not there, 2 where they
+    are as Python writes them, or escaped."""
+    if text is None:
+        return 0
+    if _NEEDLE not in text:
+        return 1
+    shown = text.replace(_WHOLE, "")
+    return 2 if _PYTHON in shown or json.dumps(_TEXT)[1:-1] in text else _BEST
+
+
+def _with_contents(text_arguments: bool, null: str | None, empty: str | None) -> TemplateHabits:
+    quality = max(_quality(null), _quality(empty))
+    takes_empty = _quality(empty) == quality
+    nones = (empty or "").count("None") if takes_empty else 0
+    takes_null = null is not None and _quality(null) == quality and null.count("None") <= nones
+    return TemplateHabits(text_arguments, takes_null or not takes_empty, takes_empty)
+
+
+def _conversation(content: str | None, arguments: object) -> Sequence[dict[str, Any]]:
+    function = {"name": "look", "arguments": arguments}
+    call = {"id": _ID, "type": "function", "function": function}
+    return (
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": _ID, "name": "look", "content": "seen"},
+    )
+
 
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """The folder beside `chat_template.jinja` that has the other templates of a model, each in NAME.jinja."""
 
 _MAX_TEMPLATE_BYTES = 1_000_000
-_MAX_CONFIG_BYTES = 10_000_000
 _MAX_TEMPLATES = 64
 _SUFFIX = ".jinja"
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -119,14 +219,10 @@ class ChatTemplate:
         return self._templates.get("tool_use", usual) if tools else usual
 
     def _choose(self, tools: object) -> str:
-        if tools is not None and "tool_use" in self._templates:
-            return self._templates["tool_use"]
-        if "default" not in self._templates:
-            names = ", ".join(sorted(self._templates))
-            raise UserError(
-                f"the model has no default chat template, only {quote(names)}; use text completion"
-            )
-        return self._templates["default"]
+        if found := self.source(tools=tools is not None):
+            return found
+        names = quote(", ".join(sorted(self._templates)))
+        raise UserError(f"the model has no default chat template, only {names}; use text completion")
 
 
 def has_template(folder: Path) -> bool:
@@ -141,9 +237,7 @@ def _templates_of(folder: Path) -> Mapping[str, str]:
         folder, "chat_template.json"
     )
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)
-    if len(names) > _MAX_TEMPLATES:
-        raise UserError(f"{folder / ADDITIONAL_TEMPLATES} has more than {_MAX_TEMPLATES} templates")
-    for name in names:
+    for name in names[:_MAX_TEMPLATES]:
         text = read_text(folder, name, _MAX_TEMPLATE_BYTES, ADDITIONAL_TEMPLATES)
         templates[name.removesuffix(_SUFFIX)] = text
     if has_file(folder, "chat_template.jinja"):
@@ -154,25 +248,16 @@ def _templates_of(folder: Path) -> Mapping[str, str]:
 def _templates_of_json(folder: Path, file: str) -> dict[str, str]:
     if not has_file(folder, file):
         return {}
-    where = folder / file
-    value = read_json(folder, file, _MAX_CONFIG_BYTES).get("chat_template")
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        value = {"default": value}
-    if isinstance(value, dict):
-        value = [{"name": key, "template": text} for key, text in value.items()]
-    if not isinstance(value, list) or len(value) > _MAX_TEMPLATES:
-        raise UserError(f"{where}: chat_template is neither a text nor a list of named texts")
-    templates: dict[str, str] = {}
-    for entry in value:
-        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise UserError(f"{where}: chat_template holds {quote(entry)}, not a name and a template")
-        if len(text) > _MAX_TEMPLATE_BYTES:
-            raise UserError(f"{where}: chat_template {quote(name)} has over {_MAX_TEMPLATE_BYTES} characters")
-        templates[name] = text
-    return templates
+    value = read_json(folder, file, 10_000_000).get("chat_template")
+    if value is None or isinstance(value, str):
+        return {} if value is None else {"default": value}
+    if isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in value
+    ):
+        value = {one.get("name"): one.get("template") for one in value}
+    if not isinstance(value, dict) or not all(isinstance(one, str) for both in value.items() for one in both):
+        raise UserError(f"{folder / file}: chat_template is neither a text nor a list of named texts")
+    return value
 
 
 def _encode(job: Mapping[str, Any]) -> bytes:

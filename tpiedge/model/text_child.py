@@ -27,7 +27,6 @@ MAX_TOKEN = 1024  # characters of a token: eight times the longest in use, a run
 _JOB = struct.Struct("<IcH")
 _ANSWER = struct.Struct("<Ic")
 _ENCODING = struct.Struct("<BI")
-_MAX_ERROR = 300
 _MAX_IDS = 1 << 22
 _MAX_TOKEN_BYTES = 8 * MAX_TOKEN  # of a token's text
 _WORKING_MEMORY = 1 << 30  # what encoding may take beside the tokenizer
@@ -344,7 +343,6 @@ def _environment() -> Any:
         raise_exception=raise_exception,
         strftime_now=_strftime_now,
         namespace=_namespace_class(),
-        dict=_Dict(),
     )
     return environment
 
@@ -366,13 +364,6 @@ def _strftime_now(form: str) -> str:
     from datetime import datetime
 
     return datetime.now().strftime(form)
-
-
-class _Dict:
-    """`dict(...)` for templates, without the attributes of the class `dict`."""
-
-    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
-        return dict(*args, **values)
 
 
 def _namespace_class() -> type:
@@ -422,7 +413,7 @@ def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if type(error).__name__ not in _DESCRIBED:
         text = f"{type(error).__name__}: {text}"
-    return (text if line is None else f"line {line}: {text}")[:_MAX_ERROR]
+    return (text if line is None else f"line {line}: {text}")[:300]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from tpiedge.lifeline import killed_from_outside
 _CHILD: Final = Path(__file__).parent / "text_child.py"
 _JOB: Final = struct.Struct("<IcH")
 _ANSWER: Final = struct.Struct("<Ic")
-_PART: Final = 1 << 20
 _ENDING_S: Final = 10.0
 _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
@@ -65,20 +64,19 @@ class TextProcess:
         if not self._lock.acquire(timeout=self._wall_s):
             raise self._busy()
         try:
-            status: int | None = None
+            status = 0
             for _ in range(2):
-                status = self._begin()
-                if status is None:
-                    try:
-                        return self._done(job)
-                    except (EOFError, ConnectionError):
-                        status = self._close()
+                try:
+                    self._begin()
+                    return self._done(job)
+                except (EOFError, ConnectionError):
+                    status = self._close()
                 if not killed_from_outside(status):
                     # Killed by a limit (a negative status), or out of memory before it could say so.
                     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
                     raise UserError(f"{self._what} took too much time or memory ({reason}); use another one")
             raise ChildLost(
-                f"the process of {self._what} was killed twice (signal {-(status or 0)}), perhaps because this "
+                f"the process of {self._what} was killed twice (signal {-status}), perhaps because this "
                 "machine is short of memory: try again later"
             )
         except TimeoutError:
@@ -110,16 +108,16 @@ class TextProcess:
         data = bytearray()
         while len(data) < count:
             self._link.settimeout(max(0.001, deadline - time.monotonic()))
-            part = self._link.recv(min(count - len(data), _PART))
+            part = self._link.recv(min(count - len(data), 1 << 20))
             if not part:
                 raise EOFError
             data += part
         return bytes(data)
 
-    def _begin(self) -> int | None:
-        """Starts the process where there is none; its exit status where that has ended at once."""
+    def _begin(self) -> None:
+        """Starts the process where there is none."""
         if self._link is not None:
-            return None
+            return
         self._link, theirs = socket.socketpair()
         environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
         with theirs:
@@ -132,12 +130,8 @@ class TextProcess:
             )
         self._end = weakref.finalize(self, _ended, self._process, self._link)
         self._end.atexit = False  # the system closes the socket
-        try:
-            for job in (TextJob(b"L", self._memory.to_bytes(8, "little"), 1), *self.setup):
-                self._done(job)
-        except (EOFError, ConnectionError):
-            return self._close()
-        return None
+        for job in (TextJob(b"L", self._memory.to_bytes(8, "little"), 1), *self.setup):
+            self._done(job)
 
     def _close(self) -> int:
         """Ends the process. Returns its exit status."""

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the model's own `tokenizer.json`.
+"""Text to token ids and back, with the model's own `tokenizer.json`; and an answer's tokens to its text.
 
 The file is a stranger's program, so the library that reads it runs in a process of its own (`text_child.py`), with
 limits on memory and time. Ids become text without it: by a table that the process made, and compared with the
@@ -12,17 +12,14 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tpiedge.errors import TpiedgeError, UserError
-from tpiedge.model.end_tokens import ending_ids
-from tpiedge.model.fields import ConfigFields
-from tpiedge.model.folder import has_file, read_bytes
-from tpiedge.model.named_tokens import AddedToken, read_named_tokens
+from tpiedge.model.folder import ConfigFields, has_file, read_bytes
+from tpiedge.model.named_tokens import AddedToken, ending_ids, read_named_tokens
 from tpiedge.model.text_child import LoadedTokenizer
 from tpiedge.model.text_process import TextJob, TextProcess
 from tpiedge.sanitise import quote, sanitised_line
@@ -33,7 +30,6 @@ _ENCODE_S: Final = 20
 _OPEN_S: Final = 60
 _CHARACTER: Final = 3  # ids of an unfinished character at most
 _CONTEXT: Final = 32  # ids of a text before that are looked at: more than a character has
-_WALL_S: Final = 120.0
 _MEMORY: Final = 3 << 30
 """What reading a file may take: a large vocabulary takes 200 MB, and reserves more."""
 
@@ -46,33 +42,13 @@ class TooManyTokens(Exception):
         self.tokens = tokens
 
 
-class _Library(Protocol):
-    """The library in this process or another one. What it raises is a ChildLost, a UserError or the library's own."""
-
-    def added(self) -> Sequence[tuple[int, str, Mapping[str, bool]]]: ...
-
-    def add(self, tokens: Sequence[tuple[str, Mapping[str, bool]]]) -> Mapping[str, Any]: ...
-
-    def encode(self, text: str, *, special: bool, parse: bool, most: int) -> Sequence[int] | int: ...
-
-    def count(self, text: str) -> int: ...
-
-
-@dataclass(frozen=True)
-class _Wrapping:
-    """The ids put around a text."""
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-
 class Tokenizer:
     """`special_tokens` maps "bos_token", "eos_token", ... to their text, for chat templates. `vocabulary` maps the text
     of every token to its id, added ones included."""
 
     def __init__(
         self,
-        library: _Library,
+        library: "LoadedTokenizer | _RemoteLibrary",
         special_tokens: Mapping[str, str],
         tokens: Sequence[AddedToken] = (),
         config: ConfigFields | None = None,
@@ -98,6 +74,7 @@ class Tokenizer:
         data = read_bytes(folder, "tokenizer.json", _MAX_BYTES)
         path = folder / "tokenizer.json"
         with _refusing(f"{path} is not a tokenizer that can be read", "; download the model again"):
+            library: LoadedTokenizer | _RemoteLibrary
             library = LoadedTokenizer.of(data) if here else _RemoteLibrary(data)
         own = {number: AddedToken(text, dict(flags)) for number, text, flags in library.added()}
         named = read_named_tokens(folder, own)
@@ -153,7 +130,8 @@ class Tokenizer:
             ids = self._library.encode(text, special=special, parse=parse_special, most=most)
         if isinstance(ids, int):
             raise TooManyTokens(ids)
-        return [*ids] if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
+        before, after = wrapping or ((), ())
+        return [*before, *ids, *after]
 
     def count(self, text: str) -> int:
         """Counts the tokens of a text of any length, whatever it has that is no Unicode. Raises UserError."""
@@ -259,7 +237,7 @@ class _RemoteLibrary:
     """The library in a process of its own, which gets the same file and tokens whenever it begins anew."""
 
     def __init__(self, data: bytes) -> None:
-        self._process = TextProcess("the model's tokenizer", ("tokenizers",), _MEMORY, _WALL_S)
+        self._process = TextProcess("the model's tokenizer", ("tokenizers",), _MEMORY, 120.0)
         self._own = self._json(TextJob(b"O", data, _OPEN_S))
 
     def added(self) -> Sequence[tuple[int, str, Mapping[str, bool]]]:
@@ -303,8 +281,9 @@ def _refusing(what: str, advice: str = "") -> Iterator[None]:
         raise UserError(f"{what} ({sanitised_line(error, 120)}){advice}") from None
 
 
-def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> _Wrapping | None:
-    """`add_bos_token` and `add_eos_token`, if one is given, overrule tokenizer.json, as in transformers 5."""
+def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids before and after a text: `add_bos_token` and `add_eos_token`, if given, overrule tokenizer.json, as in
+    transformers 5."""
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None
 
@@ -317,7 +296,7 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> _Wrapping | None:
             config.refuse(flag, f"is true, but the vocabulary has no {quote(special[name])}")
         return (found,)
 
-    return _Wrapping(wanted("add_bos_token", "bos_token"), wanted("add_eos_token", "eos_token"))
+    return wanted("add_bos_token", "bos_token"), wanted("add_eos_token", "eos_token")
 
 
 def _refuse_without_json(folder: Path) -> None:
@@ -327,3 +306,89 @@ def _refuse_without_json(folder: Path) -> None:
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
     raise UserError(f"{folder} has no tokenizer.json: download the model again, all of its files")
+
+
+class TextWriter:
+    """Never gives half a character nor part of a stop string; without a tokenizer there is no text at all."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        stops: Sequence[str],
+        after: Sequence[int] = (),
+        marks: Sequence[str] = (),
+    ) -> None:
+        """`after`: the tokens that the text goes on after; without any it begins. `marks`: special tokens that are not
+        left out."""
+        ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()
+        shown = frozenset(token for token in ids if token is not None)
+        self._detokenizer = Detokenizer(tokenizer, shown=shown, after=after) if tokenizer else None
+        self._matcher = StopMatcher(stops)
+        #: Characters of the text so far, those included that are held back.
+        self.length = 0
+
+    @property
+    def stop(self) -> str:
+        """The stop string that is complete; "" where none is."""
+        return self._matcher.found
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """(text that is now certain, whether a stop string is complete)."""
+        if self._detokenizer is None:
+            return "", False
+        text = self._detokenizer.push(token)
+        self.length += len(text)
+        return self._matcher.feed(text)
+
+    def finish(self) -> tuple[str, bool]:
+        """(what was held back, whether a stop string was complete in it), where the answer ends by itself."""
+        if self._detokenizer is None:
+            return "", False
+        text, stopped = self._matcher.feed(self._detokenizer.finish())
+        return (text if stopped else text + self._matcher.finish()), stopped
+
+
+class StopMatcher:
+    """Cuts a stream at the first stop string.
+
+    "First" is the one that is complete first; of several that end together, the one that starts first. So
+    the result does not depend on how the text is cut into pieces. The stop string itself is not part of the
+    output. Raises UserError for an empty stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if any(not stop for stop in stops):
+            raise UserError("a stop string is empty; leave it out")
+        self._stops = tuple(dict.fromkeys(stops))
+        self._first = {stop[0] for stop in self._stops}
+        self._held = ""
+        self._stopped = False
+        #: The one that ended the stream; "" before.
+        self.found = ""
+
+    def feed(self, text: str) -> tuple[str, bool]:
+        """(text to show, whether a stop string was found). What could begin a stop string is held back."""
+        if self._stopped:
+            return "", True
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            end, begin = min(found)
+            self._held, self._stopped, self.found = "", True, text[begin:end]
+            return text[:begin], True
+        cut = len(text) - self._partial(text)
+        self._held = text[cut:]
+        return text[:cut], False
+
+    def finish(self) -> str:
+        """The text still held back, when the stream ends by itself."""
+        held, self._held = self._held, ""
+        return held
+
+    def _partial(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for at in range(max(0, len(text) - longest), len(text)):
+            if text[at] in self._first and any(stop.startswith(text[at:]) for stop in self._stops):
+                return len(text) - at
+        return 0

@@ -8,7 +8,6 @@ may be luck.
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,19 +20,14 @@ from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.units import MIB
 from tpiedge.wire.epochs import Capacity
 
-_WEIGHTS_S = 0.16
-_PANELS_S = 0.1
-_MIN_BUFFER = 64 * MIB
-_MAX_BUFFER = 160 * MIB
-_SMALL_BUFFER = 8 * MIB
 _COLUMNS = 2048
 _PANEL_BITS = 4
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_UNITS = {"K": 1024, "M": MIB}
+# More than the caches of the processors that weak machines have.
+_BUFFER_BYTES = 96 * MIB
 
 
 def measure(threads: int) -> Capacity:
-    """Measure with `threads` threads, in about 0.3 s and at most 160 MiB, which are given back. Without native
+    """Measure with `threads` threads, in about 0.3 s and at most 96 MiB, which are given back. Without native
     kernels it takes no panels. Sets torch's number of threads, for the whole process."""
     torch.set_num_threads(threads)
     weights = _weights(_buffer_bytes())
@@ -48,18 +42,8 @@ def measure(threads: int) -> Capacity:
 
 
 def _buffer_bytes() -> int:
-    """Twice the last-level cache, within bounds; less where memory is short."""
-    wanted = min(_MAX_BUFFER, max(_MIN_BUFFER, 2 * _last_level_cache_bytes()))
-    return max(_SMALL_BUFFER, min(wanted, available_memory_bytes() // 4))
-
-
-def _last_level_cache_bytes(caches: Path = _CACHES) -> int:
-    """The largest cache that the system tells of; 0 if it tells nothing."""
-    try:
-        sizes = [path.read_text().strip() for path in caches.glob("index*/size")]
-        return max((int(size[:-1]) * _UNITS[size[-1]] for size in sizes), default=0)
-    except (OSError, ValueError, KeyError, IndexError):
-        return 0
+    """Less where memory is short."""
+    return max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))
 
 
 def _weights(nbytes: int) -> Tensor:
@@ -69,7 +53,7 @@ def _weights(nbytes: int) -> Tensor:
 
 def _weight_bytes_per_s(linear: Linear, weights: Tensor) -> float:
     x_TI = torch.full((1, _COLUMNS), 0.5)
-    return weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), _WEIGHTS_S)
+    return weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), 0.16)
 
 
 def _panel_bytes_per_s(linear: Linear, weights: Tensor) -> float:
@@ -80,7 +64,7 @@ def _panel_bytes_per_s(linear: Linear, weights: Tensor) -> float:
     rows = panels * PANEL
     matrix = PanelMatrix(part, _PANEL_BITS, rows, _COLUMNS, rows, 0, transposed=False)
     x_TI = torch.full((1, _COLUMNS), 0.5)
-    return panels * panel.nbytes / _usual_s(lambda: linear.project(x_TI, matrix), _PANELS_S)
+    return panels * panel.nbytes / _usual_s(lambda: linear.project(x_TI, matrix), 0.1)
 
 
 def _usual_s(work: Callable[[], object], limit_s: float) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, PeerLost, TpiedgeError
-from tpiedge.launch.timing import OwnStalls
+from tpiedge.launch.bootstrap import OwnStalls
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire.control import (
     AskStats,
@@ -120,7 +120,6 @@ Command = Assign | Compile | Connect | Generate | Halt | Resume | Shutdown | Tpi
 """What the engine thread acts on; an error means that the link itself failed."""
 
 _CONNECT_S = 10.0
-_MOST_POSTED = 1000
 _LOOK_S = 0.005
 
 
@@ -162,7 +161,7 @@ class ControlLink:
 
     def await_room(self) -> None:
         """Wait while the connection takes less than is posted. Raises PeerLost, or Cancelled at shutdown."""
-        while self._endpoint.posted > _MOST_POSTED:
+        while self._endpoint.posted > 1000:
             self._liveness.check_idle(0, "room for what is said")
             time.sleep(_LOOK_S)
 

@@ -25,7 +25,7 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.monitor import LinkState
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
-from tpiedge.transport.zeromq_options import ZmqContext
+from tpiedge.transport.zeromq_endpoint import ZmqContext
 from tpiedge.wire.control import Assign, Connect, Listening, WorkerLink
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.limits import MAX_ARRAY
@@ -85,9 +85,6 @@ def _unreachable(facts: NetworkFacts) -> str:
     return ", ".join(pairs[:3])
 
 
-_IO_THREADS: Final = 2
-
-
 class TensorLinks:
     """The links of the node `rank`. `peer_keys`: public keys by rank. What is opened is closed by `resources`."""
 
@@ -99,7 +96,7 @@ class TensorLinks:
         self._peer_keys = peer_keys
         self._resources = resources
         self._hub: ZmqHub | None = None
-        self._context = ZmqContext(_IO_THREADS)
+        self._context = ZmqContext(io_threads=2)
         resources.callback(self._context.close)
 
     def listen(self, address: str) -> ZmqHub:

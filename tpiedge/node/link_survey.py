@@ -30,7 +30,6 @@ _START_S: Final = 180.0
 _TURN_S: Final = 60.0
 _PAIR_S: Final = 5.0
 _PAYLOAD_BYTES: Final = 48 * KIB
-_PAYLOADS: Final = 6
 #: Of one node in one survey; an honest one sends 11.
 _MOST_PROBES: Final = 32
 
@@ -119,7 +118,7 @@ class LinkSurvey:
 
     def _measure(self, rank: int) -> LinkSpeed | None:
         """None where the other does not answer; rank 0's silence is a loss."""
-        probing = Probing(_PAYLOAD_BYTES, _PAYLOADS, self._epoch)
+        probing = Probing(_PAYLOAD_BYTES, payloads=6, epoch=self._epoch)
         what = f"an echo of node {rank}"
         deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
         step: Probe | LinkSpeed | None = probing.begin(self._clock.now())

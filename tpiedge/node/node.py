@@ -6,7 +6,6 @@ or a peer is lost, or when its lifeline breaks.
 
 import functools
 import gc
-import math
 import os
 import queue
 import sys
@@ -24,19 +23,17 @@ from tpiedge.collectives.job import Route
 from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.batcher import MAX_DRAFTED
-from tpiedge.engine.carrying import Carrier
+from tpiedge.engine.carrying import Carrier, Locker
 from tpiedge.engine.grammars import Grammars
-from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Leader, Serving
+from tpiedge.engine.runner import Follower, Leader, Serving
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
-from tpiedge.host.device import usable_cores
-from tpiedge.host.usage import cpu_name, give_back_what_is_freed, peak_rss_bytes
+from tpiedge.host.process import cpu_name, give_back_what_is_freed, peak_rss_bytes
 from tpiedge.kv.pages import usual_grain
 from tpiedge.launch.bootstrap import NodeBootstrap
-from tpiedge.memory.pinning import elastic_bytes, placed
 from tpiedge.memory.scheduler import Counts
+from tpiedge.memory.sweep import elastic_bytes, placed
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import config_of_pack
@@ -72,7 +69,6 @@ from tpiedge.wire.messages import PROTOCOL
 
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
-_PREPARING_S = 0.005  # how often it is looked whether a grammar is compiled, where nothing else is to be done
 _NodeCommand: TypeAlias = Assign | Compile | Connect | Generate | Halt | Resume
 
 
@@ -146,7 +142,7 @@ class Node:
                 leader.adopt(taken, private=assign.carried.private)
             self._lead(leader, carrier)
         else:
-            engine.follower(carrier, self.link.post).run()
+            Follower(engine, carrier, self.link.post).run()
 
     def close(self) -> None:
         """Send what is left to say and release everything."""
@@ -263,7 +259,7 @@ class Node:
         return Path(self._bootstrap.pack or assign.pack)
 
     def _carrier(self, assign: Assign, engine: Engine, locker: Locker | None) -> Carrier:
-        return engine.carrier(Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
+        return Carrier(engine, Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
 
     def _locker(self) -> Locker | None:
         own = self._bootstrap
@@ -305,17 +301,18 @@ class Node:
             min(assign.speculate, MAX_DRAFTED),
             grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
             facts=_facts(assign),
+            route=self._route,
         )
-        at_once = max(1, math.floor(usable_cores()) // 2)
-        grammars = Grammars(self._pack(assign) / TEXT_FOLDER, engine.config.vocab_size, at_once)
+        grammars = Grammars(self._pack(assign) / TEXT_FOLDER, engine.config.vocab_size)
         self._resources.callback(grammars.close)
-        self._leading = engine.leader(serving, route=self._route, grammars=grammars, told=self.link.post)
+        self._leading = Leader(engine, serving, self.link.post, grammars)
         return self._leading
 
     def _lead(self, leader: Leader, carrier: Carrier) -> None:
         while True:
             if leader.idle:
-                command = self._command(_PREPARING_S if leader.preparing else _IDLE_S)
+                # A grammar that is compiled is found soon.
+                command = self._command(0.005 if leader.preparing else _IDLE_S)
                 if command is not None:
                     self._take(leader, carrier, command)
             while not self.link.commands.empty():

@@ -12,12 +12,9 @@ import queue
 import sys
 import types
 
-from tpiedge import oom_score
-from tpiedge.launch.bootstrap import NodeBootstrap
-from tpiedge.launch.readiness import NOT_MEASURED, NodeReport, StandbyOrder
-from tpiedge.lifeline import guard
+from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport, StandbyOrder
+from tpiedge.lifeline import guard, raise_oom_score
 
-_ORPHANED = 143
 _META_KERNELS = "torch._meta_registrations"
 
 
@@ -46,9 +43,9 @@ class Lines:
 def main() -> int:
     """The exit status is that of the error that ended the node, or 0."""
     # Others take up a node's work, but nobody that of the agent or master beside it.
-    oom_score.raise_to(oom_score.BEFORE_OTHERS)
+    raise_oom_score(500)
     lines = Lines()
-    guard(lambda: os._exit(_ORPHANED), on_bytes=lines.feed)
+    guard(lambda: os._exit(143), on_bytes=lines.feed)  # as by SIGTERM
     line = lines.next()
     order = StandbyOrder.from_line(line)
     if order is None:
@@ -80,7 +77,7 @@ def _get_ready(order: StandbyOrder, lines: Lines) -> None:
     """Do what takes long, then report. A bootstrap that is there already is not kept waiting by a measurement."""
     pipe = _take_standard_output()
     _import_engine()
-    from tpiedge.host.usage import cpu_name, forget_peak_rss
+    from tpiedge.host.process import cpu_name, forget_peak_rss
     from tpiedge.kernels.shared_library import NO_ISA, kernel_library
     from tpiedge.node.capacity import measure
 

@@ -1,7 +1,8 @@
 """The on-disk form of a model. No torch.
 
-`specs` says what a pack holds, `share`, `held` and `layout` (with `matrix_layout`, `precision`, `storage`) where its
-bytes lie, `manifest`, `hashes` and `identity` what is known of it, `grids` the steps of its sums. `reader` opens one,
-`use` keeps it from being removed. `files`, `descriptor` and `dtypes` serve them. `writing/` makes packs of `sources/`;
-`store/` holds a worker's copies.
+`specs` says what a pack holds, `share` what a node holds of it, `layout` and `storage` where its bytes lie, `manifest`
+and `hashes` what is known of it, `grids` the steps of its sums; `reader` opens one. `process` packs in a child:
+`writer` writes blobs by `blob_writer` and `panel_writer` into the folder of `target` and keeps the `quality`, with the
+numbers of a `source`, of which `ggml` and `int4` have been quantised by others, as `codes`; `export` is the way back.
+`store` holds a worker's packs, each a `shard_copy` with its `presence`. `files`, `locks` and `dtypes` serve them all.
 """

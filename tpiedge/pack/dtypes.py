@@ -9,9 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from tpiedge.kernels.panels import Array
-from tpiedge.pack.layout import Precision
-
-__all__ = ["STORED", "Array", "SourceDtype", "bf16_from_f32", "convert", "f32_from_bf16", "numpy_dtype"]
+from tpiedge.pack.specs import Precision
 
 SourceDtype: TypeAlias = Literal["F32", "F16", "BF16"]
 
@@ -40,13 +38,13 @@ def f32_from_bf16(bits: Array) -> Array:
 
 
 def bf16_from_f32(values: Array) -> Array:
-    """float32 -> uint16 bits of the nearest bf16."""
-    values = np.ascontiguousarray(values, dtype=np.float32)
+    """float32 or float16 -> uint16 bits of the nearest bf16."""
+    values = np.ascontiguousarray(values)
     bits = np.empty(values.shape, np.uint16)
     flat_in, flat_out = values.reshape(-1), bits.reshape(-1)
     for start in range(0, flat_in.size, _BLOCK):
         part = slice(start, start + _BLOCK)
-        flat_out[part] = _round_block(flat_in[part])
+        flat_out[part] = _round_block(flat_in[part].astype(np.float32, copy=False))
     return bits
 
 
@@ -57,19 +55,7 @@ def convert(array: Array, dtype: SourceDtype, precision: Precision) -> Array:
         return array
     if target == "F32":
         return f32_from_bf16(array) if dtype == "BF16" else array.astype(np.float32)
-    if dtype == "F32":
-        return bf16_from_f32(array)
-    return _bf16_from_f16(array)
-
-
-def _bf16_from_f16(array: Array) -> Array:
-    array = np.ascontiguousarray(array)
-    bits = np.empty(array.shape, np.uint16)
-    flat_in, flat_out = array.reshape(-1), bits.reshape(-1)
-    for start in range(0, flat_in.size, _BLOCK):
-        part = slice(start, start + _BLOCK)
-        flat_out[part] = _round_block(flat_in[part].astype(np.float32))
-    return bits
+    return bf16_from_f32(array)
 
 
 def _round_block(values: Array) -> Array:

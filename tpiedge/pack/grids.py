@@ -8,17 +8,15 @@ have.
 """
 
 import math
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from tpiedge.errors import ProtocolError, UserError
 from tpiedge.kernels.panels import split_panels
-from tpiedge.pack.files import array_bytes, open_regular, read_exactly
-from tpiedge.pack.matrix_layout import MatrixLayout, PanelLayout
+from tpiedge.pack.files import OpenFile
+from tpiedge.pack.layout import MatrixLayout, PanelLayout
 from tpiedge.pack.reader import Pack
 
 Exponents = tuple[tuple[int, int], ...]
@@ -27,8 +25,6 @@ Exponents = tuple[tuple[int, int], ...]
 _BELOW: Final = 16
 #: How many scales a weight is, as a power of two: in 4 bits the largest of a group is 8 of them, in 8 bits 127.
 _SCALES: Final = {4: 2, 8: 6}
-_UNITS: Final = 8
-_PANELS: Final = 4
 _LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, with room
 
 
@@ -37,8 +33,7 @@ def grid_exponents(pack: Pack) -> Exponents:
     is for those to check who compute with them."""
     if not pack.precision.quantised:
         return ()
-    layers = {key: _of_layer(pack, key) for key in pack.unique_keys if isinstance(key, int)}
-    of_blob = {pack.blob_id(layer): exponents for layer, exponents in layers.items()}
+    of_blob = {pack.blob_id(layer): _of_layer(pack, layer) for layer in pack.unique_layers}
     return tuple(of_blob[pack.blob_id(layer)] for layer in range(pack.num_layers))
 
 
@@ -54,22 +49,15 @@ def check_exponents(exponents: Exponents, pack: Pack) -> None:
 
 
 def _of_layer(pack: Pack, layer: int) -> tuple[int, int]:
-    path, layout = pack.blob_path(layer), pack.layout(layer)
-    try:
-        fd = open_regular(path)
-    except OSError as error:
-        raise UserError(f"cannot open {path}: {error.strerror}") from None
-    try:
-        o, down = (_of_matrix(fd, path, layout.matrix(name)) for name in ("o", "down"))
-    finally:
-        os.close(fd)
-    return o, down
+    layout = pack.layout(layer)
+    with OpenFile(pack.blob_path(layer)) as file:
+        return _of_matrix(file, layout.matrix("o")), _of_matrix(file, layout.matrix("down"))
 
 
-def _of_matrix(fd: int, path: Path, matrix: MatrixLayout) -> int:
+def _of_matrix(file: OpenFile, matrix: MatrixLayout) -> int:
     if not isinstance(matrix, PanelLayout):
-        raise UserError(f"{path}: {matrix.name} is not quantised as its layer is: pack again")
-    squares = [square for panel in _panels(fd, path, matrix) for square in panel]
+        raise UserError(f"{file.path}: {matrix.name} is not quantised as its layer is: pack again")
+    squares = [square for panel in _panels(file, matrix) for square in panel]
     # Sums that round once: the same whoever adds them up.
     mean = math.fsum(squares) / max(1, len(squares))
     if mean == 0:
@@ -79,14 +67,14 @@ def _of_matrix(fd: int, path: Path, matrix: MatrixLayout) -> int:
     return max(_LEAST, min(_MOST, math.ceil(exponent / 2) - _BELOW))
 
 
-def _panels(fd: int, path: Path, matrix: PanelLayout) -> Iterator[list[float]]:
+def _panels(file: OpenFile, matrix: PanelLayout) -> Iterator[list[float]]:
     """The squares of the scales of some panels, but of those that are no numbers."""
-    for unit in _spread(matrix.units, _UNITS):
+    for unit in _spread(matrix.units, 8):
         shape = matrix.shape(unit)
         offset, _ = matrix.span(unit, unit + 1)
-        for panel in _spread(shape.panels, _PANELS):
-            stored = np.empty((1, shape.panel_nbytes), np.uint8)
-            read_exactly(fd, path, offset + panel * shape.panel_nbytes, array_bytes(stored))
+        for panel in _spread(shape.panels, 4):
+            place = offset + panel * shape.panel_nbytes
+            stored = file.array(place, (1, shape.panel_nbytes), np.dtype(np.uint8))
             scales, _ = split_panels(stored, shape)
             yield [float(scale) ** 2 for scale in scales.ravel() if np.isfinite(scale)]
 

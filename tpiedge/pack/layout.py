@@ -1,4 +1,4 @@
-"""Where each byte of a pack lies: pure arithmetic, no files. Matrices by themselves are in matrix_layout.py.
+"""Where each byte of a pack lies: pure arithmetic, no files.
 
 The laws of the layout:
 
@@ -9,52 +9,184 @@ The laws of the layout:
    until it is whole. So some units in memory are a plain strided matrix.
 3. q8 and q4: a unit is panels, as in kernels/panels.py, followed by zeros until it is whole.
 4. The vectors (norms, biases; f32 where the matrices are quantised, or where the pack says so) form one section at the
-   start of the blob, each aligned to ROW_ALIGN, the section to ALIGN.
-5. Everything that is not data is zero.
+   start of the blob, each aligned to ROW_ALIGN, the section to ALIGN. Everything that is not data is zero.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from tpiedge.errors import UserError
-from tpiedge.pack.matrix_layout import (
-    ALIGN,
-    ROW_ALIGN,
-    HashedRange,
-    MatrixLayout,
-    PanelLayout,
-    RowLayout,
-    round_up,
-    whole_pages,
-)
-from tpiedge.pack.precision import Precision
+from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.pack.specs import JSON, BlobSpec
+from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, Precision
 
-__all__ = [
-    "ALIGN",
-    "ATTENTION_MATRICES",
-    "FFN_MATRICES",
-    "ROW_ALIGN",
-    "BlobLayout",
-    "HashedRange",
-    "MatrixLayout",
-    "PanelLayout",
-    "Precision",
-    "RowLayout",
-    "VectorLayout",
-    "group_size",
-    "share_bytes",
-    "share_of_matrix",
-    "whole_pages",
-]
+ALIGN = 4096
+ROW_ALIGN = 64
 
 ATTENTION_MATRICES = ("q", "k", "v", "o")
 FFN_MATRICES = ("gate", "up", "down")
 
-_MAX_BLOB_BYTES = 1 << 42
-_MAX_RANGES = 1 << 20
+
+@dataclass(frozen=True)
+class HashedRange:
+    """One hashed range of a blob: unit `unit` of `matrix`, or the vector section (matrix "", unit 0).
+
+    `index` is its place in the blob's table of hashes.
+    """
+
+    matrix: str
+    unit: int
+    offset: int
+    length: int
+    index: int
+
+    @property
+    def label(self) -> str:
+        """The range in an error message."""
+        return f"unit {self.unit} of {self.matrix}" if self.matrix else "the vector section"
+
+
+@dataclass(frozen=True)
+class MatrixLayout(ABC):
+    """Where a matrix lies in its blob. Offsets and lengths are bytes from the start of the blob."""
+
+    name: str
+    rows: int
+    cols: int
+    rows_per_unit: int
+    transposed: bool
+    precision: Precision
+    offset: int
+    first_range: int
+
+    @staticmethod
+    def of(spec: MatrixSpec, precision: Precision, offset: int, first_range: int) -> "MatrixLayout":
+        """The layout of the matrix whose bytes begin at `offset`.
+
+        Raises UserError where it is too wide to be quantised.
+        """
+        inputs = min(spec.rows, spec.rows_per_unit) if spec.transposed else spec.cols
+        if precision.quantised and inputs > 1 << 20:  # a panel, as f32, takes 64 MB then
+            raise UserError(
+                f"pack layout, {spec.name}: {inputs} inputs are too many to be quantised; pack with --precision bf16"
+            )
+        kind = PanelLayout if precision.quantised else RowLayout
+        shape = spec.rows, spec.cols, spec.rows_per_unit, spec.transposed
+        return kind(spec.name, *shape, precision, offset, first_range)
+
+    @cached_property
+    def units(self) -> int:
+        return -(-self.rows // self.rows_per_unit)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return self.span(0, self.units)[1]
+
+    def unit_rows(self, unit: int) -> int:
+        """Rows of data in `unit`, without padding."""
+        return min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """(offset, length) of the units [start, stop)."""
+        if not 0 <= start <= stop <= self.units:
+            raise UserError(f"{self.name} has units 0 to {self.units}, not [{start}, {stop})")
+        offset = self.offset + start * self.unit_nbytes(0)
+        if start == stop:
+            return offset, 0
+        return offset, (stop - 1 - start) * self.unit_nbytes(0) + self.unit_nbytes(stop - 1)
+
+    def ranges(self, start: int, stop: int) -> Iterator[HashedRange]:
+        """The hashed ranges of the units [start, stop), in storage order."""
+        for unit in range(start, stop):
+            offset, length = self.span(unit, unit + 1)
+            yield HashedRange(self.name, unit, offset, length, self.first_range + unit)
+
+    @abstractmethod
+    def unit_nbytes(self, unit: int) -> int:
+        """Bytes of a unit with its padding: whole pages.
+
+        The first unit's are also the distance from one unit to the next.
+        """
+
+    @abstractmethod
+    def row_place(self, row: int) -> tuple[int, int]:
+        """(offset, length) of what holds the data row `row`. Not for transposed panels: their rows are inputs."""
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.rows:
+            raise UserError(f"{self.name} has rows 0 to {self.rows - 1}, not {row}")
+
+
+@dataclass(frozen=True)
+class RowLayout(MatrixLayout):
+    """f32 or bf16: rows at a stride."""
+
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of one stored weight."""
+        return self.precision.bits // 8
+
+    @cached_property
+    def row_stride(self) -> int:
+        """Bytes from one row to the next."""
+        return round_up(self.cols * self.itemsize, ROW_ALIGN)
+
+    @cached_property
+    def padded_rows(self) -> int:
+        """Rows of a whole unit with its padding."""
+        return self._padded(self.rows_per_unit)
+
+    def unit_nbytes(self, unit: int) -> int:
+        return self._padded(self.unit_rows(unit)) * self.row_stride
+
+    def row_count(self, start: int, stop: int) -> int:
+        """Rows of the units [start, stop) in storage and in memory, padding included."""
+        return self.span(start, stop)[1] // self.row_stride
+
+    def row_offset(self, row: int) -> int:
+        """Offset of the data row `row` (counted without padding)."""
+        self._check_row(row)
+        unit, within = divmod(row, self.rows_per_unit)
+        return self.offset + (unit * self.padded_rows + within) * self.row_stride
+
+    def row_place(self, row: int) -> tuple[int, int]:
+        return self.row_offset(row), self.cols * self.itemsize
+
+    def _padded(self, rows: int) -> int:
+        return round_up(rows, ALIGN // math.gcd(self.row_stride, ALIGN))
+
+
+@dataclass(frozen=True)
+class PanelLayout(MatrixLayout):
+    """q8 or q4: units of panels."""
+
+    def shape(self, unit: int) -> PanelShape:
+        """The shape of the panels of one unit, in numbers."""
+        rows = self.unit_rows(unit)
+        outputs, inputs = (self.cols, rows) if self.transposed else (rows, self.cols)
+        return PanelShape(self.precision.bits, outputs, inputs)
+
+    def unit_nbytes(self, unit: int) -> int:
+        return whole_pages(self.shape(unit).nbytes)
+
+    def row_place(self, row: int) -> tuple[int, int]:
+        self._check_row(row)
+        unit, within = divmod(row, self.rows_per_unit)
+        nbytes = self.shape(unit).panel_nbytes
+        return self.span(unit, unit + 1)[0] + within // PANEL * nbytes, nbytes
+
+
+def whole_pages(nbytes: int) -> int:
+    """Rounded up to whole pages of ALIGN bytes."""
+    return round_up(nbytes, ALIGN)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -96,10 +228,10 @@ class BlobLayout:
             matrix = MatrixLayout.of(spec_of_matrix, precision, offset, ranges)
             matrices.append(matrix)
             offset, ranges = offset + matrix.nbytes, ranges + matrix.units
-        if offset > _MAX_BLOB_BYTES:
-            raise UserError(f"pack layout: a blob of {offset} bytes, more than {_MAX_BLOB_BYTES}; pack again")
-        if ranges > _MAX_RANGES:
-            raise UserError(f"pack layout: a blob of {ranges} ranges, more than {_MAX_RANGES}; pack again")
+        if offset > 1 << 42 or ranges > 1 << 20:
+            raise UserError(
+                f"pack layout: a blob of {offset} bytes and {ranges} ranges is larger than any; pack again"
+            )
         return BlobLayout(precision, tuple(vectors), section, tuple(matrices), offset, ranges)
 
     def matrix(self, name: str) -> MatrixLayout:

@@ -1,11 +1,11 @@
-"""manifest.json: what a pack holds, and the JSON form of a ModelSpec.
+"""manifest.json: what a pack holds, the JSON form of a ModelSpec, and the name of a pack between computers.
 
 A manifest is untrusted input: whatever it says is checked field by field, and every complaint is a UserError.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,16 +17,14 @@ from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 from tpiedge.pack.storage import Storage
 from tpiedge.units import counted
 
-# Of packs without quantised matrices, and of those with: kernels/panels.py interleaves scales and codes since 2.
-_VERSION, _QUANTISED_VERSION = 1, 2
 MANIFEST_NAME = "manifest.json"
 BLOB_FOLDER = "blobs"
 TEXT_FOLDER = "text"
 """Where a pack has config, tokenizer and template of its model."""
+MAX_MANIFEST_BYTES = 16 << 20  # 1024 layers take 3 MB
 _FORMAT = "tpiedge-pack"
-_MAX_BYTES = 16 << 20  # 1024 layers take 3 MB
-# Parsing takes memory by the number of JSON values rather than by bytes.
-_MAX_COMMAS = 500_000
+# Of packs without quantised matrices, and of those with: kernels/panels.py interleaves scales and codes since 2.
+_VERSION, _QUANTISED_VERSION = 1, 2
 _T = TypeVar("_T")
 
 
@@ -57,18 +55,30 @@ def manifest_text(manifest: Manifest) -> bytes:
     return json.dumps({"checksum": _checksum(body), "manifest": body}, indent=1).encode()
 
 
-def load_manifest(pack: Path) -> Manifest:
-    """Read the manifest of the pack in folder `pack`. Raises UserError."""
-    path = pack / MANIFEST_NAME
+def manifest_bytes(folder: Path) -> bytes:
+    """The manifest of the pack in `folder`, unread. Raises UserError."""
+    path = folder / MANIFEST_NAME
     try:
         with open(open_regular(path), "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+            data = file.read(MAX_MANIFEST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{pack} is not a pack (no {MANIFEST_NAME}): make one with tpiedge pack") from None
+        raise UserError(f"{folder} is not a pack (no {MANIFEST_NAME}): make one with tpiedge pack") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    if len(data) > _MAX_BYTES or data.count(b",") > _MAX_COMMAS:
+    # Parsing takes memory by the number of JSON values rather than by bytes.
+    if len(data) > MAX_MANIFEST_BYTES or data.count(b",") > 500_000:
         raise UserError(f"{path} is larger than any pack's: it is not one; pack again")
+    return data
+
+
+def pack_id(manifest: bytes) -> str:
+    """The name of a pack between computers: the sha256 of its manifest, which names every blob by its content."""
+    return hashlib.sha256(manifest).hexdigest()
+
+
+def load_manifest(pack: Path) -> Manifest:
+    """Read the manifest of the pack in folder `pack`. Raises UserError."""
+    data, path = manifest_bytes(pack), pack / MANIFEST_NAME
     try:
         return _parse(json.loads(data))
     except (ValueError, RecursionError) as error:
@@ -89,41 +99,40 @@ def model_spec_to_json(spec: ModelSpec) -> dict[str, JSON]:
 
 def model_spec_from_json(value: JSON) -> ModelSpec:
     """Raises UserError for anything but the JSON form of a ModelSpec."""
-    layers = _get(value, "layers")
     return ModelSpec(
-        embedding=_blob_from_json(_get(value, "embedding")),
-        layers=tuple(_blob_from_json(layer) for layer in _sequence(layers, "layers")),
-        head=_blob_from_json(_get(value, "head")),
-        config=_mapping(_get(value, "config"), "config"),
+        embedding=_blob_from_json(_get(value, "embedding", dict)),
+        layers=tuple(_blob_from_json(layer) for layer in _get(value, "layers", list)),
+        head=_blob_from_json(_get(value, "head", dict)),
+        config=_get(value, "config", dict),
     )
 
 
 def _parse(document: JSON) -> Manifest:
-    body = _mapping(_get(document, "manifest"), "manifest")
+    body = _get(document, "manifest", dict)
     if body.get("format") != _FORMAT or body.get("version") not in (_VERSION, _QUANTISED_VERSION):
         raise UserError(
             f"not a pack of version {_VERSION} or {_QUANTISED_VERSION}: pack again with this tpiedge"
         )
-    if _get(document, "checksum") != _checksum(body):
+    if _get(document, "checksum", str) != _checksum(body):
         raise UserError("the checksum differs, so the file is damaged: delete the pack and pack again")
-    blobs = _get(body, "blobs")
-    spec = model_spec_from_json(_get(body, "spec"))
-    layers = tuple(_id(layer) for layer in _sequence(_get(blobs, "layers"), "blobs.layers"))
+    blobs = _get(body, "blobs", dict)
+    spec = model_spec_from_json(_get(body, "spec", dict))
+    layers = tuple(_id(layer) for layer in _get(blobs, "layers", list))
     if len(layers) != len(spec.layers):
         raise UserError(
             f"{counted(len(layers), 'blob')} for {counted(len(spec.layers), 'layer')}: pack again"
         )
-    distinct = _get(body, "distinct_layers")
-    if not isinstance(distinct, int) or not 1 <= distinct <= len(layers):
+    distinct = _get(body, "distinct_layers", int)
+    if not 1 <= distinct <= len(layers):
         raise UserError(f"distinct_layers is not a number from 1 to {len(layers)}: pack again")
     return Manifest(
         spec=spec,
         storage=_storage(body, spec),
-        source=_text(_get(body, "source"), "source"),
+        source=_get(body, "source", str),
         distinct_layers=distinct,
-        embedding=_id(_get(blobs, "embedding")),
+        embedding=_id(_get(blobs, "embedding", str)),
         layers=layers,
-        head=_id(_get(blobs, "head")),
+        head=_id(_get(blobs, "head", str)),
     )
 
 
@@ -169,45 +178,25 @@ def _blob_to_json(blob: BlobSpec) -> dict[str, JSON]:
 
 
 def _blob_from_json(value: JSON) -> BlobSpec:
-    matrices = _sequence(_get(value, "matrices"), "matrices")
-    vectors = _sequence(_get(value, "vectors"), "vectors")
     return BlobSpec(
-        tuple(_record(MatrixSpec, matrix, 6) for matrix in matrices),
-        tuple(_record(VectorSpec, vector, 3) for vector in vectors),
+        tuple(_record(MatrixSpec, matrix, 6) for matrix in _get(value, "matrices", list)),
+        tuple(_record(VectorSpec, vector, 3) for vector in _get(value, "vectors", list)),
     )
 
 
 def _record(make: Callable[..., _T], value: JSON, fields: int) -> _T:
     """`make` checks the types and bounds of what it is given."""
-    values = _sequence(value, make.__name__)
-    if len(values) != fields:
-        raise UserError(f"pack layout: {make.__name__} of {len(values)} fields, not {fields}; pack again")
-    return make(*values)
+    if not isinstance(value, list) or len(value) != fields:
+        raise UserError(f"pack layout: {make.__name__} is not a list of {fields} fields; pack again")
+    return make(*value)
 
 
-def _get(value: JSON, key: str) -> JSON:
-    mapping = _mapping(value, f"the parent of {key}")
-    if key not in mapping:
-        raise UserError(f"the field {key} is missing: pack again")
-    return mapping[key]
-
-
-def _mapping(value: JSON, what: str) -> Mapping[str, JSON]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{what} is not an object: pack again")
-    return value
-
-
-def _sequence(value: JSON, what: str) -> Sequence[JSON]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise UserError(f"{what} is not a list: pack again")
-    return value
-
-
-def _text(value: JSON, what: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{what} is not a text: pack again")
-    return value
+def _get(value: JSON, key: str, kind: type[_T]) -> _T:
+    if not isinstance(value, dict) or not isinstance(value.get(key), kind):
+        what = {dict: "an object", list: "a list", str: "a text", int: "a number"}[kind]
+        raise UserError(f"the field {key} is missing, or not {what}: pack again")
+    found: _T = value[key]
+    return found
 
 
 def _id(value: JSON) -> str:

@@ -1,24 +1,27 @@
 """A pack on disk, opened: layouts, ranges of a share, and the check of its bytes."""
 
-import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tpiedge.errors import IntegrityError, UserError
-from tpiedge.pack.files import open_regular, read_parts
+from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import BlobLayout, HashedRange, Precision, group_size, share_bytes, share_of_matrix
+from tpiedge.pack.layout import (
+    BlobLayout,
+    HashedRange,
+    group_size,
+    share_bytes,
+    share_of_matrix,
+)
 from tpiedge.pack.manifest import BLOB_FOLDER, Manifest, load_manifest
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec
-from tpiedge.pack.storage import Storage
+from tpiedge.pack.specs import BlobSpec, Precision
+from tpiedge.progress import ProgressCallback
 
 BlobKey: TypeAlias = int | Literal["embedding", "head"]
-
-_CHUNK = 8 << 20
 
 
 class Pack:
@@ -29,7 +32,15 @@ class Pack:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
-        self._manifest = manifest
+        self.spec = manifest.spec
+        self.config = manifest.spec.config
+        self.storage = manifest.storage
+        self.num_layers = len(manifest.layers)
+        #: In the order of use.
+        self.keys: tuple[BlobKey, ...] = ("embedding", *range(self.num_layers), "head")
+        ids = (manifest.embedding, *manifest.layers, manifest.head)
+        specs = (self.spec.embedding, *self.spec.layers, self.spec.head)
+        self._blobs = dict(zip(self.keys, zip(ids, specs, strict=True), strict=True))
         self._layouts: dict[BlobKey, BlobLayout] = {}
 
     @staticmethod
@@ -41,35 +52,13 @@ class Pack:
             if stored.setdefault(pack.blob_id(key), pack.layout(key)) != pack.layout(key):
                 raise UserError(f"{path} gives one blob two layouts: delete the pack and pack again")
         for key in pack.unique_keys:
-            pack._check_size(key)
+            _check_size(pack.blob_path(key), pack.layout(key).nbytes)
         return pack
 
     @property
     def precision(self) -> Precision:
         """The precision of the layers; `layout(key).precision` is that of a blob."""
-        return self._manifest.storage.layers
-
-    @property
-    def storage(self) -> Storage:
-        return self._manifest.storage
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._manifest.spec
-
-    @property
-    def config(self) -> Mapping[str, JSON]:
-        """What the writer was given as ModelSpec.config."""
-        return self._manifest.spec.config
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._manifest.layers)
-
-    @property
-    def keys(self) -> tuple[BlobKey, ...]:
-        """Every blob's key, in the order of use."""
-        return ("embedding", *range(self.num_layers), "head")
+        return self.storage.layers
 
     @cached_property
     def unique_keys(self) -> tuple[BlobKey, ...]:
@@ -78,6 +67,11 @@ class Pack:
         for key in self.keys:
             first.setdefault(self.blob_id(key), key)
         return tuple(first.values())
+
+    @cached_property
+    def unique_layers(self) -> tuple[int, ...]:
+        """Those of `unique_keys` that are layers."""
+        return tuple(key for key in self.unique_keys if isinstance(key, int))
 
     @property
     def head_matrix(self) -> tuple[BlobKey, str]:
@@ -90,14 +84,15 @@ class Pack:
         return sum(self.layout(key).nbytes for key in self.unique_keys)
 
     def blob_spec(self, key: BlobKey) -> BlobSpec:
-        if isinstance(key, int):
-            return self.spec.layers[self._layer(key)]
-        return self.spec.embedding if key == "embedding" else self.spec.head
+        return self._blobs[self._known(key)][1]
 
     def blob_id(self, key: BlobKey) -> str:
-        if isinstance(key, int):
-            return self._manifest.layers[self._layer(key)]
-        return self._manifest.embedding if key == "embedding" else self._manifest.head
+        return self._blobs[self._known(key)][0]
+
+    def _known(self, key: BlobKey) -> BlobKey:
+        if key not in self._blobs:
+            raise UserError(f"{self.path} has layers 0 to {self.num_layers - 1}, not {key}")
+        return key
 
     def blob_path(self, key: BlobKey) -> Path:
         return self.path / BLOB_FOLDER / self.blob_id(key)
@@ -128,74 +123,46 @@ class Pack:
         """Bytes of a layer that a node of `share` holds."""
         return share_bytes(self.layout(layer), share, self.group_size(layer))
 
-    def _layer(self, key: int) -> int:
-        if not 0 <= key < self.num_layers:
-            raise UserError(f"{self.path} has layers 0 to {self.num_layers - 1}, not {key}")
-        return key
 
-    def _check_size(self, key: BlobKey) -> None:
-        path, expected = self.blob_path(key), self.layout(key).nbytes
-        try:
-            state = path.stat()
-        except OSError:
-            raise UserError(f"the pack lacks {path}: delete the pack and pack again") from None
-        if not stat.S_ISREG(state.st_mode):
-            raise UserError(f"{path} is not a regular file: delete the pack and pack again")
-        if state.st_size != expected:
-            raise UserError(
-                f"{path} has {state.st_size} bytes instead of {expected}: delete the pack and pack again"
-            )
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        state = path.stat()
+    except OSError:
+        raise UserError(f"the pack lacks {path}: delete the pack and pack again") from None
+    if not stat.S_ISREG(state.st_mode):
+        raise UserError(f"{path} is not a regular file: delete the pack and pack again")
+    if state.st_size != expected:
+        raise UserError(
+            f"{path} has {state.st_size} bytes instead of {expected}: delete the pack and pack again"
+        )
 
 
-def verify_pack(
-    pack: Pack,
-    share: NodeShare | None = None,
-    *,
-    fast: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> int:
-    """Compare every range (or those of the layers for `share`) with its hash: crc32 if `fast`, else sha256.
+def verify_pack(pack: Pack, *, fast: bool = False, progress: ProgressCallback | None = None) -> int:
+    """Compare every range with its hash: crc32 if `fast`, else sha256.
 
     Returns the bytes read; `progress` is called with (bytes read, bytes in all). Raises IntegrityError, which
     names the blob, the matrix and the unit, or ReadFault.
     """
-    work = [(key, list(_ranges(pack, key, share))) for key in pack.unique_keys]
-    total = sum(item.length for _, ranges in work for item in ranges)
     done = 0
-    for key, ranges in work:
-        for count in _verify_ranges(pack, key, ranges, fast):
-            done += count
+    for key in pack.unique_keys:
+        for item, good in checked_ranges(pack, key, list(pack.layout(key).ranges()), fast):
+            if not good:
+                raise IntegrityError(pack.blob_path(key), item.label)
+            done += item.length
             if progress:
-                progress(done, total)
+                progress(done, pack.nbytes)
     return done
 
 
-def check_range(path: Path, item: HashedRange, hashes: HashTable, data: memoryview) -> None:
-    """Raises IntegrityError unless `data`, all of range `item` of the blob at `path`, has its crc32."""
-    if not hashes.matches(item.index, [data], fast=True):
-        raise IntegrityError(path, item.label)
-
-
-def _ranges(pack: Pack, key: BlobKey, share: NodeShare | None) -> Iterable[HashedRange]:
-    if share is None:
-        return pack.layout(key).ranges()
-    return pack.share_ranges(key, share) if isinstance(key, int) else ()
-
-
-def _verify_ranges(pack: Pack, key: BlobKey, ranges: list[HashedRange], fast: bool) -> Iterator[int]:
+def checked_ranges(
+    pack: Pack, key: BlobKey, ranges: Sequence[HashedRange], fast: bool
+) -> Iterator[tuple[HashedRange, bool]]:
+    """Each of the blob's `ranges`, and whether its bytes have their hash. Raises ReadFault, IntegrityError (of the
+    table of hashes), UserError."""
     if not ranges:
         return
-    path, hashes = pack.blob_path(key), pack.hashes(key)
-    try:
-        fd = open_regular(path)
-    except OSError as error:
-        raise UserError(f"cannot open {path}: {error.strerror}") from None
-    buffer = memoryview(bytearray(min(_CHUNK, max(item.length for item in ranges))))
-    try:
+    hashes = pack.hashes(key)
+    buffer = memoryview(bytearray(min(8 << 20, max(item.length for item in ranges))))
+    with OpenFile(pack.blob_path(key)) as file:
         for item in ranges:
-            parts = read_parts(fd, path, item.offset, item.length, buffer)
-            if not hashes.matches(item.index, parts, fast):
-                raise IntegrityError(path, item.label)
-            yield item.length
-    finally:
-        os.close(fd)
+            yield item, hashes.matches(item.index, file.parts(item.offset, item.length, buffer), fast)

@@ -1,4 +1,4 @@
-"""What a pack holds: named matrices and vectors, their shapes, units and sources.
+"""What a pack holds: named matrices and vectors, their shapes, units and sources, and how they are stored.
 
 Specs come from a checkpoint's config or from a stranger's manifest, so each one checks itself when it is made.
 """
@@ -6,6 +6,7 @@ Specs come from a checkpoint's config or from a stranger's manifest, so each one
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias, Union
 
 from tpiedge.errors import UserError
@@ -13,13 +14,32 @@ from tpiedge.sanitise import quote
 
 JSON: TypeAlias = Union[bool, int, float, str, "Sequence[JSON]", "Mapping[str, JSON]", None]
 
-_MAX_ROWS = 1 << 26
-_MAX_COLS = 1 << 22
-_MAX_ROWS_PER_UNIT = 1 << 20
-_MAX_PARTS = 64
-_MAX_LAYERS = 4096
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 _SOURCE = re.compile(r"[\x21-\x7e]{1,256}", re.ASCII)
+
+
+class Precision(Enum):
+    """How weights are stored. The value is the word used in flags, manifests and messages."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    Q8 = "q8"
+    Q4 = "q4"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one stored weight, its scale not counted."""
+        return {"f32": 32, "bf16": 16, "q8": 8, "q4": 4}[self.value]
+
+    @property
+    def quantised(self) -> bool:
+        """Whether weights are integers with scales."""
+        return self in (Precision.Q8, Precision.Q4)
+
+    @property
+    def of_vectors(self) -> "Precision":
+        """How norms and biases are stored beside such matrices."""
+        return Precision.F32 if self.quantised else self
 
 
 @dataclass(frozen=True)
@@ -38,9 +58,9 @@ class MatrixSpec:
 
     def __post_init__(self) -> None:
         _check_names(self.name, self.source)
-        _check_int(f"{self.name}: rows", self.rows, _MAX_ROWS)
-        _check_int(f"{self.name}: cols", self.cols, _MAX_COLS)
-        _check_int(f"{self.name}: rows_per_unit", self.rows_per_unit, _MAX_ROWS_PER_UNIT)
+        _check_int(f"{self.name}: rows", self.rows, 1 << 26)
+        _check_int(f"{self.name}: cols", self.cols, 1 << 22)
+        _check_int(f"{self.name}: rows_per_unit", self.rows_per_unit, 1 << 20)
         if not isinstance(self.transposed, bool):
             raise UserError(f"pack layout, {self.name}: transposed must be true or false; pack again")
 
@@ -59,7 +79,7 @@ class VectorSpec:
 
     def __post_init__(self) -> None:
         _check_names(self.name, self.source)
-        _check_int(f"{self.name}: length", self.length, _MAX_ROWS)
+        _check_int(f"{self.name}: length", self.length, 1 << 26)
 
 
 @dataclass(frozen=True)
@@ -71,10 +91,8 @@ class BlobSpec:
 
     def __post_init__(self) -> None:
         names = [matrix.name for matrix in self.matrices] + [vector.name for vector in self.vectors]
-        if len(names) > _MAX_PARTS:
-            raise UserError(
-                f"pack layout: {len(names)} parts in one blob, more than {_MAX_PARTS}; pack again"
-            )
+        if len(names) > 64:
+            raise UserError(f"pack layout: {len(names)} parts in one blob, more than 64; pack again")
         if len(set(names)) != len(names):
             raise UserError(f"pack layout: a name occurs twice in one blob ({', '.join(names)}); pack again")
 
@@ -90,8 +108,8 @@ class ModelSpec:
     config: Mapping[str, JSON]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.layers) <= _MAX_LAYERS:
-            raise UserError(f"pack layout: {len(self.layers)} layers, not 1 to {_MAX_LAYERS}; pack again")
+        if not 1 <= len(self.layers) <= 4096:
+            raise UserError(f"pack layout: {len(self.layers)} layers, not 1 to 4096; pack again")
         if [matrix.name for matrix in self.embedding.matrices] != ["embedding"]:
             raise UserError(
                 "pack layout: the embedding blob must hold the one matrix 'embedding'; pack again"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpiedge.errors import UserError
-from tpiedge.pack.layout import BlobLayout, Precision
-from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec
+from tpiedge.pack.layout import BlobLayout
+from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec, Precision
 
 
 @dataclass(frozen=True)

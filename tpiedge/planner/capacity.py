@@ -11,9 +11,8 @@ from itertools import combinations
 from typing import TypeAlias
 
 from tpiedge.errors import InternalError
-from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import Bound
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
+from tpiedge.planner.needs import Infeasible, layer_bytes
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import (
     Demand,
@@ -28,37 +27,23 @@ from tpiedge.planner.prediction import (
 from tpiedge.planner.reasons import SpareReason, why_in, why_out
 from tpiedge.planner.solve import Plan
 from tpiedge.units import counted
-from tpiedge.wire.fields import SpareKind
 
 _Option: TypeAlias = tuple[list[int], Prediction]  # members in rank order, the master's first
 MOST_MACHINES = 32
 """Of one plan, the master's own among them."""
 _FEW = 7  # machines whose sets are all looked at: 64 of them
 _TRIES = 3  # of the sets of more machines, in the order of what they promise
-_NOTHING = NodeShare(Share(0, 0), Share(0, 0))
-
-
-@dataclass(frozen=True)
-class Allotment:
-    """What one machine gets, and in one sentence why. `rank` is None for a machine that is left out, and `kind` for one
-    that is not."""
-
-    name: str
-    rank: int | None
-    share: NodeShare
-    need: NodeNeed | None
-    fraction: float
-    reason: str
-    kind: SpareKind | None = None
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """`members[rank]` is the index of a machine; `plan` is theirs. `allotments` has one entry per machine."""
+    """`members[rank]` is the index of a machine, and `reasons[rank]` says in one sentence why it has its part; `spare`
+    says why each other machine, by its index, has none."""
 
     members: tuple[int, ...]
     prediction: Prediction
-    allotments: tuple[Allotment, ...]
+    reasons: tuple[str, ...]
+    spare: Mapping[int, SpareReason]
 
     @property
     def plan(self) -> Plan:
@@ -83,10 +68,9 @@ def allocate(
     prediction = predict(demand, _pick(filled, members), [weights[index] for index in members])
     if isinstance(prediction, Infeasible):
         return prediction
-    spare = dict.fromkeys(range(len(machines)), SpareReason("shares", "its weight in --shares is 0"))
-    return _allocation(
-        demand, machines, members, prediction, dict.fromkeys(members, "as --shares says"), spare
-    )
+    out = SpareReason("shares", "its weight in --shares is 0")
+    spare = {index: out for index in range(len(machines)) if index not in members}
+    return Allocation(tuple(members), prediction, ("as --shares says",) * len(members), spare)
 
 
 def _fastest(
@@ -96,24 +80,27 @@ def _fastest(
     able = [index for index, bound in enumerate(bounds) if index == 0 or bound.limit > 0]
     if len(able) - 1 < demand.min_workers:
         able = list(range(len(filled)))  # refused below, with the numbers
-    found = _Candidates(demand, filled, bounds).best_set(able)
+    candidates = _Candidates(demand, filled, bounds)
+    found = candidates.best_set(able)
     if found is None:
         refusal = predict(demand, _pick(filled, able))
         if isinstance(refusal, Infeasible):
             return refusal
         raise InternalError("the planner's search missed a set of machines that holds the model")
     members, prediction = found
-    fractions = _fractions(demand.model, prediction.plan.shares)
-    spare = {
-        index: why_out(demand, filled, bounds, members, prediction, index, len(able) - 1)
-        for index in range(len(machines))
-        if index not in members
-    }
-    reasons = {
-        index: why_in(demand, machines[index], filled, members, index, fraction, need)
-        for index, fraction, need in zip(members, fractions, prediction.plan.needs, strict=True)
-    }
-    return _allocation(demand, machines, members, prediction, reasons, spare)
+    plan = prediction.plan
+    sizes = [layer_bytes(demand.model, share) for share in plan.shares]
+
+    def spare_reason(index: int) -> SpareReason:
+        least_s = candidates.least_step_s(sorted({*members, index})) or 0.0
+        return why_out(demand, filled[index], bounds[index], (least_s, prediction.step_s), len(able) - 1)
+
+    spare = {index: spare_reason(index) for index in range(len(machines)) if index not in members}
+    reasons = tuple(
+        why_in(demand, machines[index], filled, members, index, size / sum(sizes), need)
+        for index, size, need in zip(members, sizes, plan.needs, strict=True)
+    )
+    return Allocation(tuple(members), prediction, reasons, spare)
 
 
 @dataclass(frozen=True)
@@ -151,7 +138,7 @@ class _Candidates:
         Whole units are fitted for sets alone whose fractions are fast enough, and for at most `tries`: a plan is made
         between two heartbeats.
         """
-        ranked = [(self._least_step_s(members), members) for members in map(sorted, sets)]
+        ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
             if best is not None and least_s > _cost(best)[0]:
@@ -161,7 +148,7 @@ class _Candidates:
                 best = option
         return best
 
-    def _least_step_s(self, members: Sequence[int]) -> float | None:
+    def least_step_s(self, members: Sequence[int]) -> float | None:
         return least_step_s(
             self.demand, _pick(self.machines, members), [self.bounds[index] for index in members]
         )
@@ -191,30 +178,3 @@ def _cost(option: _Option) -> tuple[float, int]:
 
 def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[MachineFacts]:
     return [machines[index] for index in members]
-
-
-def _fractions(model: ModelFacts, shares: Sequence[NodeShare]) -> list[float]:
-    sizes = [layer_bytes(model, share) for share in shares]
-    return [size / sum(sizes) for size in sizes]
-
-
-def _allocation(
-    demand: Demand,
-    machines: Sequence[MachineFacts],
-    members: Sequence[int],
-    prediction: Prediction,
-    reasons: Mapping[int, str],
-    spare: Mapping[int, SpareReason],
-) -> Allocation:
-    plan = prediction.plan
-    fractions = _fractions(demand.model, plan.shares)
-
-    def allotment(index: int) -> Allotment:
-        name = machines[index].name
-        if index not in members:
-            out = spare[index]
-            return Allotment(name, None, _NOTHING, None, 0.0, out.why, out.kind)
-        rank = members.index(index)
-        return Allotment(name, rank, plan.shares[rank], plan.needs[rank], fractions[rank], reasons[index])
-
-    return Allocation(tuple(members), prediction, tuple(map(allotment, range(len(machines)))))

@@ -15,12 +15,8 @@ The all-reduce is over when the last node has everything. With equal links of la
     star      2 t        + 2 (N-1) B / r             all to rank 0, and back
     mesh      t          + (N-1) B / r               all to all
     two-shot  2 t        + 2 (N-1)/N B / r           slice s to node s, which sends the sum of it to all
-    tree      4 t        + 2 (heads + children) B / r    by way of about sqrt(N) heads
-    ring      2 (N-1) t  + 2 (N-1)/N B / r           slices, twice around
 
-Star, mesh and two-shot add in the order of ranks and give the same bits, so that `choose` never changes a token. Tree
-and ring put other brackets around the sum. They are predicted to be compared with and never chosen: over equal links
-the ring is never faster than two-shot, and the tree pays only among many nodes with next to no latency.
+All add in the order of ranks and give the same bits, so that `choose` never changes a token.
 """
 
 from collections import defaultdict
@@ -42,7 +38,7 @@ from tpiedge.wire.fields import CollectiveName
 MESSAGE_S: Final = 20e-6
 """What sending or receiving a message costs, whatever its size, where an all-reduce is one native call."""
 STEPWISE_S: Final = 70e-6
-"""The same where it is not. Two-shot, tree and ring on the same cores: 50 to 100 us."""
+"""The same where it is not. Two-shot on the same cores: 50 to 100 us."""
 BYTE_S: Final = 0.65e-9
 """What every byte of it adds: encryption or decryption, copies, the kernel."""
 WAKE_S: Final = 25e-6

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from tpiedge.kernels.shared_library import NO_ISA
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import Bound, pinned_limit
-from tpiedge.planner.needs import Infeasible, NodeNeed
+from tpiedge.planner.needs import NodeNeed
 from tpiedge.planner.partition import LayerShape, ShareWeight, partition
-from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, node_facts, predict
-from tpiedge.planner.streaming import node_need, smallest_bytes
+from tpiedge.planner.prediction import Demand, MachineFacts, node_facts
+from tpiedge.planner.streaming import smallest_bytes
 from tpiedge.units import format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
 
@@ -67,22 +67,6 @@ def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
     )
 
 
-def too_small_for(demand: Demand, machine: MachineFacts, share: NodeShare) -> SpareReason | None:
-    """Why a worker cannot have that part of the model, which --shares gives it; None where it can."""
-    (node,) = node_facts([machine])
-    need = node_need(demand.model, 1, share, node, demand.capacity_tokens)
-    if not isinstance(need, Infeasible):
-        return None
-    least = smallest_bytes(demand.model, 1, share, node, demand.capacity_tokens)
-    if node.memory_bytes is not None and node.memory_bytes < least:
-        return SpareReason(
-            "no room",
-            f"it offers {format_bytes(node.memory_bytes)}, but its part of --shares needs {format_least(least)}: start "
-            f"it again with --memory {format_least(least).replace(' ', '')} or more",
-        )
-    return SpareReason("no room", need.reason.replace("node 1", "for its part of --shares it", 1))
-
-
 def master_too_small(
     demand: Demand, machine: MachineFacts, weights: Sequence[ShareWeight] | None
 ) -> str | None:
@@ -132,52 +116,20 @@ def why_in(
 
 
 def why_out(
-    demand: Demand,
-    machines: Sequence[MachineFacts],
-    bounds: Sequence[Bound],
-    members: Sequence[int],
-    chosen: Prediction,
-    index: int,
-    workers: int,
+    demand: Demand, machine: MachineFacts, bound: Bound, seconds: tuple[float, float], workers: int
 ) -> SpareReason:
-    """Why machine `index` of such `bounds` is not among the `members`, for which `chosen` was predicted, though
-    `workers` could be."""
-    machine = machines[index]
+    """Why a machine of that bound has no part, though `workers` could have one. `seconds` of a token: the least with
+    it, and without it."""
     small = too_small(demand, machine)
     if small is not None:
         return small
-    free = format_bytes(machine.free_disk_bytes or 0)
-    no_disk = SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
-    if bounds[index].limit <= 0:
-        return no_disk
+    if bound.limit * demand.model.shape.ffn_tiles < 1:
+        free = format_bytes(machine.free_disk_bytes or 0)
+        return SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
+    least_s, without_s = seconds
     trip = format_seconds(machine.round_trip_s)
     because = f"{2 * demand.model.num_layers} exchanges a token; its link's round trip takes {trip}"
-    widened = sorted({*members, index})
-    least_s = least_step_s(
-        demand, [machines[member] for member in widened], [bounds[member] for member in widened]
-    )
-    has_room = bounds[index].limit * demand.model.shape.ffn_tiles >= 1
-    if has_room and least_s is not None and least_s > chosen.step_s:  # with whole units it is no faster
-        return slower(least_s, chosen.step_s, because, workers)
-    rank = widened.index(index)
-    wider = predict(demand, [machines[member] for member in widened])
-    if isinstance(wider, Infeasible):
-        return SpareReason("no room", wider.reason)
-    if _has_nothing(wider, rank):
-        roomy = [replace(machines[member], free_disk_bytes=None) for member in widened]
-        with_room = predict(demand, roomy)
-        if isinstance(with_room, Prediction) and not _has_nothing(with_room, rank):
-            return no_disk
-        speed = format_bytes(machine.weight_bytes_per_s)
-        return SpareReason(
-            "slower", f"for its {speed}/s of weights even the smallest piece of work is too much"
-        )
-    return slower(wider.step_s, chosen.step_s, because, workers)
-
-
-def _has_nothing(prediction: Prediction, rank: int) -> bool:
-    share = prediction.plan.shares[rank]
-    return not share.attention and not share.ffn
+    return slower(max(least_s, without_s), without_s, because, workers)  # with whole units it is no faster
 
 
 def _limiting(demand: Demand, machine: MachineFacts, rank: int, by_speed: float) -> str:

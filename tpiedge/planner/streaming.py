@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpiedge.memory.pinning import ring_bytes
 from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.sweep import ring_bytes
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.needs import (
     Infeasible,

@@ -1,5 +1,4 @@
 """Bringing a worker the bytes of its share. No torch.
 
-`server` answers at the master, `fetcher` fills the worker's shard store through the `window` of requests under way,
-`provision` says what an agent still lacks.
+`server` answers at the master, `fetcher` fills the worker's shard store through the `window` of requests under way.
 """

@@ -1,36 +1,41 @@
-"""The worker's side of shipping: fill the shard store with a share of a pack.
+"""The worker's side of shipping: `fetch` fills the shard store with a share of a pack, `Provision` is what an agent has
+of it.
 
 Only what is missing is fetched. Bytes are compared with their sha256 as they arrive, before a range counts as
 present; what arrived damaged is asked for again. After a crash of either side, or of both, the next `fetch` goes on
 where the last one had made its ranges durable (every 64 MB or 2 s).
 """
 
+import contextlib
+import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from tpiedge.clock import Clock, MonotonicClock
-from tpiedge.errors import PeerError, ProtocolError
-from tpiedge.pack.identity import MAX_MANIFEST_BYTES
+from tpiedge.errors import Cancelled, DiskFull, PeerError, ProtocolError
 from tpiedge.pack.layout import HashedRange
+from tpiedge.pack.manifest import MAX_MANIFEST_BYTES
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare
-from tpiedge.pack.store.copy import LayerRanges, ShardCopy
-from tpiedge.pack.store.filling import RangeWriter
-from tpiedge.pack.store.store import ShardStore
+from tpiedge.pack.shard_copy import LayerRanges, RangeWriter, ShardCopy
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.store import ShardStore
 from tpiedge.progress import ProgressCallback
-from tpiedge.shipping.window import ArrivedBytes, CutRequest, RequestedBytes, RequestWindow
+from tpiedge.shipping.window import LEAST_CHUNK, ArrivedBytes, RequestedBytes, RequestWindow
 from tpiedge.transport.endpoint import Endpoint
+from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.epochs import Prepare, Stock
+from tpiedge.wire.fields import rate_of
 
-_STALL_S = 10.0
-_LOCK_WAIT_S = 3600.0
-_SYNC_BYTES = 64 << 20
-_SYNC_S = 2.0
+FILES_HUB = "files"
+
+_log = logging.getLogger(__name__)
+
+Report = Callable[[int, int, float], None]
+"""(bytes done, bytes in all, bytes per second)"""
 _ATTEMPTS = 3
-_PENDING_COMMITS = 2
 
 
 def fetch(
@@ -43,9 +48,9 @@ def fetch(
     local: Sequence[Pack] = (),
     evict: bool = True,
     stopped: Callable[[], bool] = lambda: False,
-    stall_s: float = _STALL_S,
-    lock_wait_s: float = _LOCK_WAIT_S,
-    sync_bytes: int = _SYNC_BYTES,
+    stall_s: float = 10.0,
+    lock_wait_s: float = 3600.0,
+    sync_bytes: int = 64 << 20,
     clock: Clock | None = None,
 ) -> ShardCopy:
     """The pack `identity` with everything that a node of `share` needs; in use until the caller closes it.
@@ -97,8 +102,7 @@ class _Filling:
         self._progress = progress
         self._sync_bytes = sync_bytes
         self._clock = clock
-        layers = [key for key in copy.pack.unique_keys if isinstance(key, int)]
-        self._total = sum(copy.pack.share_bytes(layer, share) for layer in layers)
+        self._total = sum(copy.pack.share_bytes(layer, share) for layer in copy.pack.unique_layers)
         self._left = sum(part.nbytes for part in self._missing)
 
     def run(self, *, evict: bool) -> None:
@@ -120,7 +124,7 @@ class _Filling:
     def _transfer(self, parts: Sequence[LayerRanges]) -> list[LayerRanges]:
         """Fetch `parts` and return what of them arrived damaged."""
         damaged = []
-        arriving = self._window.stream(_cut_parts(self._copy.pack, parts))
+        arriving = self._window.stream(span for part in parts for span in _spans(self._copy.pack, part))
         with _Commits(self._sync_bytes, self._clock) as commits:
             for part in parts:
                 bad = self._fill(part, arriving, commits)
@@ -160,9 +164,9 @@ class _Commits:
     def tick(self, writer: RangeWriter, count: int) -> None:
         """`count` more bytes were written. Raises what an earlier commit has met."""
         self._bytes += count
-        if self._bytes >= self._sync_bytes or self._clock.now() - self._since >= _SYNC_S:
+        if self._bytes >= self._sync_bytes or self._clock.now() - self._since >= 2.0:
             self._commit(writer)
-        while self._pending and (self._pending[0].done() or len(self._pending) > _PENDING_COMMITS):
+        while self._pending and (self._pending[0].done() or len(self._pending) > 2):
             self._pending.popleft().result()
 
     def finish(self, writer: RangeWriter) -> None:
@@ -173,9 +177,7 @@ class _Commits:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._pool.shutdown(wait=True)
         if kind is None:
             for commit in self._pending:
@@ -190,43 +192,26 @@ def _manifest(window: RequestWindow) -> bytes:
     """The manifest, whose size only the answers tell."""
     data, total = b"", 1
     while len(data) < total:
-        # One request at a time: a manifest is seldom larger than one brings.
-        (arrived,) = window.stream(_one_of_manifest(len(data)))
+        request = RequestedBytes("manifest", 0, "", len(data), LEAST_CHUNK)
+        (arrived,) = window.stream(iter([request]))
         data, total = data + arrived.data, arrived.total
         if total > MAX_MANIFEST_BYTES:
             raise ProtocolError(f"the master has a manifest of {total} bytes; no pack has such a one")
     return data
 
 
-def _one_of_manifest(offset: int) -> CutRequest:
-    """One request, as large as is wanted at the moment."""
-    asked = False
-
-    def cut(limit: int) -> RequestedBytes | None:
-        nonlocal asked
-        first, asked = not asked, True
-        return RequestedBytes("manifest", 0, "", offset, limit) if first else None
-
-    return cut
-
-
 def _fetch_tables(window: RequestWindow, copy: ShardCopy, share: NodeShare) -> None:
     """Fetch the tables of hashes that are missing."""
-    layers = copy.missing_tables(share)
-    spans = [
+    spans = (
         RequestedBytes("hashes", layer, copy.pack.blob_id(layer), 0, copy.table_bytes(layer))
-        for layer in layers
-    ]
+        for layer in copy.missing_tables(share)
+    )
     data = bytearray()
-    for arrived in window.stream(_cut(iter(spans))):
+    for arrived in window.stream(spans):
         data += arrived.data
         if len(data) == copy.table_bytes(arrived.requested.layer):
             copy.adopt_table(arrived.requested.layer, bytes(data))
             data.clear()
-
-
-def _cut_parts(pack: Pack, parts: Sequence[LayerRanges]) -> CutRequest:
-    return _cut(span for part in parts for span in _spans(pack, part))
 
 
 def _spans(pack: Pack, part: LayerRanges) -> Iterator[RequestedBytes]:
@@ -241,18 +226,112 @@ def _spans(pack: Pack, part: LayerRanges) -> Iterator[RequestedBytes]:
     yield RequestedBytes("blob", part.layer, blob, start, end - start)
 
 
-def _cut(spans: Iterator[RequestedBytes]) -> CutRequest:
-    """The spans, each cut into requests of the size that is wanted at the moment."""
-    rest: RequestedBytes | None = None
+class Provision:
+    """One transfer at a time; another thread's waits for it. `connect` opens a spoke to the master's hub of the plane
+    FILES; `local` are whole packs on this computer, whose blobs need no transfer."""
 
-    def cut(limit: int) -> RequestedBytes | None:
-        nonlocal rest
-        whole = rest or next(spans, None)
-        if whole is None:
-            return None
-        length = min(limit, whole.length)
-        left = whole.length - length
-        rest = replace(whole, offset=whole.offset + length, length=left) if left else None
-        return replace(whole, length=length)
+    def __init__(
+        self, connect: Callable[[], ZmqSpoke], store: ShardStore, clock: Clock, local: Sequence[Pack] = ()
+    ) -> None:
+        self._connect = connect
+        self._store = store
+        self._clock = clock
+        self._local = local
+        self._told: set[str] = set()
+        self._turn = threading.Lock()  # the master takes one connection of this worker
 
-    return cut
+    def fetch(self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool) -> ShardCopy:
+        """Everything of the share on disk, in use until the caller closes it.
+
+        `verify`: a node found damage, so what is there is compared with its checksums first. Raises as `fetch`.
+        """
+        share = NodeShare(Share(*order.attention), Share(*order.ffn))
+        with self._turns(cancelled):
+            if verify and self._store.has(order.pack):
+                with self._store.open(order.pack) as copy:
+                    copy.forget(copy.verify(share, fast=True))
+            with self._connect() as spoke:
+                copy = fetch(
+                    spoke,
+                    self._store,
+                    order.pack,
+                    share,
+                    _Rate(report, self._clock),
+                    local=self._local,
+                    stopped=cancelled.is_set,
+                    clock=self._clock,
+                )
+        self._tell_of_strangers(copy)
+        return copy
+
+    def stock(self, order: Stock, cancelled: threading.Event) -> None:
+        """Everything of the shares on disk, as far as that needs no eviction. Raises as `fetch`."""
+        full: DiskFull | None = None
+        with self._turns(cancelled), self._connect() as spoke:
+            for attention, ffn in order.shares:
+                try:
+                    fetch(
+                        spoke,
+                        self._store,
+                        order.pack,
+                        NodeShare(Share(*attention), Share(*ffn)),
+                        local=self._local,
+                        evict=False,
+                        stopped=cancelled.is_set,
+                        clock=self._clock,
+                    ).close()
+                except DiskFull as error:  # others may lack less
+                    full = error
+        if full is not None:
+            raise full
+
+    def held_bytes(self, pack: str) -> int:
+        """How much of the pack's weights is on this disk. Raises as ShardStore."""
+        if not self._store.has(pack):
+            return 0
+        with self._store.open(pack) as copy:
+            return copy.held_bytes
+
+    @contextlib.contextmanager
+    def _turns(self, cancelled: threading.Event) -> Iterator[None]:
+        """Waits for the transfer under way, which was cancelled. Raises Cancelled."""
+        while not self._turn.acquire(timeout=0.1):
+            if cancelled.is_set():
+                raise Cancelled("it was cancelled before it began")
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    def _tell_of_strangers(self, copy: ShardCopy) -> None:
+        """Once per pack: a folder that the user named in vain."""
+        if copy.id in self._told:
+            return
+        self._told.add(copy.id)
+        for pack in self._local:
+            if not copy.overlaps(pack):
+                _log.warning(
+                    "%s is not the model that the master serves (no layer is the same): the weights come from the "
+                    "master",
+                    pack.path,
+                )
+
+
+class _Rate:
+    """Turns bytes done into reports with a rate, a few times a second."""
+
+    def __init__(self, report: Report, clock: Clock) -> None:
+        self._report = report
+        self._clock = clock
+        self._started = clock.now()
+        self._first: int | None = None
+        self._due = self._started
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self._clock.now()
+        if self._first is None:
+            self._first = done
+        if now < self._due and done < total:
+            return
+        self._due = now + 0.3
+        self._report(done, total, rate_of(done - self._first, max(now - self._started, 1e-3)))

@@ -1,59 +1,55 @@
 """The master's side of shipping: a thread that answers requests for bytes of packs, fairly and in little memory.
 
 Laws: only manifests, tables of hashes and blobs of layers leave, of packs that are served, within their bounds; the
-embedding and the head, which belong to the prompt's side, never do. A worker has at most `MAX_OPEN_REQUESTS` requests
+embedding and the head, which belong to the prompt's side, never do. A worker has at most 8 requests
 waiting; further ones are dropped. Workers take turns, one chunk each; one that does not read is passed over, and one
 that asks without end keeps nobody waiting.
 """
 
 import contextlib
 import logging
-import os
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpiedge.clock import Clock, MonotonicClock
-from tpiedge.errors import PeerError, ReadFault, TpiedgeError, UserError
-from tpiedge.pack.files import open_regular, read_exactly
-from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.errors import PeerError, TpiedgeError, UserError
+from tpiedge.pack.files import OpenFile
+from tpiedge.pack.hashes import RECORD_BYTES
+from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
-from tpiedge.rate_limited_log import RateLimitedLog
+from tpiedge.sanitise import RateLimitedLog
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, LinkReset, Unreachable
-from tpiedge.wire.codec import encode
-from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
-from tpiedge.wire.flat import FLAT_BYTES
+from tpiedge.wire.codec import FLAT_BYTES, encode
+from tpiedge.wire.files import Fetch, FetchFailed, FileChunk, FilePart
 from tpiedge.wire.limits import MAX_FILE_CHUNK
 from tpiedge.wire.tensors import TensorHeader
 
-MAX_OPEN_REQUESTS = 8
-"""Per worker. As many chunks may wait in the transport besides."""
-
-_IDLE_S = 0.5
+_MAX_OPEN_REQUESTS = 8  # per worker; as many chunks may wait in the transport besides
 _BUSY_S = 0.1
 _FORGET_S = 30.0
-_OPEN_FILES = 32
-_MESSAGE_CHARS = 1000
-#: Messages that are read between two rounds of answers.
-_BURST = 256
 _log = logging.getLogger(__name__)
 
 
-class ServedPack:
+class _ServedPack:
     """What of a pack may be shipped. Its manifest is kept in memory (at most 16 MiB). Raises UserError."""
 
     def __init__(self, pack: Pack) -> None:
         self.manifest = manifest_bytes(pack.path)
-        self.id = pack_id(self.manifest)
-        layers = {pack.blob_id(layer): layer for layer in range(pack.num_layers)}
         private = {pack.blob_id("embedding"), pack.blob_id("head")}
-        self.blobs = {
-            blob: (pack.blob_path(layer), pack.layout(layer).nbytes)
-            for blob, layer in layers.items()
-            if blob not in private
-        }
+        self.layers = {pack.blob_id(layer): layer for layer in range(pack.num_layers)}
+        self.layers = {blob: layer for blob, layer in self.layers.items() if blob not in private}
+        self._pack = pack
+
+    def file(self, blob: str, part: FilePart) -> tuple[Path, int]:
+        """The file of a layer's blob, or of its table of hashes, and its size."""
+        layer = self.layers[blob]
+        path, layout = self._pack.blob_path(layer), self._pack.layout(layer)
+        if part == "blob":
+            return path, layout.nbytes
+        return path.parent / f"{blob}.hashes", layout.range_count * RECORD_BYTES
 
 
 @dataclass
@@ -68,41 +64,24 @@ class _Customer:
 class ShipServer:
     """Serves packs over `hub` (plane FILES), which it owns from `start` to `close`: only admitted workers get in."""
 
-    def __init__(self, hub: Endpoint, packs: Sequence[Pack] = (), clock: Clock | None = None) -> None:
+    def __init__(self, hub: Endpoint, packs: Sequence[Pack], clock: Clock | None = None) -> None:
         self._hub = hub
         self._clock = clock or MonotonicClock()
-        self._packs: Mapping[str, ServedPack] = {}
+        served = [_ServedPack(pack) for pack in packs]
+        self._packs = {pack_id(pack.manifest): pack for pack in served}
         self._customers: dict[str, _Customer] = {}
-        self._files = _OpenFiles()
         self._frame = memoryview(bytearray(FLAT_BYTES + MAX_FILE_CHUNK))
-        self._lock = threading.Lock()
-        self._warnings = RateLimitedLog(_log, self._clock)
-        self.dropped_requests = 0
+        self._warnings = RateLimitedLog(_log, self._clock.now)
         self._thread = threading.Thread(target=self._run, name="tpiedge-ship", daemon=True)
-        for pack in packs:
-            self.serve(pack)
 
     def start(self) -> None:
         self._thread.start()
-
-    def serve(self, pack: Pack) -> str:
-        """Serve `pack` too, from any thread; returns its id. Raises UserError."""
-        served = ServedPack(pack)
-        with self._lock:
-            self._packs = {**self._packs, served.id: served}
-        return served.id
-
-    def withdraw(self, identity: str) -> None:
-        """Refuse further requests for the pack."""
-        with self._lock:
-            self._packs = {known: pack for known, pack in self._packs.items() if known != identity}
 
     def close(self) -> None:
         """End the thread and close the hub. Idempotent."""
         self._hub.close()
         if self._thread.ident is not None:
             self._thread.join()
-        self._files.close()
 
     def _run(self) -> None:
         with contextlib.suppress(EndpointClosed):
@@ -113,7 +92,7 @@ class ShipServer:
     def _receive(self) -> None:
         """Queue what has come; wait for it only where there is nothing else to do."""
         timeout_s = self._patience()
-        for _ in range(_BURST):
+        for _ in range(256):  # then those who wait get answers
             try:
                 envelope = self._hub.recv(timeout_s)
                 if envelope is None:
@@ -121,7 +100,8 @@ class ShipServer:
                 if isinstance(envelope.message, Fetch):
                     self._enqueue(envelope.sender, envelope.message)
             except LinkReset as error:
-                self._forget_requests(error.peer)
+                # Of the connection before: the worker has asked again, or will.
+                self._customers.pop(error.peer, None)
             except PeerError as error:  # malformed: counted by the hub
                 self._warnings.warning("%s", error)
             timeout_s = 0.0
@@ -131,20 +111,13 @@ class ShipServer:
         waiting = [customer for customer in self._customers.values() if customer.queue]
         if any(customer.blocked_until <= now for customer in waiting):
             return 0.0
-        return _BUSY_S if waiting else _IDLE_S
+        return _BUSY_S if waiting else 0.5
 
     def _enqueue(self, sender: str, request: Fetch) -> None:
         customer = self._customers.setdefault(sender, _Customer())
         customer.seen_at = self._clock.now()
-        if len(customer.queue) >= MAX_OPEN_REQUESTS or request in customer.queue:
-            self.dropped_requests += 1
-        else:
+        if len(customer.queue) < _MAX_OPEN_REQUESTS and request not in customer.queue:
             customer.queue.append(request)
-
-    def _forget_requests(self, sender: str) -> None:
-        """Forgets the requests of the connection before: the worker has asked again, or will."""
-        if sender in self._customers:
-            self._customers[sender].queue.clear()
 
     def _serve_everyone(self) -> None:
         """One answer for each worker that waits for one."""
@@ -162,7 +135,7 @@ class ShipServer:
             frame = self._answer(request)
         except TpiedgeError as error:
             self._warnings.warning("refused a request of %s: %s", name, error)
-            frame = encode(FetchFailed(request.epoch, request.number, str(error)[:_MESSAGE_CHARS]))
+            frame = encode(FetchFailed(request.epoch, request.number, str(error)[:1000]))
         try:
             self._hub.send_frame(frame, name, 0.0)
         except Unreachable:
@@ -185,20 +158,16 @@ class ShipServer:
         if request.part == "manifest":
             part = pack.manifest[request.offset : request.offset + request.length]
             return self._chunk(request, len(pack.manifest), len(part), part)
-        if request.blob not in pack.blobs:
+        if request.blob not in pack.layers:
             raise UserError(f"{request.blob[:12]} is no layer of the pack {request.pack[:12]}")
-        path, nbytes = pack.blobs[request.blob]
-        if request.part == "hashes":
-            path = path.parent / f"{path.name}.hashes"
-            nbytes = self._files.size(path)
-            length = max(0, min(request.length, nbytes - request.offset))
-        else:
-            length = request.length
-            if request.offset + length > nbytes:
-                raise UserError(f"bytes {request.offset} to {request.offset + length} of a blob of {nbytes}")
-        into = self._frame[FLAT_BYTES : FLAT_BYTES + length]
-        read_exactly(self._files.open(path), path, request.offset, into)
-        return self._chunk(request, nbytes, length)
+        path, nbytes = pack.file(request.blob, request.part)
+        end = request.offset + request.length
+        if end > nbytes:
+            raise UserError(f"bytes {request.offset} to {end} of a file of {nbytes}")
+        into = self._frame[FLAT_BYTES : FLAT_BYTES + request.length]
+        with OpenFile(path) as file:
+            file.read(request.offset, into)
+        return self._chunk(request, nbytes, request.length)
 
     def _chunk(self, request: Fetch, total: int, length: int, data: bytes = b"") -> memoryview:
         header = encode(FileChunk(request.epoch, request.number, total, TensorHeader("u8", (length,))))
@@ -206,30 +175,3 @@ class ShipServer:
         if data:
             self._frame[FLAT_BYTES : FLAT_BYTES + length] = data
         return self._frame[: FLAT_BYTES + length]
-
-
-class _OpenFiles:
-    """Descriptors of the files read lately. Raises ReadFault where one cannot be opened."""
-
-    def __init__(self) -> None:
-        self._fds: OrderedDict[Path, int] = OrderedDict()
-
-    def open(self, path: Path) -> int:
-        if path in self._fds:
-            self._fds.move_to_end(path)
-            return self._fds[path]
-        try:
-            fd = open_regular(path)
-        except OSError as error:
-            raise ReadFault(path, 0, 0, error.strerror or str(error)) from None
-        self._fds[path] = fd
-        if len(self._fds) > _OPEN_FILES:
-            os.close(self._fds.popitem(last=False)[1])
-        return fd
-
-    def size(self, path: Path) -> int:
-        return os.fstat(self.open(path)).st_size
-
-    def close(self) -> None:
-        while self._fds:
-            os.close(self._fds.popitem()[1])

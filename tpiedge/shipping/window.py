@@ -7,21 +7,15 @@ again; where nothing arrives for `stall_s` the wait ends in words.
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, PeerError, ProtocolError
 from tpiedge.transport.endpoint import DuplicateName, Endpoint, Unreachable
 from tpiedge.wire.files import Fetch, FetchFailed, FileChunk, FilePart
 
-_FIRST_CHUNK = 1 << 18
-_MIN_CHUNK = 1 << 16
-_MAX_CHUNK = 1 << 20
-_OPEN_REQUESTS = 8
-_QUICK_S = 0.1
-_SLOW_S = 0.5
-_WAIT_S = 0.1
-_REPEAT_S = 2.0
+LEAST_CHUNK = 1 << 16
+"""Bytes that one request may always bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +36,6 @@ class ArrivedBytes:
     requested: RequestedBytes
     data: memoryview
     total: int
-
-
-CutRequest = Callable[[int], RequestedBytes | None]
-"""The next bytes to request, at most so many; None at the end."""
 
 
 @dataclass(slots=True)
@@ -72,28 +62,29 @@ class RequestWindow:
         self._stopped = stopped
         self._epoch = secrets.randbits(32)
         self._number = 0
-        self._chunk = _FIRST_CHUNK
+        self._chunk = 1 << 18
         self._open: dict[int, _Request] = {}
         self._heard_at = self._asked_at = clock.now()
         self._duplicate: DuplicateName | None = None
 
-    def stream(self, cut: CutRequest) -> Iterator[ArrivedBytes]:
-        """The requested bytes that `cut` gives, in its order; at most 8 MiB of them are in memory.
+    def stream(self, spans: Iterator[RequestedBytes]) -> Iterator[ArrivedBytes]:
+        """The bytes of `spans` in their order, cut as the link likes; at most 8 MiB of them are in memory.
 
         Raises PeerError (refused, or silent for `stall_s`), Cancelled, EndpointClosed.
         """
         self._open.clear()  # of a stream that was given up: their answers are dropped
         self._heard_at = self._asked_at = self._clock.now()
-        more = True
+        span = next(spans, None)
         while True:
-            while more and len(self._open) < _OPEN_REQUESTS:
-                requested = cut(self._chunk)
-                more = requested is not None
-                if requested is not None:
-                    self._add(requested)
+            while span is not None and len(self._open) < 8:
+                length = min(span.length, self._chunk)
+                self._add(replace(span, length=length))
+                left = span.length - length
+                span = replace(span, offset=span.offset + length, length=left) if left else next(spans, None)
             if not self._open:
                 return
-            self._check_stopped()
+            if self._stopped():
+                raise Cancelled("the transfer was stopped; what has arrived is kept")
             number, first = next(iter(self._open.items()))
             if first.answer is None:
                 self._ask()
@@ -107,15 +98,8 @@ class RequestWindow:
 
     def _add(self, requested: RequestedBytes) -> None:
         self._number = (self._number + 1) % (1 << 32)
-        message = Fetch(
-            self._epoch,
-            self._number,
-            self._pack,
-            requested.part,
-            requested.blob,
-            requested.offset,
-            requested.length,
-        )
+        part, blob, offset, length = requested.part, requested.blob, requested.offset, requested.length
+        message = Fetch(self._epoch, self._number, self._pack, part, blob, offset, length)
         self._open[self._number] = _Request(message, requested)
 
     def _ask(self) -> None:
@@ -132,7 +116,7 @@ class RequestWindow:
 
     def _receive(self) -> None:
         try:
-            envelope = self._spoke.recv(_WAIT_S)
+            envelope = self._spoke.recv(0.1)
         except DuplicateName as error:
             # The master has yet to see that this worker's connection before has ended, unless another process has it.
             self._duplicate = error
@@ -152,23 +136,19 @@ class RequestWindow:
 
     def _answered(self, request: _Request, answer: ArrivedBytes) -> None:
         requested, count = answer.requested, len(answer.data)
-        exact = requested.part == "blob"
-        expected = (
-            requested.length if exact else min(requested.length, max(0, answer.total - requested.offset))
-        )
+        expected = requested.length
+        if requested.part == "manifest":  # whose size only the answers tell
+            expected = min(expected, max(0, answer.total - requested.offset))
         if count != expected or not count:
             raise ProtocolError(f"the master sent {count} bytes as {_words(requested)}, not {expected}")
         request.answer = answer
         self._duplicate = None
         now = self._clock.now()
-        self._adapt(now - self._heard_at)
+        if now - self._heard_at < 0.1:
+            self._chunk = min(2 * self._chunk, 1 << 20)
+        elif now - self._heard_at > 0.5:
+            self._chunk = max(self._chunk // 2, LEAST_CHUNK)
         self._heard_at = now
-
-    def _adapt(self, took_s: float) -> None:
-        if took_s < _QUICK_S:
-            self._chunk = min(2 * self._chunk, _MAX_CHUNK)
-        elif took_s > _SLOW_S:
-            self._chunk = max(self._chunk // 2, _MIN_CHUNK)
 
     def _check_silence(self) -> None:
         now = self._clock.now()
@@ -179,13 +159,9 @@ class RequestWindow:
                 f"no byte has come from the master for {now - self._heard_at:.0f} s ({self._spoke.address}): is it "
                 "running, and is its port for files reachable from here?"
             )
-        if now - self._asked_at >= _REPEAT_S:
+        if now - self._asked_at >= 2.0:
             for request in self._open.values():
                 request.sent = request.answer is not None
-
-    def _check_stopped(self) -> None:
-        if self._stopped():
-            raise Cancelled("the transfer was stopped; what has arrived is kept")
 
 
 def _words(requested: RequestedBytes) -> str:

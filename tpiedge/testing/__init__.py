@@ -1,1 +1,2 @@
-"""Public fakes for tests: a manual `clock`, a `cluster` of threads, a `service` for the HTTP API."""
+"""Public fakes for tests: a manual `clock`, a `cluster` of threads, a `service` for the HTTP API, and endpoints
+`inprocess`."""

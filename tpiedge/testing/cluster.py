@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from tpiedge.clock import MonotonicClock
@@ -16,26 +17,24 @@ from tpiedge.collectives.job import Route
 from tpiedge.collectives.local import DeadlineLiveness, LocalCommunicator
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.engine.assembly import Engine, kv_cache
-from tpiedge.engine.carrying import Carrier
-from tpiedge.engine.drawing import Draws
+from tpiedge.engine.carrying import Carrier, Locker
 from tpiedge.engine.grammars import Grammars
-from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Leader, Serving
+from tpiedge.engine.runner import Follower, Leader, Serving
+from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.steps import StepLimits
-from tpiedge.errors import InternalError, TpiedgeError
+from tpiedge.errors import InternalError, TpiedgeError, UserError
 from tpiedge.kernels.kv_format import usual_kv
-from tpiedge.memory.pinning import Placement
-from tpiedge.memory.sweep import Sweep
+from tpiedge.memory.sweep import Placement, Sweep
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
+from tpiedge.testing.inprocess import InProcessPeer
 from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.transport.inprocess import InProcessPeer
-from tpiedge.wire.control import AnswerPart, Carried, Halt, StepSpans, Token
+from tpiedge.wire.control import AnswerPart, Carried, Failed, Finished, Halt, StepSpans, Token
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
@@ -46,6 +45,61 @@ _WAIT_S = 20.0
 def greedy_request(prompt_ids: Sequence[int], max_tokens: int) -> GenerationRequest:
     """The likeliest `max_tokens` tokens, end tokens included."""
     return GenerationRequest("test", tuple(prompt_ids), max_tokens, ignore_eos=True)
+
+
+class SoloLeader(Leader):
+    """Rank 0 for one request at a time, without a master."""
+
+    #: Draws the tokens of a request, other than as it asks.
+    sampler_of: Callable[[GenerationRequest], Any] | None = None
+    _poll: Callable[[], None] | None = None
+
+    def generate(
+        self,
+        request: GenerationRequest,
+        emit: Callable[[AnswerPart], None],
+        cancelled: Callable[[], bool],
+    ) -> Finished:
+        """Runs a request, alone, to its end. `cancelled` is asked between steps, and once in each. Raises UserError."""
+
+        def poll() -> None:
+            if cancelled():
+                self.cancel(request.id)
+
+        self.submit(request, emit)
+        self._poll = poll
+        try:
+            while True:
+                poll()
+                for ended in self.step():
+                    if isinstance(ended, Failed):
+                        raise UserError(ended.message)
+                    if isinstance(ended, Finished):
+                        return ended
+                if self.idle:
+                    self.await_grammar(0.05)
+        finally:
+            self._poll = None
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """[T, vocabulary] at every position of a text, while nothing else runs."""
+        sequence = self._batcher.add(GenerationRequest("logits", tuple(token_ids), 0, prompt_scores=True))
+        parts: list[Tensor] = []
+        try:
+            while sequence.remaining and (batch := self._batcher.plan()) is not None:
+                parts.append(self._run(batch))
+                self._batcher.decided(batch.pieces[0], ())
+            return self._head.logits(torch.cat(parts))
+        finally:
+            self._batcher.end(sequence)
+
+    def _sampler(self, request: GenerationRequest) -> Sampler:
+        found: Sampler = self.sampler_of(request) if self.sampler_of else super()._sampler(request)
+        return found
+
+    def _announced(self) -> None:
+        if self._poll is not None:
+            self._poll()
 
 
 class InProcessCluster:
@@ -66,7 +120,7 @@ class InProcessCluster:
         sequences: int = 1,
         speculate: int = 0,
         context_tokens: int | None = None,
-        sampler_of: Callable[[GenerationRequest], Draws] | None = None,
+        sampler_of: Callable[[GenerationRequest], Any] | None = None,
         threads: int = 1,
         folders: Sequence[Path] = (),
         carried: Carried | None = None,
@@ -97,9 +151,10 @@ class InProcessCluster:
             sequences,
             speculate,
             grain_pages,
+            limits=limits,
+            route=route or Route(),
         )
         self._kv = kv or usual_kv(self._compute)
-        self._limits = limits
         self._capacity = capacity_tokens
         self._resources = ExitStack()
         self._threads: list[threading.Thread] = []
@@ -107,7 +162,6 @@ class InProcessCluster:
         self.weights: list[NodeWeights] = []
         self._page_bytes = 0
         self._meter = Meter()  # rank 0's
-        self._route = route
         self.endpoints = InProcessPeer.group([node_name(rank) for rank in range(len(shares))])
         self.leader = self._start()
 
@@ -161,7 +215,7 @@ class InProcessCluster:
     ) -> None:
         self.close()
 
-    def _start(self) -> Leader:
+    def _start(self) -> SoloLeader:
         try:
             engines = [self._engine(rank) for rank in range(len(self._shares))]
         except BaseException:
@@ -176,16 +230,15 @@ class InProcessCluster:
         if self._tokenizer is not None:
             grammars = Grammars(self._tokenizer, self._config.vocab_size)
             self._resources.callback(grammars.close)
-        leader = engines[0].leader(
-            self._serving, self._limits, self._route, self._sampler_of, grammars, self._told
-        )
+        leader = SoloLeader(engines[0], self._serving, self._told, grammars)
+        leader.sampler_of = self._sampler_of
         if self._carried is not None:
             leader.adopt(self._carriers[0].take(self._carried), private=self._carried.private)
         return leader
 
     def _carrier(self, engine: Engine, rank: int) -> Carrier:
         locker = Locker(self._folders[rank], b"key") if self._folders else None
-        return engine.carrier(self._shares[rank].attention, locker, ())
+        return Carrier(engine, self._shares[rank].attention, locker, ())
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]
@@ -222,6 +275,6 @@ class InProcessCluster:
         try:
             if self._carried is not None:
                 carrier.take(self._carried)
-            engine.follower(carrier, self._told).run()
+            Follower(engine, carrier, self._told).run()
         except TpiedgeError as error:
             self.errors.append(error)  # closing its spoke ends it with EndpointClosed

@@ -8,25 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from tpiedge.api.service import (
-    AnswerEvent,
-    Busy,
-    ClusterEvent,
-    ClusterStatus,
-    EnrolledWorker,
-    Forecast,
-    ModelInfo,
-    NodeStatus,
-    PendingJoin,
-    Reading,
-    RequestLine,
-    StepTimeline,
-    Unavailable,
-)
+from tpiedge.answers.generation import AnswerEvent, Busy, Unavailable
+from tpiedge.api.service import EnrolledWorker, ModelInfo, PendingJoin
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
+from tpiedge.master.counters import StepTimeline
+from tpiedge.master.foresight import Forecast
+from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import Paused, Resumed, TakenUp
+from tpiedge.master.pending_answer import RequestLine
 from tpiedge.master.reconciler import CannotDrain
 from tpiedge.master.request_queue import Dismissed
+from tpiedge.master.request_times import Reading
+from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import AnswerPart, Embedding, Finished, Token, WorkerLink
@@ -243,7 +236,7 @@ class FakeService:
             found = [one for one in self._running if one.request.id == request and not one.ended.is_set()]
         for one in found:
             self.dismissed.append(request)
-            one.fail(Dismissed("the administrator of this server ended the request"))
+            one.fail(Dismissed())
         return bool(found)
 
     def submit(

@@ -27,7 +27,6 @@ _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _log = logging.getLogger(__name__)
 
 
-_MAX_DENIED = 10_000
 #: After which a connection that was let in has been introduced, or is gone.
 _INTRODUCTION_S = 6.0
 
@@ -268,7 +267,7 @@ class Admission:
         if self._policy is None:
             return
         self._denied[key] = None
-        if len(self._denied) > _MAX_DENIED:
+        if len(self._denied) > 10_000:
             del self._denied[next(iter(self._denied))]
 
     def _replace(self, names: dict[str, str]) -> None:

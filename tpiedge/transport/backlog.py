@@ -11,8 +11,7 @@ Nor does libzmq end a connection over which nothing comes once its handshake has
    that peer is admitted no more.
 2. At most `each` strangers of one address stay, and `limit` in all. Where one more comes, the one goes that has been a
    stranger for longest: of that address, or of the address that has most. So a newcomer always has some time.
-3. A stranger goes when its time is over.
-4. A connection whose peer is known never goes for the sake of a stranger.
+3. A stranger goes when its time is over. A connection whose peer is known never goes for the sake of a stranger.
 """
 
 import contextlib

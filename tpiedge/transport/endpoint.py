@@ -6,10 +6,14 @@ endpoint: it alone calls `send` and `recv`. `post`, `close` and the counters are
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tpiedge.errors import PeerError, ProtocolError, TpiedgeError
 from tpiedge.wire.messages import Message
+
+if TYPE_CHECKING:
+    from tpiedge.transport.admission import Admission
+
 
 Buffer = bytes | bytearray | memoryview
 """Contiguous bytes, flat or not (`memoryview(array)`); may change as soon as `send` returns."""
@@ -99,11 +103,6 @@ class Endpoint(Protocol):
         ...
 
     @property
-    def peers(self) -> tuple[str, ...]:
-        """Names seen so far (hub) or the hub's name (spoke)."""
-        ...
-
-    @property
     def bytes_sent(self) -> int:
         """Headers and tensors handed to the transport."""
         ...
@@ -169,4 +168,28 @@ class Endpoint(Protocol):
 
     def close(self) -> None:
         """Free everything; a wait in progress ends with EndpointClosed. Idempotent."""
+        ...
+
+
+class Hub(Endpoint, Protocol):
+    """The control plane's hub as the master sees it. `wake` and `admission` are for any thread."""
+
+    @property
+    def admission(self) -> "Admission": ...
+
+    def wake(self) -> None:
+        """End a wait in `recv` that is under way, or else the next one, as if its time were up."""
+        ...
+
+    def address_of(self, name: str) -> str:
+        """The IP address that `name` is connected from, "" where it is not known."""
+        ...
+
+    def is_connected(self, name: str) -> bool:
+        """Whether the connection of `name` stands, as far as this computer knows: it is told at once of a process that
+        ended there, and of packets that vanish only after minutes."""
+        ...
+
+    def disconnect(self, name: str, farewell: Message | None = None) -> None:
+        """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear."""
         ...

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Buffer, Counters, Envelope, MalformedMessage
 from tpiedge.units import MIB
-from tpiedge.wire.codec import decode, encode, tensors_of
-from tpiedge.wire.flat import FLAT_BYTES, FLAT_MARK
+from tpiedge.wire.codec import FLAT_BYTES, FLAT_MARK, decode, encode, tensors_of
 from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_FILE_CHUNK, MAX_TENSOR_BYTES, MAX_TENSOR_HEADER
 from tpiedge.wire.messages import Message
 from tpiedge.wire.tensors import check_tensors
@@ -50,7 +49,7 @@ class Plane:
 
 
 CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000, waiting_limit=8 * MIB)
-# Three chunks are under way at most (engine/overlap.py), each with its hidden states, a part and, by two shots, a
+# Three chunks are under way at most (engine/steps.py), each with its hidden states, a part and, by two shots, a
 # slice of the sum; with the plan and the end of the step before, eleven messages of a peer, of 1 MiB or one row each,
 # or of twice as much where integers are wide. A spoke's libzmq keeps as many of them as `receive_length` says; the
 # others wait at their sender.

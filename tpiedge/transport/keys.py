@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
-_KEY_LENGTH = 40
-
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
@@ -23,7 +21,7 @@ class CurveKeys:
 
 def is_key(text: str) -> bool:
     """Whether `text` is a key in Z85."""
-    return len(text) == _KEY_LENGTH and text.isascii() and all(byte in z85.Z85CHARS for byte in text.encode())
+    return len(text) == 40 and text.isascii() and all(byte in z85.Z85CHARS for byte in text.encode())
 
 
 def public_of(secret: str) -> str:

@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 import zmq
 
 from tpiedge.transport.endpoint import Buffer, Counters, EndpointClosed, Envelope, Unreachable
-from tpiedge.transport.endpoint_reducers import EndpointReducers
 from tpiedge.transport.framing import TENSOR, Messages, Plane, names_of
-from tpiedge.transport.native_reducer import Exchange, Reduce
-from tpiedge.transport.zeromq import ZmqHub
-from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
-from tpiedge.transport.zeromq_options import SLICE_S
-from tpiedge.transport.zeromq_spoke import ZmqSpoke
+from tpiedge.transport.native_reducer import EndpointReducers, Exchange, Reduce
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.transport.zeromq_endpoint import SLICE_S, ZmqEndpoint
 from tpiedge.wire.messages import Message
 
 
@@ -46,10 +43,6 @@ class ZmqMesh(Messages):
     def address(self) -> str:
         """Where other nodes connect to; empty where none does (without a hub)."""
         return self._hub.address if self._hub else ""
-
-    @property
-    def peers(self) -> tuple[str, ...]:
-        return (*(self._hub.peers if self._hub else ()), *self._spokes)
 
     @property
     def bytes_sent(self) -> int:

@@ -5,7 +5,7 @@ system than Linux, libzmq inside pyzmq's extension, a second libzmq in the proce
 switched off, there is none, and Python does the same step by step. The reason is in the debug log. What packs tensors
 for the wire needs no libzmq, and is there wherever it was built.
 
-TPIEDGE_FAST_LINK=0 switches it off, and so does TPIEDGE_NATIVE=0, together with the kernels.
+TPIEDGE_FAST_LINK=0 switches it off, but for the packing; TPIEDGE_NATIVE=0 all of it, together with the kernels.
 """
 
 import ctypes
@@ -13,9 +13,8 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import zmq
 import zmq.backend
@@ -27,7 +26,6 @@ PRECISIONS: Final[dict[SummandPrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2
 """The numbering of Precision in native/wire.h."""
 
 _ABI: Final = 5
-_SWITCHES: Final = (b"TPIEDGE_NATIVE", b"TPIEDGE_FAST_LINK")
 # As `Zmq` in native/message.h.
 _FUNCTIONS: Final = ("init", "init_size", "copy", "data", "size", "more", "gets", "send", "recv", "close")
 
@@ -95,7 +93,8 @@ class _Uncertain(Exception):
 
 def transport_library() -> TransportLibrary | None:
     """None where there is none, see above."""
-    return None if _is_off() else _library()
+    off = _is_off() or os.environ.get("TPIEDGE_FAST_LINK") == "0"
+    return None if off else _library()
 
 
 def packing_library() -> ctypes.CDLL | None:
@@ -104,25 +103,7 @@ def packing_library() -> ctypes.CDLL | None:
 
 
 def _is_off() -> bool:
-    value_of = _reader()
-    for variable in _SWITCHES:
-        if value_of(variable) == b"0":
-            _log.debug("all-reduces step by step: %s=0", variable.decode())
-            return True
-    return False
-
-
-@functools.cache
-def _reader() -> Callable[[bytes], bytes | None]:
-    """libc's getenv, which has what os.environ was given in a fifth of its time. Every pack and unpack asks.
-
-    The interpreter's lock is held meanwhile, as it is where os.environ changes.
-    """
-    if os.name != "posix":
-        return lambda name: os.environ.get(name.decode(), "").encode()
-    getenv = ctypes.PyDLL(None).getenv
-    getenv.argtypes, getenv.restype = [_bytes], _bytes
-    return cast(Callable[[bytes], bytes | None], getenv)
+    return os.environ.get("TPIEDGE_NATIVE") == "0"
 
 
 @functools.cache
@@ -161,11 +142,7 @@ def _zmq_functions() -> list[int]:
     pyzmq = ctypes.CDLL(extension, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     global_scope = ctypes.CDLL(None)
     addresses = [_address_of(f"zmq_msg_{name}", pyzmq, global_scope) for name in _FUNCTIONS]
-    homes = {_home_of(address, global_scope) for address in addresses}
-    if len(homes) != 1:
-        raise _Uncertain(f"more than one libzmq: {homes}")
     _check_version(pyzmq)
-    _log.debug("all-reduces in one call, with %s", *homes)
     return addresses
 
 
@@ -175,20 +152,6 @@ def _address_of(name: str, pyzmq: ctypes.CDLL, global_scope: ctypes.CDLL) -> int
     if not address or (other is not None and ctypes.cast(other, _pointer).value != address):
         raise _Uncertain(f"more than one {name}")
     return address
-
-
-class _Place(ctypes.Structure):
-    """Dl_info of <dlfcn.h>."""
-
-    _fields_ = (("file", _bytes), ("base", _pointer), ("symbol", _bytes), ("address", _pointer))
-
-
-def _home_of(address: int, global_scope: ctypes.CDLL) -> str:
-    """The file that is mapped there."""
-    place = _Place()
-    if not global_scope.dladdr(_pointer(address), ctypes.byref(place)) or not place.file:
-        raise _Uncertain("a function of libzmq without a file")
-    return os.fsdecode(place.file)
 
 
 def _check_version(pyzmq: ctypes.CDLL) -> None:

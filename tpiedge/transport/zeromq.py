@@ -9,7 +9,9 @@ spoke announces every connection with an empty frame, so the hub sees breaks: li
 and loses what was under way. A second such frame on one connection breaks the protocol.
 """
 
+import contextlib
 import errno
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +22,10 @@ from tpiedge.errors import UserError
 from tpiedge.transport.admission import Admission, GuestPolicy
 from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, curve_bytes
 from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
-from tpiedge.transport.endpoint import Buffer, LinkReset, MalformedMessage
+from tpiedge.transport.endpoint import Buffer, DuplicateName, LinkReset, MalformedMessage
 from tpiedge.transport.framing import Plane, frame_of
-from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.keys import CurveKeys, is_key
+from tpiedge.transport.monitor import LinkMonitor
 from tpiedge.transport.zeromq_endpoint import (
     DUPLICATE,
     PROBE,
@@ -31,16 +34,11 @@ from tpiedge.transport.zeromq_endpoint import (
     SEND_MORE,
     Frame,
     Item,
+    ZmqContext,
     ZmqEndpoint,
 )
-from tpiedge.transport.zeromq_options import ZmqContext
-from tpiedge.transport.zeromq_spoke import ZmqSpoke
 from tpiedge.wire.messages import Message
 
-__all__ = ["ZmqHub", "ZmqSpoke"]
-
-_MAX_HELD = 256
-_MAX_CUT = 1000
 # Connections that wait to be accepted; who calls when there are more tries again only after a second.
 _MOST_CALLS = 1024
 _OWN_ADDRESS = "give one address of this computer, HOST:PORT"
@@ -104,10 +102,6 @@ class ZmqHub(ZmqEndpoint):
     def address(self) -> str:
         return self._address
 
-    @property
-    def peers(self) -> tuple[str, ...]:
-        return tuple(self._routes)
-
     def way_to(self, name: str) -> tuple[bytes, Flow] | None:
         route = self._routes.get(name, b"")
         peer = self._known.get(route)
@@ -149,7 +143,7 @@ class ZmqHub(ZmqEndpoint):
 
     def _end(self, route: bytes, connection: TcpConnection | None, *, at_once: bool) -> None:
         self._cut[route] = connection
-        while len(self._cut) > _MAX_CUT:
+        while len(self._cut) > 1000:
             del self._cut[next(iter(self._cut))]
         if connection is not None:
             (self._cutter.cut if at_once else self._cutter.cut_soon)(connection)
@@ -188,7 +182,7 @@ class ZmqHub(ZmqEndpoint):
 
     def _wait_to_send(self, timeout_s: float) -> None:
         """A peer becomes known by what it sends, so take that in meanwhile."""
-        if len(self._held) >= _MAX_HELD or self._held_bytes() >= self._plane.backlog_limit:
+        if len(self._held) >= 256 or self._held_bytes() >= self._plane.backlog_limit:
             time.sleep(timeout_s)
             return
         self._silence(self._poller.poll(int(timeout_s * 1000) + 1))
@@ -293,3 +287,95 @@ class ZmqHub(ZmqEndpoint):
         except zmq.ZMQError:
             return False
         return True
+
+
+_LOOK_S = 0.2
+
+
+class ZmqSpoke(ZmqEndpoint):
+    """Connects to the hub at `address` whose public key is `server_key`, and again after every break. `ticket`: what a
+    stranger shows for a place there, if it has any."""
+
+    def __init__(
+        self,
+        address: str,
+        server_key: str,
+        keys: CurveKeys,
+        name: str,
+        *,
+        hub_name: str,
+        plane: Plane,
+        io_threads: int = 1,
+        context: ZmqContext | None = None,
+        ticket: str = "",
+    ) -> None:
+        if not is_key(server_key):
+            raise UserError(f"not the public key of {hub_name}: {len(server_key)} characters")
+        super().__init__(zmq.DEALER, name, keys, plane, context, io_threads)
+        self.address = address
+        self._hub_name = hub_name
+        self._flow = Flow()  # counted, but never looked at
+        self._writable = zmq.Poller()
+        self._writable.register(self._socket, zmq.POLLOUT)
+        self._writable.register(self._wakeup, zmq.POLLIN)
+        self._socket.curve_serverkey = server_key.encode()
+        self._socket.routing_id = f"{name}/{secrets.token_hex(8)}/{ticket}".encode()
+        self._socket.probe_router = 1
+        # Nothing queues for a connection that does not exist yet.
+        self._socket.immediate = 1
+        self.monitor = LinkMonitor(self._socket)
+        self._look_at = 0.0
+        self._connect(address)
+
+    def close(self) -> None:
+        self.monitor.close()
+        super().close()
+
+    def way_to(self, name: str) -> tuple[bytes, Flow] | None:
+        return (b"", self._flow) if name == self._hub_name else None
+
+    def _idle(self) -> None:
+        """A link over which something came that cannot be read is the one that libzmq does not mend."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        if self.monitor.gave_up():
+            with contextlib.suppress(zmq.ZMQError):  # it may know the address no more
+                self._socket.disconnect(self.address)
+            self._socket.connect(self.address)
+
+    def _connect(self, address: str) -> None:
+        self._socket.ipv6 = address.startswith("tcp://[")
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(f"cannot connect to {address}: {error}") from None
+
+    def _try_send(self, frame: Buffer, to: str | None) -> bool:
+        if not self._waits_for(to):
+            return False
+        try:
+            self._send_part(frame, SEND_LAST)
+        except zmq.Again:
+            return False
+        return True
+
+    def _waits_for(self, to: str | None) -> bool:
+        return to in (None, self._hub_name)
+
+    def _wait_to_send(self, timeout_s: float) -> None:
+        self._idle()
+        self._silence(self._writable.poll(int(timeout_s * 1000) + 1))
+
+    def _receive(self, flags: int) -> Item | None:
+        return self._sort(b"", self._recv_part(flags, False))
+
+    def _sort(self, _route: bytes, frame: Frame) -> Item | None:
+        if len(frame) <= len(DUPLICATE) and not frame.more:
+            if frame.buffer == DUPLICATE:
+                return DuplicateName(self._hub_name, self.name)
+            if frame.buffer == PROBE:
+                return None
+        return self._received(self._hub_name, frame)

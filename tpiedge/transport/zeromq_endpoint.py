@@ -1,6 +1,11 @@
-"""What the hub and the spoke over ZeroMQ share: sending, receiving, waiting and closing."""
+"""What the hub and the spoke over ZeroMQ share: a context with its gatekeeper, how sockets are set up, and sending,
+receiving, waiting and closing.
+"""
 
+import contextlib
 import ctypes
+import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -11,15 +16,125 @@ from typing import Any, Self
 import zmq
 
 from tpiedge.errors import PeerError, UserError
+from tpiedge.transport.admission import Admission, Gatekeeper
 from tpiedge.transport.backlog import Flow
 from tpiedge.transport.endpoint import Buffer, EndpointClosed, MalformedMessage, Unreachable
-from tpiedge.transport.endpoint_reducers import EndpointReducers
 from tpiedge.transport.framing import SEND_TIMEOUT_S, Messaging, Plane, frame_of, messages_of, names_of
 from tpiedge.transport.keys import CurveKeys, is_key
-from tpiedge.transport.native_reducer import Exchange, ReceivedFrame, Reduce
-from tpiedge.transport.wakeup import Wakeup
-from tpiedge.transport.zeromq_options import LINGER_MS, SLICE_S, ZmqContext, configure
+from tpiedge.transport.native_reducer import EndpointReducers, Exchange, ReceivedFrame, Reduce
 from tpiedge.wire.messages import Message
+
+
+class ZmqContext:
+    """Close the endpoints first: `close` waits for them, and ends every thread.
+
+    With `io_threads` > 1 the encryption of different connections runs in parallel.
+    """
+
+    def __init__(self, io_threads: int = 1) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
+        self._gatekeeper: Gatekeeper | None = None
+        self._numbers = itertools.count()
+
+    def socket(self, kind: int) -> zmq.Socket[bytes]:
+        return self._context.socket(kind)
+
+    def guard(self, admission: Admission) -> bytes:
+        """A new ZAP domain whose connections `admission` judges. Set it on a socket before it is bound."""
+        if self._gatekeeper is None:
+            self._gatekeeper = Gatekeeper(self._context)
+        domain = f"hub-{next(self._numbers)}".encode()
+        self._gatekeeper.guard(domain, admission)
+        return domain
+
+    def close(self) -> None:
+        self._context.term()
+        if self._gatekeeper is not None:
+            self._gatekeeper.join()
+
+
+SLICE_S = 0.02
+"""How long a read inside libzmq waits."""
+
+LINGER_MS = 200
+"""How long what was sent last has to leave once a socket is closed."""
+
+_HANDSHAKE_MS = 3000
+_RECONNECT_MS = 100
+
+
+def configure(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
+    """Options of both roles; to be set before bind or connect."""
+    socket.curve_publickey = keys.public.encode()
+    socket.curve_secretkey = keys.secret.encode()
+    _limit(socket, plane)
+    _watch_by_kernel(socket)
+    socket.handshake_ivl = _HANDSHAKE_MS
+    # The kernel alone would wait for minutes in the end: a link is to be found mended soon.
+    socket.connect_timeout = _HANDSHAKE_MS
+    socket.reconnect_ivl = _RECONNECT_MS
+    socket.reconnect_ivl_max = 5000
+    socket.rcvtimeo = int(SLICE_S * 1000)
+    socket.linger = LINGER_MS
+
+
+def _limit(socket: zmq.Socket[bytes], plane: Plane) -> None:
+    """A frame beyond `maxmsgsize` ends the connection, and libzmq tells neither side why:
+    its monitor has the same event, without a reason, for whatever ends a connection. So it looks like a broken link.
+    An honest sender refuses such a frame itself.
+    """
+    # A handshake takes up to 4096 bytes, and CURVE adds up to 64 to a frame.
+    socket.maxmsgsize = max(plane.frame_limit, 4096) + 64
+    socket.sndhwm = plane.queue_length
+    socket.rcvhwm = plane.receive_length
+
+
+def _watch_by_kernel(socket: zmq.Socket[bytes]) -> None:
+    """The kernel finds the connections whose other end is silently gone, within 6 s: five probes must be lost, as links
+    that lose packets lose two in a row too often. Who cannot wait for that sends messages of its own.
+
+    libzmq's heartbeats stay off: 4.3.5 aborts the process where one is due on a connection that failed while it was
+    not read, because as many messages as may wait did so.
+    """
+    socket.heartbeat_ivl = 0
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
+    socket.tcp_keepalive_cnt = 5
+    socket.tcp_maxrt = 6000
+
+
+class Wakeup:
+    """Usable next to sockets in a poll; `ring` after `close` does nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._open = True
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ring(self) -> None:
+        with self._lock:
+            if self._open:
+                # A full pipe is ringing already.
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._write, b"!")
+
+    def silence(self) -> None:
+        """Called by the waiting thread, before it looks at what it was woken for."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self._read)
+                os.close(self._write)
+
 
 Frame = zmq.Frame | ReceivedFrame
 
@@ -34,7 +149,6 @@ SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 # Frames of the transport itself; an encoded message starts otherwise.
 PROBE = b""
 DUPLICATE = b"duplicate"
-_MOST_DROPPED = 100
 
 
 class ZmqEndpoint(Messaging):
@@ -125,17 +239,22 @@ class ZmqEndpoint(Messaging):
 
     @property
     def is_free(self) -> bool:
-        """As in ReduceLink, like the next three."""
+        """Whether it is open and nothing must be sent or received before. This and the next three are for native
+        all-reduces, which hold the lock."""
         return not (self._closed or self._posted or self._held)
 
     @property
     def underlying(self) -> int:
+        """The address of libzmq's socket."""
         return self._socket.underlying
 
     def way_to(self, name: str) -> tuple[bytes, Flow] | None:
+        """The peer's route, empty on a DEALER, and where what comes from it is counted; None where it may not be spoken
+        with."""
         raise NotImplementedError
 
     def put_back(self, route: bytes, frame: ReceivedFrame) -> None:
+        """Has the frame come out of `recv_frame`, after what was put back before."""
         item = self._sort(route, frame)
         if item is not None:
             self._held.append(item)
@@ -235,7 +354,7 @@ class ZmqEndpoint(Messaging):
     def _take(self, flags: int) -> Item | None:
         """The next message that the owner needs to know of; None where none is there (`flags`: for 20 ms), or after
         so many others that the owner must look at the time."""
-        for _ in range(_MOST_DROPPED):
+        for _ in range(100):
             try:
                 item = self._receive(flags)
             except zmq.Again:

@@ -1,24 +1,27 @@
 """Messages of the control plane: the master and each node."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
+from msgspec import Meta, structs
+
 from tpiedge.wire.fields import (
+    I8,
     U8,
     U32,
     U64,
     CollectiveChoice,
     Compute,
+    Finite,
     Key,
     KVPrecision,
-    MaxItems,
+    Message,
     Name,
-    Packed,
-    Range,
     Rank,
     Seconds,
     Text,
     UnitRange,
+    Wire,
     WirePrecision,
 )
 from tpiedge.wire.limits import (
@@ -39,8 +42,7 @@ SPECULATE_AUTO: Final = 255
 """`Assign.speculate`: as many drafted tokens as pay."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, frozen=True):
     """Node to master, first of all: who it is and what it runs."""
 
     epoch: U32
@@ -52,8 +54,7 @@ class Hello:
     cpu: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(Wire, frozen=True):
     """What the nodes of `epoch` left of their KV cache: `pages` pages, on every machine of those heads that its node
     needs now. Rank 0 has those as well that other nodes lack: it sends to each rank its heads in `brought`. `private`:
     their bits show who computed them, so that no other request is to find them."""
@@ -61,11 +62,10 @@ class Carried:
     epoch: U32
     pages: U32
     private: bool
-    brought: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_MOVES)]
+    brought: Annotated[tuple[tuple[U32, U32], ...], Meta(max_length=MAX_MOVES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(Message, frozen=True):
     """Master to node: its part of the plan, among the ranks `nodes`.
 
     `peer_keys` are the public keys of all nodes' data endpoints, its own included. `collective` is what the user wants,
@@ -81,7 +81,7 @@ class Assign:
 
     epoch: U32
     rank: Rank
-    nodes: Annotated[tuple[Rank, ...], MaxItems(MAX_NODES)]
+    nodes: Annotated[tuple[Rank, ...], Meta(max_length=MAX_NODES)]
     attention: UnitRange
     ffn: UnitRange
     pack: Text
@@ -89,20 +89,19 @@ class Assign:
     threads: U32
     capacity_tokens: U32
     context_tokens: U32
-    sequences: Annotated[int, Range(1, MAX_SEQUENCES)]
+    sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
     speculate: U8
-    peer_keys: Annotated[tuple[tuple[Rank, Key], ...], MaxItems(MAX_NODES)]
+    peer_keys: Annotated[tuple[tuple[Rank, Key], ...], Meta(max_length=MAX_NODES)]
     weights: WeightMemory
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
-    grids: Annotated[tuple[tuple[int, int], ...], Packed("<bb", MAX_LAYERS)] = ()
+    grids: Annotated[tuple[tuple[I8, I8], ...], Meta(max_length=MAX_LAYERS)] = ()
     elastic: bool = False
     carried: Carried | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
+class Listening(Message, frozen=True):
     """Node to master: where its data endpoint is."""
 
     epoch: U32
@@ -110,16 +109,14 @@ class Listening:
     endpoint: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Message, frozen=True):
     """Master to node: where the data endpoints are that it connects to, by rank."""
 
     epoch: U32
-    endpoints: Annotated[tuple[tuple[Rank, Name], ...], MaxItems(MAX_NODES)]
+    endpoints: Annotated[tuple[tuple[Rank, Name], ...], Meta(max_length=MAX_NODES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
+class Loading(Message, frozen=True):
     """Node to master: how far it is with its weights."""
 
     epoch: U32
@@ -137,8 +134,7 @@ class WorkerLink:
     round_trip_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Message, frozen=True):
     """Node to master: it can take steps. Rank 0 also says by which collective the
     all-reduces of one token will go, and those of a whole chunk, and why where the user might wonder; and where there
     was a choice, the links between workers, the slowest where they are very many."""
@@ -150,11 +146,10 @@ class Ready:
     collective: Name = ""
     bulk_collective: Name = ""
     why: Text = ""
-    links: Annotated[tuple[WorkerLink, ...], MaxItems(MAX_ARRAY)] = ()
+    links: Annotated[tuple[WorkerLink, ...], Meta(max_length=MAX_ARRAY)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Message, frozen=True):
     """Node to master, regularly: that it lives and how far its engine is. Of rank 0 also how many of its positions are
     computed of each request whose prompt is being read."""
 
@@ -163,11 +158,10 @@ class Heartbeat:
     step: U64
     block: U32
     bytes_read: U64
-    reading: Annotated[tuple[tuple[Name, U32], ...], MaxItems(MAX_SEQUENCES)] = ()
+    reading: Annotated[tuple[tuple[Name, U32], ...], Meta(max_length=MAX_SEQUENCES)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPulse:
+class PeerPulse(Wire, frozen=True):
     """What the master last heard of `rank`."""
 
     rank: Rank
@@ -177,16 +171,14 @@ class PeerPulse:
     state: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
+class Pulse(Message, frozen=True):
     """Master to nodes, regularly: how all nodes do."""
 
     epoch: U32
-    peers: Annotated[tuple[PeerPulse, ...], MaxItems(MAX_NODES)]
+    peers: Annotated[tuple[PeerPulse, ...], Meta(max_length=MAX_NODES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Message, frozen=True):
     """Master to nodes: `rank` is gone and will not answer in this epoch."""
 
     epoch: U32
@@ -194,16 +186,14 @@ class Lost:
     cause: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(Message, frozen=True):
     """Master to rank 0."""
 
     epoch: U32
     request: GenerationRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Compile:
+class Compile(Message, frozen=True):
     """Master to rank 0: have the grammar compiled of a request that Generate will bring, unless Cancel ends it.
     Compiled or Failed answers, and Finished a Cancel. Requests with the same `group` have the same grammar, which is
     compiled once while one of them lasts; "": none has."""
@@ -213,8 +203,7 @@ class Compile:
     group: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(Message, frozen=True):
     """Rank 0 to master: the answer may begin. `processor_s`: what that took of a processor."""
 
     epoch: U32
@@ -222,21 +211,19 @@ class Compiled:
     processor_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
+class Halt(Message, frozen=True):
     """Master to rank 0: take no more steps. What the requests that run have in the KV cache is to be left for the epoch
     `following`: by each rank on its machine its KV heads `kept`, by rank 0 those in `stored` too, and those of other
     ranks, `sent` (rank, head). Halted answers."""
 
     epoch: U32
     following: U32
-    kept: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
-    stored: Annotated[tuple[int, ...], Packed("<I", MAX_MOVES)]
-    sent: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_MOVES)]
+    kept: Annotated[tuple[UnitRange, ...], Meta(max_length=MAX_NODES)]
+    stored: Annotated[tuple[U32, ...], Meta(max_length=MAX_MOVES)]
+    sent: Annotated[tuple[tuple[U32, U32], ...], Meta(max_length=MAX_MOVES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Halted:
+class Halted(Message, frozen=True):
     """Rank 0 to master: nothing more is drawn, and `pages` pages are left for the epoch `following`; 0 if none are, and
     `why` that is so."""
 
@@ -247,59 +234,54 @@ class Halted:
     why: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Message, frozen=True):
     """Master to rank 0, after Halt: no epoch follows; go on."""
 
     epoch: U32
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Message, frozen=True):
     """Rank 0 to master: the `index`-th token of the answer and the likeliest (id, log probability)."""
 
     epoch: U32
     request: Name
     index: U32
     token: U32
-    logprobs: Annotated[tuple[tuple[U32, float], ...], MaxItems(33)]
+    logprobs: Annotated[tuple[tuple[U32, Finite], ...], Meta(max_length=33)]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScores:
+class PromptScores(Message, frozen=True):
     """Rank 0 to master: log probabilities of the prompt's own tokens, from position `first` on, and at each position
     the likeliest (id, log probability), as many at one as at another."""
 
     epoch: U32
     request: Name
     first: U32
-    scores: Annotated[tuple[float, ...], MaxItems(MAX_ARRAY)]
-    likeliest: Annotated[tuple[tuple[int, float], ...], Packed("<Id", 32 * MAX_ARRAY)] = ()
+    scores: Annotated[tuple[Finite, ...], Meta(max_length=MAX_ARRAY)]
+    likeliest: Annotated[tuple[tuple[U32, Finite], ...], Meta(max_length=32 * MAX_ARRAY)] = ()
 
     def since(self, position: int) -> "PromptScores":
         """The part from that position on, which is one of these."""
         known = position - self.first
         each = len(self.likeliest) // len(self.scores)
-        return replace(
+        return structs.replace(
             self, first=position, scores=self.scores[known:], likeliest=self.likeliest[known * each :]
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
+class Embedding(Message, frozen=True):
     """Rank 0 to master: what the request's pooling makes of the hidden states of its prompt, after the final norm."""
 
     epoch: U32
     request: Name
-    values: Annotated[tuple[float, ...], Packed("<f", MAX_HIDDEN)]
+    values: Annotated[tuple[Finite, ...], Meta(max_length=MAX_HIDDEN)]
 
 
 AnswerPart = Token | PromptScores | Embedding
 """What comes of a request before its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Message, frozen=True):
     """Rank 0 to master: the answer is complete, `tokens` of it in `steps` sweeps. The keys and values of the first
     `cached_tokens` positions of the prompt had been kept from earlier requests. `processor_s`: what its grammar took of
     a processor, beside what Compiled said."""
@@ -314,8 +296,7 @@ class Finished:
     processor_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message, frozen=True):
     """Node to master: an error of class `kind` ended the request, or (request "") the node itself. `processor_s`: as of
     Finished."""
 
@@ -327,8 +308,7 @@ class Failed:
     processor_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Accused:
+class Accused(Message, frozen=True):
     """Rank 0 to master, before its Failed: on the tensor plane the node `accused` broke the protocol."""
 
     epoch: U32
@@ -337,16 +317,14 @@ class Accused:
     cause: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Message, frozen=True):
     """Master to rank 0."""
 
     epoch: U32
     request: Name
 
 
-@dataclass(frozen=True, slots=True)
-class AskStats:
+class AskStats(Message, frozen=True):
     """Master to node. `timeline`, to rank 0: the next step in which answers alone are computed is to be recorded by all
     nodes, which answer with StepSpans."""
 
@@ -354,8 +332,7 @@ class AskStats:
     timeline: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(Message, frozen=True):
     """Node to master: what it has used since its counters were reset.
 
     `attention_s` and `ffn_s` are parts of `compute_s`. Of weights that are streamed: `reads` from disk, `load_s` while
@@ -396,8 +373,7 @@ class Stats:
     kv_reserved_bytes: U64
 
 
-@dataclass(frozen=True, slots=True)
-class StepSpans:
+class StepSpans(Message, frozen=True):
     """Node to master: what it did in a step of `tokens` positions. Each span is (start, end) in microseconds since the
     first one began: its own arithmetic, its parts in all-reduces, and its waiting for weights, which may be within
     the arithmetic."""
@@ -406,13 +382,12 @@ class StepSpans:
     rank: Rank
     step: U64
     tokens: U32
-    compute: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_SPANS)]
-    reduce: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_SPANS)]
-    disk: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_SPANS)]
+    compute: Annotated[tuple[tuple[U32, U32], ...], Meta(max_length=MAX_SPANS)]
+    reduce: Annotated[tuple[tuple[U32, U32], ...], Meta(max_length=MAX_SPANS)]
+    disk: Annotated[tuple[tuple[U32, U32], ...], Meta(max_length=MAX_SPANS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(Message, frozen=True):
     """Master to node: finish and exit."""
 
     epoch: U32

@@ -4,22 +4,24 @@
 transport knows better who sent a message, and the receiver compares.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
+
+from msgspec import Meta
 
 from tpiedge.wire.fields import (
     U8,
     U32,
     U64,
     CollectiveName,
-    MaxItems,
+    Message,
     Name,
-    Packed,
     Rank,
     Rate,
     Seconds,
     UnitRange,
+    Wire,
     WirePrecision,
+    check_rates,
 )
 from tpiedge.wire.limits import MAX_MOVES, MAX_NODES, MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.tensors import TensorHeader
@@ -28,34 +30,30 @@ CANCEL = 1
 """Bit of `flags`: rank 0 wants the work to end; every node sees it after the same block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Wire, frozen=True):
     """New positions [start, start + length) of the sequence in slot `slot` of the KV cache.
 
-    `rope_length` is the sequence length that RoPE scaling goes by. Of the last `wanted` positions rank 0 uses the final
-    hidden states: the last FFN, and so the logits, are computed for these alone.
+    Of the last `wanted` positions rank 0 uses the final hidden states: the last FFN, and so the logits, are computed
+    for these alone.
     """
 
     slot: U32
     start: U32
     length: U32
-    rope_length: U32
     wanted: U32
 
 
-@dataclass(frozen=True, slots=True)
-class TableChange:
+class TableChange(Wire, frozen=True):
     """The pages of a sequence, before the step: the first `kept` of its slot's table stay, `pages` follow, and `filled`
     positions of them all hold keys and values."""
 
     slot: U32
     kept: U32
-    pages: Annotated[tuple[int, ...], Packed("<I", MAX_PAGES)]
+    pages: Annotated[tuple[U32, ...], Meta(max_length=MAX_PAGES)]
     filled: U32
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Message, frozen=True):
     """Rank 0 announces a step of `tokens` new positions, computed `chunk_tokens` at a time; the first `apart_tokens` of
     them at most sixteen at a time.
 
@@ -66,12 +64,12 @@ class StepPlan:
 
     epoch: U32
     step: U64
-    segments: Annotated[tuple[Segment, ...], MaxItems(MAX_SEGMENTS)]
+    segments: Annotated[tuple[Segment, ...], Meta(max_length=MAX_SEGMENTS)]
     chunk_tokens: U32
     tokens: U32
     apart_tokens: U32 = 0
-    tables: Annotated[tuple[TableChange, ...], MaxItems(MAX_SEGMENTS)] = ()
-    discarded: Annotated[tuple[int, ...], Packed("<I", MAX_PAGES)] = ()
+    tables: Annotated[tuple[TableChange, ...], Meta(max_length=MAX_SEGMENTS)] = ()
+    discarded: Annotated[tuple[U32, ...], Meta(max_length=MAX_PAGES)] = ()
     collective: CollectiveName = "star"
     bulk_collective: CollectiveName = "star"
     small_bytes: U32 = 0
@@ -79,20 +77,18 @@ class StepPlan:
     recorded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeavePages:
+class LeavePages(Message, frozen=True):
     """Rank 0 to every node, in place of a step: leave these pages for the epoch that follows, each rank on its machine
     those of its KV heads `kept`; and send rank 0 those in `sent` (rank, head)."""
 
     epoch: U32
     step: U64
-    pages: Annotated[tuple[int, ...], Packed("<I", MAX_PAGES)]
-    kept: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
-    sent: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_MOVES)]
+    pages: Annotated[tuple[U32, ...], Meta(max_length=MAX_PAGES)]
+    kept: Annotated[tuple[UnitRange, ...], Meta(max_length=MAX_NODES)]
+    sent: Annotated[tuple[tuple[U32, U32], ...], Meta(max_length=MAX_MOVES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
+class Hidden(Message, frozen=True):
     """The embedded tokens of a chunk [tokens, hidden], from rank 0 to every node."""
 
     epoch: U32
@@ -101,8 +97,7 @@ class Hidden:
     tensor: TensorHeader
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(Message, frozen=True):
     """A node's summand of an all-reduce; no tensor where its share of the block is empty."""
 
     epoch: U32
@@ -114,8 +109,7 @@ class Partial:
     tensor: TensorHeader | None
 
 
-@dataclass(frozen=True, slots=True)
-class Reduced:
+class Reduced(Message, frozen=True):
     """The sum of all partials, on its way from rank 0 to every node."""
 
     epoch: U32
@@ -126,8 +120,7 @@ class Reduced:
     tensor: TensorHeader
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(Message, frozen=True):
     """A node's part of a gather to rank 0."""
 
     epoch: U32
@@ -138,8 +131,7 @@ class Gathered:
     tensor: TensorHeader
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Message, frozen=True):
     """A part of a summand or of a sum, in an all-reduce of several hops, counted from 0; no tensor where the sender has
     nothing to add."""
 
@@ -153,8 +145,7 @@ class Slice:
     tensor: TensorHeader | None
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(Message, frozen=True):
     """Rank 0 to every node, before the first step: `turn` measures its links to the ranks below it while the others
     answer; with a `turn` of 0 the survey is over."""
 
@@ -162,17 +153,18 @@ class Survey:
     turn: Rank
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredLink:
+class MeasuredLink(Wire, frozen=True):
     """The link of a node to `rank`, measured by echoes."""
 
     rank: Rank
     round_trip_s: Seconds
     bytes_per_s: Rate
 
+    def __post_init__(self) -> None:
+        check_rates(self.bytes_per_s)
 
-@dataclass(frozen=True, slots=True)
-class LinkReport:
+
+class LinkReport(Message, frozen=True):
     """Node to rank 0, after its turn in a survey: its links to those ranks below it that it can reach, and on which
     machine, with how many cores, it runs."""
 
@@ -180,4 +172,4 @@ class LinkReport:
     sender: Rank
     host: Name
     cores: U32
-    links: Annotated[tuple[MeasuredLink, ...], MaxItems(MAX_NODES)]
+    links: Annotated[tuple[MeasuredLink, ...], Meta(max_length=MAX_NODES)]

@@ -4,11 +4,13 @@ of them and keeps the worker's shards.
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node speaks for itself, `control.py`)
 -> NodeEnded, or Release by the master, which NodeEnded answers. A NodeEnded without a Spawned before says that the
 preparation failed. Fetching disturbs no node: the epoch before may serve until the Launch. An agent that is in no
-epoch writes epoch 0. Stock, which Stocked answers, belongs to no epoch, nor does Held, which says what is on a disk.
+epoch writes epoch 0. Stock, which Stocked answers, belongs to no epoch.
 """
 
 from dataclasses import dataclass
 from typing import Annotated
+
+from msgspec import Meta
 
 from tpiedge.wire.fields import (
     U32,
@@ -16,21 +18,20 @@ from tpiedge.wire.fields import (
     Blob,
     Compute,
     Key,
-    MaxItems,
-    MaxLength,
+    Message,
     Name,
-    Range,
     Rank,
     Rate,
     Seconds,
     SpareKind,
     Text,
     UnitRange,
+    check_rates,
 )
 from tpiedge.wire.limits import MAX_BLOB, MAX_NODES
 from tpiedge.wire.weights import Keeping
 
-PackId = Annotated[str, MaxLength(128)]
+PackId = Annotated[str, Meta(max_length=128)]
 """Names the contents of a pack."""
 
 
@@ -46,14 +47,16 @@ class Capacity:
     weight_bytes_per_s: Rate
     panel_bytes_per_s: Rate
 
+    def __post_init__(self) -> None:
+        check_rates(self.weight_bytes_per_s, self.panel_bytes_per_s)
+
     def speed(self, quantised: bool) -> float:
         """Bytes per second, in a product with one token, of weights that are quantised or of those that are not; 0: not
         measured."""
         return self.panel_bytes_per_s if quantised else self.weight_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Message, frozen=True):
     """Agent to master, first of all and whenever it changes: what the worker can give.
 
     `nonce` is random per start of the agent: a new one means that whatever the old agent had is gone.
@@ -75,16 +78,17 @@ class Offer:
     disk_bytes_per_s: Rate
     keeping: Keeping
 
+    def __post_init__(self) -> None:
+        check_rates(self.disk_bytes_per_s)
 
-@dataclass(frozen=True, slots=True)
-class AskOffer:
+
+class AskOffer(Message, frozen=True):
     """Master to agent: this master does not know what the worker has to give, perhaps because it is a new one."""
 
     epoch: U32
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Message, frozen=True):
     """Master to agent: fetch what is missing of this share of the node of `rank` among `ranks` ranks.
 
     `planned_bytes` is what the plan lets the node grow to, with its agent. The seconds are those of the node's
@@ -106,8 +110,7 @@ class Prepare:
     stall_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Preparing:
+class Preparing(Message, frozen=True):
     """Agent to master: how far fetching is; `total_bytes` is what was missing at the start."""
 
     epoch: U32
@@ -115,24 +118,24 @@ class Preparing:
     total_bytes: U64
     bytes_per_s: Rate
 
+    def __post_init__(self) -> None:
+        check_rates(self.bytes_per_s)
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+
+class Prepared(Message, frozen=True):
     """Agent to master: everything is on disk. The node will join with `public_key`, which was made for this epoch."""
 
     epoch: U32
     public_key: Key
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Message, frozen=True):
     """Master to agent: start the node that was prepared."""
 
     epoch: U32
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(Message, frozen=True):
     """Agent to master: the node of the epoch runs."""
 
     epoch: U32
@@ -140,8 +143,7 @@ class Spawned:
     pid: U32
 
 
-@dataclass(frozen=True, slots=True)
-class NodeEnded:
+class NodeEnded(Message, frozen=True):
     """Agent to master: the epoch has no node here (any more). `kind` is the class of the error if preparing failed,
     "" if the node's process ended."""
 
@@ -150,15 +152,13 @@ class NodeEnded:
     cause: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(Message, frozen=True):
     """Master to agent: end the node of this epoch, or stop preparing it."""
 
     epoch: U32
 
 
-@dataclass(frozen=True, slots=True)
-class Spare:
+class Spare(Message, frozen=True):
     """Master to agent, and again when `kind` changes: the plan has no part for this worker. `why` is a sentence about
     "it", the worker's machine."""
 
@@ -167,22 +167,19 @@ class Spare:
     why: Text
 
 
-@dataclass(frozen=True, slots=True)
-class AgentPulse:
+class AgentPulse(Message, frozen=True):
     """Agent to master, regularly: that it lives."""
 
     epoch: U32
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(Message, frozen=True):
     """Agent to master: it was told to end; nothing more will come."""
 
     epoch: U32
 
 
-@dataclass(frozen=True, slots=True)
-class MasterPulse:
+class MasterPulse(Message, frozen=True):
     """Master to agent, regularly: that it lives, and the state of the cluster in a word. `busy`: a request runs or
     waits, or another plan is prepared."""
 
@@ -191,19 +188,17 @@ class MasterPulse:
     busy: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stock:
+class Stock(Message, frozen=True):
     """Master to agent: what other plans need of `pack` here, (attention, ffn) of each; to be fetched while nobody is
     busy, as far as the disk has room. It takes the place of the Stock before. Stocked answers, with its number."""
 
     epoch: U32
     number: U32
     pack: PackId
-    shares: Annotated[tuple[tuple[UnitRange, UnitRange], ...], MaxItems(MAX_NODES)]
+    shares: Annotated[tuple[tuple[UnitRange, UnitRange], ...], Meta(max_length=MAX_NODES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Stocked:
+class Stocked(Message, frozen=True):
     """Agent to master: `held_bytes` of the pack's weights are on this machine's disk. `complete`: all that Stock wants;
     `why` it will not be, in one line, "" where it will."""
 
@@ -214,19 +209,7 @@ class Stocked:
     why: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Agent to master, after each Offer and before Prepared and Stocked: the query heads, with their KV heads, and the
-    FFN tiles of `pack` whose bytes of every layer are on this machine's disk."""
-
-    epoch: U32
-    pack: PackId
-    attention: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
-    ffn: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Message, frozen=True):
     """Master to agent: answer with an Echo of the same number and `answer_bytes` of payload, at once.
 
     Without payloads it measures the round trip; with one, the bandwidth of that direction.
@@ -234,12 +217,11 @@ class Probe:
 
     epoch: U32
     number: U32
-    answer_bytes: Annotated[int, Range(0, MAX_BLOB)]
+    answer_bytes: Annotated[int, Meta(ge=0, le=MAX_BLOB)]
     payload: Blob
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
+class Echo(Message, frozen=True):
     """The answer to a Probe."""
 
     epoch: U32

@@ -4,21 +4,21 @@
 request it belongs to, and whatever belongs to no open request is dropped.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tpiedge.wire.fields import U32, U64, MaxLength, Text
+from msgspec import Meta
+
+from tpiedge.wire.fields import U32, U64, Message, Text
 from tpiedge.wire.tensors import TensorHeader
 
-Digest = Annotated[str, MaxLength(64)]
+Digest = Annotated[str, Meta(max_length=64)]
 """A sha256 in hexadecimal digits, or empty."""
 
 FilePart = Literal["manifest", "hashes", "blob"]
 """What is asked for: a pack's manifest, the table of hashes of one of its blobs, or the blob."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(Message, frozen=True):
     """Worker to master: bytes [offset, offset + length) of a file of the pack `pack` (its manifest's sha256).
 
     Of a manifest or a table the answer may be shorter, where it ends before.
@@ -33,8 +33,7 @@ class Fetch:
     length: U32
 
 
-@dataclass(frozen=True, slots=True)
-class FileChunk:
+class FileChunk(Message, frozen=True):
     """Master to worker: the bytes asked for, in a tensor of one dimension; the whole file has `total`."""
 
     epoch: U32
@@ -43,8 +42,7 @@ class FileChunk:
     tensor: TensorHeader
 
 
-@dataclass(frozen=True, slots=True)
-class FetchFailed:
+class FetchFailed(Message, frozen=True):
     """Master to worker: why there is no answer to a request."""
 
     epoch: U32

@@ -4,10 +4,11 @@ Their fields never change (a change needs a new tag), so that master and worker 
 they are. They carry no epoch: who joins is not part of one yet.
 """
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from tpiedge.wire.fields import U32, Blob, Key, MaxLength, Name, Text
+from msgspec import Meta
+
+from tpiedge.wire.fields import U32, Blob, Key, Message, Name, Text
 
 JOIN_TAGS = range(64, 80)
 JOIN_PROTOCOL = 0
@@ -18,8 +19,7 @@ RefusalKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Enrol:
+class Enrol(Message, frozen=True):
     """Worker to master, first of all. `secret` is that of a token; "" for a key that is known already.
 
     `name`: the computer's, for people. `nonce`: of this process, so that a restart shows. `torch`: the release it
@@ -29,14 +29,16 @@ class Enrol:
     protocol: U32
     version: Name
     name: Name
-    secret: Annotated[str, MaxLength(64)] = field(repr=False)
+    secret: Annotated[str, Meta(max_length=64)]
     nonce: Name
     torch: Name
     numbers: Name
 
+    def __repr__(self) -> str:
+        return f"Enrol({self.name!r}, version {self.version!r}, a secret that is not shown)"
 
-@dataclass(frozen=True, slots=True)
-class Enrolled:
+
+class Enrolled(Message, frozen=True):
     """Master to worker: it belongs to `cluster` now, as `name`."""
 
     name: Name
@@ -45,16 +47,14 @@ class Enrolled:
     version: Name
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Message, frozen=True):
     """Master to worker, before the connection is cut: why, in words for people."""
 
     kind: RefusalKind
     message: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Knock:
+class Knock(Message, frozen=True):
     """Worker to master, without a token: it would like to be paired."""
 
     protocol: U32
@@ -63,23 +63,20 @@ class Knock:
     nonce: Blob
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Message, frozen=True):
     """Master to worker: its key and nonce."""
 
     master_key: Key
     nonce: Blob
 
 
-@dataclass(frozen=True, slots=True)
-class Reveal:
+class Reveal(Message, frozen=True):
     """Worker to master: that it knows the code which it shows."""
 
     proof: Blob
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Message, frozen=True):
     """Master to worker: that the user typed the code into the master which has the key it said; or why not."""
 
     proof: Blob

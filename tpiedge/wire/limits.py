@@ -8,7 +8,7 @@ from tpiedge.units import KIB, MIB
 MAX_TENSOR_HEADER = 64 * KIB
 """Encoded message on the tensor plane (without its tensor frames)."""
 
-MAX_CONTROL_HEADER = 1 * MIB + 320 * KIB
+MAX_CONTROL_HEADER = 1 * MIB + 640 * KIB
 """Encoded message on the control plane: a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS of its answer and a
 grammar of MAX_GRAMMAR fits."""
 
@@ -21,16 +21,6 @@ MAX_FILE_CHUNK = 4 * MIB
 
 MAX_ARRAY = 128
 """Elements of one MessagePack array."""
-
-MAX_DEPTH = 6
-"""Arrays within arrays, the message itself included."""
-
-MAX_ITEMS = 2048
-"""Arrays and their elements in one message, at all depths."""
-
-MAX_STRINGS = 256 * KIB
-"""Bytes of all strings of a message together, save the shortest: one odd character makes each take four times as much.
-"""
 
 MAX_BLOB = 256 * KIB
 """Opaque bytes inside a message."""

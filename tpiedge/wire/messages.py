@@ -4,74 +4,9 @@ A tag is never reused; a change of any message's fields raises PROTOCOL.
 """
 
 from tpiedge.wire import control, data, epochs, files, join
+from tpiedge.wire.fields import Message as Message
 
-PROTOCOL = 21
-
-Message = (
-    data.StepPlan
-    | data.LeavePages
-    | data.Hidden
-    | data.Partial
-    | data.Reduced
-    | data.Gathered
-    | data.Slice
-    | data.Survey
-    | data.LinkReport
-    | control.Hello
-    | control.Assign
-    | control.Listening
-    | control.Connect
-    | control.Loading
-    | control.Ready
-    | control.Heartbeat
-    | control.Pulse
-    | control.Lost
-    | control.Generate
-    | control.Token
-    | control.Finished
-    | control.Failed
-    | control.Cancel
-    | control.AskStats
-    | control.Stats
-    | control.Shutdown
-    | control.PromptScores
-    | control.Embedding
-    | control.Accused
-    | control.Halt
-    | control.Halted
-    | control.Resume
-    | control.StepSpans
-    | control.Compile
-    | control.Compiled
-    | join.Enrol
-    | join.Enrolled
-    | join.Refused
-    | join.Knock
-    | join.Challenge
-    | join.Reveal
-    | join.Verdict
-    | files.Fetch
-    | files.FileChunk
-    | files.FetchFailed
-    | epochs.Offer
-    | epochs.Prepare
-    | epochs.Preparing
-    | epochs.Spawned
-    | epochs.NodeEnded
-    | epochs.Release
-    | epochs.AgentPulse
-    | epochs.MasterPulse
-    | epochs.Probe
-    | epochs.Echo
-    | epochs.AskOffer
-    | epochs.Prepared
-    | epochs.Launch
-    | epochs.Leaving
-    | epochs.Spare
-    | epochs.Stock
-    | epochs.Stocked
-    | epochs.Held
-)
+PROTOCOL = 22
 
 TAGS: dict[int, type[Message]] = {
     1: data.StepPlan,
@@ -136,5 +71,4 @@ TAGS: dict[int, type[Message]] = {
     110: epochs.Spare,
     111: epochs.Stock,
     112: epochs.Stocked,
-    113: epochs.Held,
 }

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from tpiedge.wire.fields import U32, U64, MaxLength, Name, Packed, Range
+from msgspec import Meta
+
+from tpiedge.wire.fields import U32, U64, Finite, Name
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS
 
 SCOPE_CHARACTERS: Final = 32
-TokenIds = tuple[int, ...]
 GrammarKind = Literal["json", "lark", "regex"]
 """A JSON schema, a context-free grammar as llguidance or llama.cpp take it, or a regular expression."""
 Pooling = Literal["none", "mean", "last"]
@@ -23,16 +24,16 @@ class Sampling:
     `logprobs`: how many of the most likely tokens come back with their log probability.
     """
 
-    temperature: Annotated[float, Range(0.0, 100.0)] = 0.0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
     top_k: U32 = 0
-    top_p: Annotated[float, Range(0.0, 1.0)] = 1.0
-    min_p: Annotated[float, Range(0.0, 1.0)] = 0.0
-    repetition_penalty: Annotated[float, Range(0.0, 1e6)] = 1.0
-    presence_penalty: Annotated[float, Range(-1e6, 1e6)] = 0.0
-    frequency_penalty: Annotated[float, Range(-1e6, 1e6)] = 0.0
-    logit_bias: Annotated[tuple[tuple[int, float], ...], Packed("<Id", 1024)] = ()
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.0, le=1e6)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.0
+    logit_bias: Annotated[tuple[tuple[U32, Finite], ...], Meta(max_length=1024)] = ()
     seed: U64 = 0
-    logprobs: Annotated[int, Range(0, 32)] = 0
+    logprobs: Annotated[int, Meta(ge=0, le=32)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class Grammar:
     """
 
     kind: GrammarKind
-    text: Annotated[str, MaxLength(MAX_GRAMMAR)]
+    text: Annotated[str, Meta(max_length=MAX_GRAMMAR)]
     begins: U32 | None = None
-    thoughts: Annotated[TokenIds, Packed("<I", 2)] = ()
+    thoughts: Annotated[tuple[U32, ...], Meta(max_length=2)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,14 @@ class GenerationRequest:
     """
 
     id: Name
-    prompt_ids: Annotated[TokenIds, Packed("<I", MAX_PROMPT_TOKENS)]
+    prompt_ids: Annotated[tuple[U32, ...], Meta(max_length=MAX_PROMPT_TOKENS)]
     max_tokens: U32
     sampling: Sampling = Sampling()
-    stop_ids: Annotated[TokenIds, Packed("<I", 1024)] = ()
+    stop_ids: Annotated[tuple[U32, ...], Meta(max_length=1024)] = ()
     ignore_eos: bool = False
     keep_prefix: bool = False
     prompt_scores: bool = False
-    answer_ids: Annotated[TokenIds, Packed("<I", MAX_ANSWER_TOKENS)] = ()
+    answer_ids: Annotated[tuple[U32, ...], Meta(max_length=MAX_ANSWER_TOKENS)] = ()
     pooling: Pooling = "none"
     grammar: Grammar | None = None
-    scope: Annotated[str, MaxLength(SCOPE_CHARACTERS)] = ""
+    scope: Annotated[str, Meta(max_length=SCOPE_CHARACTERS)] = ""

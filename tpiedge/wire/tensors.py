@@ -1,13 +1,14 @@
 """Tensors on the wire: the header inside a message, the raw bytes behind it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import Annotated, Literal
+from typing import Literal
+
+from msgspec import Struct
 
 from tpiedge.errors import ProtocolError
-from tpiedge.wire.fields import U32, MaxItems, WirePrecision
-from tpiedge.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_BYTES
+from tpiedge.wire.fields import WirePrecision
+from tpiedge.wire.limits import MAX_TENSOR_BYTES
 
 INT8_GROUP = 64
 """Elements of a row that share an f32 scale where they travel as int8; a row's last group may be short."""
@@ -19,12 +20,11 @@ DType = Literal["f32", "bf16", "i32", "i64", "u8"]
 _ITEM_SIZES = {"f32": 4, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
+class TensorHeader(Struct, frozen=True):
     """Element type and shape of a tensor whose elements follow, row-major and little-endian."""
 
     dtype: DType
-    shape: Annotated[tuple[U32, ...], MaxItems(MAX_DIMENSIONS)]
+    shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:

@@ -1,12 +1,9 @@
 """How a node holds its weights, in messages of several kinds."""
 
-from dataclasses import dataclass
-
-from tpiedge.wire.fields import U32, U64, Pin
+from tpiedge.wire.fields import U32, U64, Pin, Wire
 
 
-@dataclass(frozen=True, slots=True)
-class WeightMemory:
+class WeightMemory(Wire, frozen=True):
     """How a node holds its weights: all of them, or within `nbytes` of memory, of which `ring_bytes` are what the
     streamed ones pass through (0: the node chooses). `direct`: read past the page cache."""
 
@@ -16,8 +13,7 @@ class WeightMemory:
     direct: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Keeping:
+class Keeping(Wire, frozen=True):
     """What the user of a machine wants of its weights: how many are pinned, the ring in blocks (of the largest size) or
     in bytes (0: whatever is best), and whether reads go past the page cache."""
 

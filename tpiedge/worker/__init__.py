@@ -1,6 +1,5 @@
 """A worker's agent, which outlives the nodes that it starts. No torch.
 
-`agent` keeps the link to the master by its `settings`, `preparation` fetches the weights of a coming epoch, `stocking`
-those of plans that may come, `way` looks for a master that is silent, `trusted_masters` stores the keys of known
-masters, `wording` has the lines for the user.
+`agent` keeps the link to the master and starts a node for each epoch; what takes long it does in the `background`.
+`masters` stores the keys of known masters and looks for one that is silent; `wording` has the lines for the user.
 """

@@ -18,7 +18,7 @@ from tpiedge.collectives.codec import CODECS, INTEGERS
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.local import DeadlineLiveness
-from tpiedge.transport import endpoint_reducers, native_library
+from tpiedge.transport import native_library, native_reducer
 from tpiedge.wire.data import Partial, Reduced, StepPlan
 
 WAIT_S = 10.0
@@ -173,7 +173,7 @@ class Ear:
         self._recv = kind(recv)
         addresses[at] = ctypes.cast(self._recv, ctypes.c_void_p).value
         listening = native_library.TransportLibrary(library.dll, addresses)
-        monkeypatch.setattr(endpoint_reducers, "transport_library", lambda: listening)
+        monkeypatch.setattr(native_reducer, "transport_library", lambda: listening)
 
     def forget(self) -> None:
         """What was received so far."""

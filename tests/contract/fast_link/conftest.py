@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.fast_link.cluster import Cluster, Ear
 from tpiedge.collectives import fast as fast_path
-from tpiedge.transport.endpoint_reducers import EndpointReducers
+from tpiedge.transport.native_reducer import EndpointReducers
 
 
 @pytest.fixture

@@ -21,10 +21,9 @@ from tests.contract.fast_link.cluster import (
     rounded,
     total,
 )
-from tpiedge.errors import PeerLost
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.native_reducer import DONE
-from tpiedge.wire.data import CANCEL, StepPlan
+from tpiedge.wire.data import CANCEL
 from tpiedge.wire.tensors import wire_bytes
 
 pytestmark = needs_native
@@ -80,111 +79,6 @@ def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(
         heard = [rounded(wire, part(rank, block).numpy()) for rank in range(4)]
         expected = rounded(wire, heard[0] + heard[1] + heard[2] + heard[3])
         assert np.array_equal(result.numpy().view(np.uint32), expected.view(np.uint32))
-
-
-def test_what_came_ahead_and_is_something_else_is_pythons(make: Any, ear: Ear) -> None:
-    """Here it is a message of another epoch, which Python drops."""
-    cluster = make("mesh", 4)
-    ahead(cluster, ear, lambda: cluster.send(1, 0, 1, epoch=0)).result(WAIT_S)
-    assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, True)
-    for rank in (1, 2, 3):
-        cluster.send(rank, 0, 1)
-    assert torch.equal(cluster.start(0, 1).result(WAIT_S), total(4, 1))
-    assert cluster.outcome(0) == 3
-    assert cluster.ranks[0].dropped == 1
-
-
-def test_what_came_ahead_is_received_first(make: Any, ear: Ear) -> None:
-    cluster = make("mesh", 4)
-    ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)
-    cluster.send(1, 0, 2)
-    received = [cluster.endpoints[0].recv(WAIT_S) for _ in range(2)]
-    assert [one.message.block for one in received] == [1, 2]
-    assert {one.sender for one in received} == {"node-1"}
-    assert bytes(received[0].tensors[0]) == part(1, 1).numpy().tobytes()
-
-
-def test_what_came_ahead_is_received_before_something_is_sent_step_by_step(make: Any, ear: Ear) -> None:
-    cluster = make("mesh", 4)
-    ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)
-    waiting = cluster.start(0, 1, contributes=False)
-    for rank in (2, 3):
-        cluster.send(rank, 0, 1)
-    assert torch.equal(waiting.result(WAIT_S), part(1, 1) + part(2, 1) + part(3, 1))
-
-
-def test_another_shape_finds_what_came_ahead(make: Any, ear: Ear) -> None:
-    cluster = make("mesh", 4)
-    row = (1, 8)
-    ahead(cluster, ear, lambda: cluster.send(1, 0, 1, given=part(1, 1, row))).result(WAIT_S)
-    assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, True)
-    for rank in (2, 3):
-        cluster.send(rank, 0, 1, given=part(rank, 1, row))
-    result = cluster.start(0, 1, own=part(0, 1, row)).result(WAIT_S)
-    assert torch.equal(result, total(4, 1, row))
-    assert cluster.calls[0].get(timeout=WAIT_S) == (0, False)
-
-
-def test_a_peer_that_was_ahead_and_is_revoked_is_not_heard(make: Any, ear: Ear) -> None:
-    cluster = make("mesh", 4, "f32", 1.0)
-    ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)
-    hub = cluster.ends(0)[0]
-    hub.admission.revoke("node-1")
-    for rank in (2, 3):
-        cluster.send(rank, 0, 1)
-    with pytest.raises(PeerLost, match="node 1"):
-        cluster.start(0, 1).result(WAIT_S)
-    assert hub.counters.revoked == 1
-
-
-def test_nobody_gets_far_ahead(make: Any, ear: Ear) -> None:
-    """The native side keeps a few messages; how many are too many is Python's to say."""
-    cluster = make("mesh", 4)
-    cluster.patient(0)
-    for rank in (1, 2):
-        cluster.send(rank, 0, 0)
-    for block in range(1, 40):
-        cluster.send(1, 0, block)
-    waiting = cluster.start(0)
-    assert cluster.calls[0].get(timeout=WAIT_S) == (3, False)
-    cluster.send(3, 0, 0)
-    assert torch.equal(waiting.result(WAIT_S), total(4))
-    assert cluster.ranks[0]._channel.inbox.holds
-
-
-def test_an_early_message_is_held_and_found(make: Any) -> None:
-    cluster = make("star", 3)
-    for block in (1, 0):
-        for rank in (1, 2):
-            cluster.send(rank, 0, block)
-    for block in (0, 1):
-        assert torch.equal(cluster.start(0, block).result(WAIT_S), total(3, block))
-    # While one is held, nothing is done in one call.
-    assert cluster.outcomes(0) == [0]
-    assert cluster.endpoints[0].bytes_received == 4 * (64 + 4 * SHAPE[0] * SHAPE[1])
-
-
-@pytest.mark.parametrize("way", ["pair", "mesh"])
-def test_what_was_posted_goes_first(make: Any, way: str) -> None:
-    cluster = make(way, 2).meet()
-    cluster.endpoints[0].post(StepPlan(0, 1, (), 1, 1), "node-1")
-    assert_total(cluster.reduce(1), 1)
-    assert cluster.ranks[1].dropped == 1
-    assert cluster.outcomes(0)[0] == 0
-
-
-@every_way
-def test_a_cancel_reaches_all_after_the_same_block(make: Any, way: str, size: int) -> None:
-    cluster = make(way, size)
-    seen = []
-    for block in range(3):
-        if block == 1:
-            cluster.ranks[0].request_cancel(1)
-        assert_total(cluster.reduce(block), block)
-        seen.append([one.cancelled for one in cluster.ranks])
-    assert seen == [[False] * size, [True] * size, [True] * size]
-    cluster.plan(cluster.ranks[0]._plan.collective, 2)
-    assert not any(one.cancelled for one in cluster.ranks)
 
 
 def test_a_cancel_that_came_ahead_is_heard(make: Any, ear: Ear) -> None:

@@ -9,16 +9,16 @@ from tpiedge.api.limits import Limits
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress, Streams
-from tpiedge.lab.bench.serve_load import (
+from tpiedge.lab.bench.serve_run import (
     LongPrompt,
     RandomPrompts,
-    arrivals,
+    ServeLoad,
+    ServeWish,
     ask_alone,
-    at_random,
     by_clients,
     measure_long_prompt,
+    measure_server,
 )
-from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, measure_server
 
 PROMPTS = RandomPrompts(2048, 0, 0)
 
@@ -59,12 +59,6 @@ class Script:
 
 def prompts(count, tokens=8):
     return [PROMPTS.of(tokens) for _ in range(count)]
-
-
-def test_what_a_server_says_of_itself(address):
-    server = MeasuredServer.at(address)
-    assert (server.model, server.context_tokens, server.vocabulary) == ("babbler", 512, None)
-    assert server.tells_ids
 
 
 def test_each_client_asks_again_when_its_answer_has_ended(service, streams):
@@ -109,16 +103,6 @@ def test_where_nobody_listens_every_request_fails(serve):
             ask_alone(streams, PROMPTS.of(8))
     with pytest.raises(PeerError, match=r"no server answers at 127.0.0.1:\d+/v1/models"):
         MeasuredServer.at(address)
-
-
-def test_requests_at_random_times_do_not_wait_for_each_other(service, streams):
-    service.script = script = Script(held=3)  # none is answered before all have come
-    times, began = arrivals(50.0, 3), streams.clock.now()
-    answers = at_random(streams, prompts(3), 2, times)
-    assert [answer.error for answer in answers] == [""] * 3
-    assert script.most == 3
-    for wanted, answer in zip(arrivals(50.0, 3), answers, strict=False):
-        assert answer.sent_s >= began + wanted
 
 
 def test_a_client_that_leaves_is_noticed(service, streams):
@@ -197,40 +181,6 @@ def test_the_record_of_all_repeats(service, address):
     assert len(set(loads)) == len(loads) == 18
     assert len({prompt[:4] for prompt in loads}) == 1
     assert said[0] == "repeat 1 of 2"
-
-
-def test_given_prompts_are_asked_in_turn(service, address):
-    service.script = script = Script()
-    asked = wish(prompts=("once upon", (5, 6, 7)), loads=(ServeLoad(1),), repeats=1)
-    record = measure_server(MeasuredServer.at(address), 2048, asked, len)
-    assert (record["prompt_tokens"], record["prompts"]) == (None, 2)
-    assert [request.prompt_ids == (5, 6, 7) for request in script.requests[-3:]] == [False, True, False]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"tokens": 505},
-            "--prompt-tokens and --tokens need 513 positions: the context of the server has 512",
-        ),
-        ({"alone_tokens": 512}, "--prefill-tokens need 513 positions"),
-        ({"long_prompt": 600}, "--long-prompt need 601 positions"),
-        ({"shared": 9}, "--shared-prefix 9 is more than --prompt-tokens 8"),
-        ({"requests": 1}, "--requests 1 leave some of 2 clients without one"),
-    ],
-)
-def test_what_cannot_be_asked(address, changes, words):
-    with pytest.raises(UserError, match=words):
-        measure_server(MeasuredServer.at(address), 2048, wish(**changes), len)
-
-
-@pytest.mark.parametrize(
-    "url", ["https://example.org", "ftp://x", "http://", "http://h:99999", "http://h/chat"]
-)
-def test_urls_that_cannot_be_measured(url):
-    with pytest.raises(UserError, match="--url"):
-        ServerAddress.of_url(url, None)
 
 
 def test_addresses():

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.browsing.browser import Keys
-from tests.http.conftest import SECRET, answers
+from tests.http.conftest import answers
 
 
 @pytest.fixture
@@ -34,14 +34,6 @@ def press_on(page, name, within="body"):
     page.press(Keys.ENTER)
 
 
-def test_after_the_settings(page, goes_to):
-    for leave in (lambda: page.press(Keys.ESCAPE), lambda: press_on(page, "Done")):
-        press_on(page, "Settings")
-        page.wait(lambda: page.see("dialog"))
-        leave()
-        goes_to("Settings")
-
-
 def test_after_another_answer_and_between_versions(page, service, goes_to):
     answers(service, "Two.")
     press_on(page, "Another answer")
@@ -55,21 +47,6 @@ def test_after_another_answer_and_between_versions(page, service, goes_to):
     press_on(page, "Later version")
     page.wait_for_answers("Two.")
     goes_to("Later version")
-
-
-def test_after_an_edit(page, goes_to):
-    press_on(page, "Edit", ".question")
-    goes_to("Edit the message")
-    page.press(Keys.ESCAPE)
-    goes_to("Edit")
-    page.press(Keys.ENTER)
-    goes_to("Edit the message")
-    page.press(Keys.CONTROL + Keys.ENTER)  # as it was
-    goes_to("Edit")
-    page.press(Keys.ENTER)
-    goes_to("Edit the message")
-    page.press("!", Keys.CONTROL + Keys.ENTER)
-    goes_to("Message")
 
 
 def test_after_a_deletion(page, goes_to):
@@ -89,31 +66,3 @@ def test_after_a_deletion(page, goes_to):
     page.wait(lambda: page.see("dialog"))
     press_on(page, "Delete", "dialog")
     goes_to("Message")
-
-
-def test_after_the_drawer(page, goes_to):
-    page.shape(600, 800)
-    press_on(page, "Show the conversations")
-    goes_to("New chat")
-    page.press(Keys.ESCAPE)
-    goes_to("Show the conversations")
-    page.press(Keys.ENTER)
-    goes_to("New chat")
-    press_on(page, "Say something")
-    goes_to("Message")
-
-
-def test_after_a_key(browser, serve):
-    browser.open(serve(keys=["sk-right"]).url)
-    browser.wait(lambda: browser.see("dialog[open]"))
-    browser.press("sk-right", Keys.ENTER)
-    browser.wait_for_text(".model", "babbler")
-    browser.wait(lambda: browser.focused() == "Message")
-    browser.focus("Cluster")
-    browser.press(Keys.ENTER)
-    browser.focus("Type the key")
-    browser.press(Keys.ENTER)
-    browser.wait(lambda: browser.focused() == "Administrator's key")
-    browser.press(SECRET, Keys.ENTER)
-    browser.wait(lambda: browser.see(".cluster-head"))
-    browser.wait(lambda: browser.run("return document.activeElement.id") == "content")

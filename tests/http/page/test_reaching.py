@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.http.conftest import answers
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 
@@ -13,8 +12,6 @@ const later = window.setTimeout;
 window.setTimeout = (act, ms, ...values) => later(act, ms >= 30_000 ? ms / 120 : ms, ...values);
 window.takeYourTime = () => { window.setTimeout = later; };
 """
-#: The page's clock, by which it gives up.
-AHEAD = "const now = performance.now.bind(performance); performance.now = () => 1000 * now();"
 #: What stands below an answer whose connection is not made yet.
 ASKING = "Waiting for the server"
 NEVER = Limits(ping_s=1000.0)
@@ -70,12 +67,6 @@ def test_a_recorded_answer_goes_on_after_the_server_ended(browser, recording, be
     browser.wait_for_answers("one two three")
 
 
-def test_a_recorded_answer_is_stopped_for_good(browser, recording, begun):
-    generation = begun(recording().url)
-    browser.click("Stop")
-    assert generation.cancelled.wait(LIMIT_S)  # with records, a connection that ends has an answer go on
-
-
 def test_a_page_that_is_loaded_while_the_server_cannot_be_reached_goes_on_later(
     browser, recording, begun, words
 ):
@@ -94,21 +85,6 @@ def test_a_page_that_is_loaded_while_the_server_cannot_be_reached_goes_on_later(
     assert browser.text(".model") == "babbler"
 
 
-def test_a_recorded_answer_waits_for_a_server_that_is_long_gone(browser, recording, begun, goes_on):
-    server = recording()
-    begun(server.url)
-    browser.run(AHEAD)
-    server.close()
-    browser.wait_for_text(
-        ".answer", "The rest of this answer is still to come: The server cannot be reached."
-    )
-    browser.wait_for_text(".problem", "The server cannot be reached")
-    goes_on()
-    recording(server.address[1])
-    browser.wait_for_answers("one two three")
-    browser.wait(lambda: not browser.see(".answer .error"))
-
-
 def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, begun, words):
     url = recording().url
     generation = begun(url)
@@ -123,27 +99,6 @@ def test_an_answer_whose_tab_was_closed_goes_on_in_another(browser, recording, b
         generation.say(*words(" three"))
         generation.finish("stop")
         browser.wait_for_answers("one two three")
-
-
-def test_a_tab_whose_answer_goes_on_in_another_leaves_it_to_that(browser, recording, begun, words):
-    """It reads still, and hears that another connection has its place."""
-    url = recording().url
-    generation = begun(url)
-    shown = browser.run("return '/' + location.hash")
-    with browser.second_tab(url, shown) as change:
-        browser.click("Go on")
-        browser.wait(lambda: browser.see(".progress"))
-        change()
-        browser.wait(lambda: not browser.see(".progress"))
-        assert "broke off" not in browser.text(".answer")
-        change()
-        generation.say(*words(" three"))
-        generation.finish("stop")
-        browser.wait_for_answers("one two three")
-        change()
-        browser.wait_for_answers("one two three")
-        change()
-    browser.wait_for_answers("one two three")
 
 
 def test_a_connection_that_is_silent_is_made_anew(browser, recording, begun, words):
@@ -161,27 +116,3 @@ def test_a_connection_that_is_silent_is_made_anew(browser, recording, begun, wor
     browser.wait_for_text(".answer", "three four")
     generation.finish("stop")
     browser.wait_for_answers("one two three four")
-
-
-def test_a_silent_connection_to_a_server_without_records_is_the_answers_end(browser, service, serve, words):
-    browser.open(serve(limits=NEVER).url)
-    browser.say("Go")
-    generation = service.generations.get(timeout=LIMIT_S)
-    generation.say(*words("one"))
-    browser.wait_for_text(".answer", "one")
-    browser.run(HURRY)
-    generation.say(*words(" two"))
-    browser.wait_for_text(".answer", "The answer broke off: The connection broke before the answer's end.")
-    assert browser.answers() == ["one two"]
-
-
-def test_a_server_that_has_another_model_by_now(browser, service, url):
-    answers(service, "Here.")
-    browser.open(url)
-    browser.say("Hello?")
-    browser.wait_for_answers("Here.")
-    service.called = "chatterbox"
-    browser.say("And now?")
-    browser.wait_for_answers("Here.", "Here.")
-    assert browser.text(".model") == "chatterbox"
-    assert ["babbler" in facts for facts in browser.texts(".facts")] == [True, False]

@@ -26,14 +26,3 @@ def test_a_browser_that_keeps_nothing(forgetful_browser, service, serve):
     browser.reload()
     browser.wait(lambda: browser.see("dialog[open]"))
     assert not browser.texts(".conversations li a")
-
-
-def test_a_browser_that_has_no_room(browser, service, url):
-    answers(service, "Yes.")
-    browser.open(url)
-    browser.run(
-        "IDBObjectStore.prototype.put = function () { this.transaction.abort(); return {}; }"  # as where it is full
-    )
-    browser.say("Well?")
-    browser.wait_for_answers("Yes.")
-    browser.wait_for_text(".notice", "This browser keeps no more conversations")

@@ -89,21 +89,3 @@ def test_nothing_is_lost_of_tabs_that_do_not_hear_of_each_other(browser, service
     browser.click("Earlier version", ".question:nth-of-type(3)")
     browser.wait_for_answers("Hm.", "Hm.")
     assert browser.texts(".question .said") == ["Begin", "There"]
-
-
-def test_a_conversation_that_another_tab_deletes_is_gone_for_good(browser, service, url, words, here):
-    browser.open(url)
-    browser.say("Secret")
-    generation = service.generations.get(timeout=LIMIT_S)
-    generation.say(*words("one"))
-    browser.wait_for_text(".answer", "one")
-    with browser.second_tab(url, here()) as change:
-        browser.wait_for_text(".question", "Secret")
-        browser.click("Delete “Secret”")
-        browser.click("Delete", "dialog")
-        browser.wait(lambda: not browser.texts(LISTED))
-        change()
-        browser.wait(lambda: not browser.texts(LISTED))
-        assert generation.cancelled.wait(LIMIT_S)
-    browser.reload()
-    assert not browser.texts(LISTED)

@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from tests.process.bad_input.refusal import USER, the_line
-from tests.process.models import TEMPLATE
 
 # tests/unit/model/test_template.py has many more; here is how the command ends.
 HOSTILE = {
@@ -31,13 +30,3 @@ def test_hostile_chat_templates(tpiedge, text_model, tmp_path, name):
     assert "chat template" in line
     assert re.search(expected, line), line
     assert ended.out == ""
-
-
-def test_a_model_without_a_template_does_not_chat(fails, text_model, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(text_model, folder)
-    (folder / "chat_template.jinja").unlink()
-    assert "has no chat template" in fails("run", "--model", folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "tokenizer_config.json").write_text("{")
-    assert "tokenizer_config.json" in fails("run", "--model", folder)

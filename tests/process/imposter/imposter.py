@@ -30,7 +30,6 @@ from tpiedge.wire.epochs import (
     AskOffer,
     Capacity,
     Echo,
-    Held,
     Launch,
     NodeEnded,
     Offer,
@@ -51,9 +50,8 @@ SLOW = 1e4
 _CLAIMED = 1.5 * SLOW
 _BEAT_S = 0.3
 _END_S = 10.0
-# Of the demo model: the FFN of the last position alone; the end of a layer.
+# Of the demo model: the FFN of the last position alone.
 _LAST_BLOCK = 11
-_END_HEADS, _END_TILES = ((4, 6),), ((2, 4),)
 
 
 @dataclass
@@ -206,7 +204,6 @@ class Imposter:
                 Keeping(),
             )
         )
-        self._say(Held(0, self._pack, _END_HEADS, _END_TILES))
 
     def _beat(self) -> None:
         self._say(AgentPulse(0))

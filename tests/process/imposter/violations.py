@@ -1,25 +1,12 @@
 """What an authorised node or agent may send, above all in the middle of an all-reduce, and what is said of it."""
 
-import contextlib
-from collections.abc import Callable
-from typing import TypeAlias
-
-import zmq
-
 from tests.process.imposter.imposter import Mischief, Node
 from tpiedge.transport.framing import TENSOR
-from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.codec import encode
-from tpiedge.wire.control import Listening, Shutdown
+from tpiedge.wire.codec import FLAT_BYTES, encode
+from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import Reduced, Slice, Survey
-from tpiedge.wire.epochs import AgentPulse, Launch
-from tpiedge.wire.flat import FLAT_BYTES
-from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_TENSOR_BYTES
+from tpiedge.wire.limits import MAX_TENSOR_BYTES
 from tpiedge.wire.tensors import TensorHeader
-
-_FLOOD_MESSAGES = 30_000
-
-OnLink: TypeAlias = Callable[[ZmqSpoke], None]
 
 
 def _truncated(node: Node) -> None:
@@ -91,64 +78,4 @@ VIOLATIONS: dict[str, tuple[Mischief, str]] = {
     "a long array": (lambda node: node.raw(b"\xdd\x7f\xff\xff\xff\x01"), "malformed"),
     "2 GiB announced": (_announcing, "a message holds at most"),
     "as large as allowed": (_largest, "where an f32 tensor of shape"),
-}
-
-
-def _late(node: Node) -> None:
-    node.contribute(float("nan"), epoch=node.epoch - 1)
-    node.contribute(float("nan"), step=node.step - 1)
-    node.contribute()
-
-
-def _malformed_to_rank_one(node: Node) -> None:
-    assert node.beside is not None
-    node.beside._socket.send(b"\x91" * 100)
-
-
-#: What nobody is left out for.
-MISDEEDS: dict[str, Mischief] = {
-    "of another time": _late,
-    "far too large": lambda node: node.contribute(3e38),
-    "a frame beyond the limit": lambda node: node.raw(bytes(TENSOR.frame_limit + 4096)),
-    "malformed to rank 1": _malformed_to_rank_one,
-}
-
-
-def _says_links_that_it_cannot_have(node: Node) -> None:
-    assert node.tensors is not None
-    node.tensors.send(node.links(0, 2))
-
-
-def _surveys(node: Node) -> None:
-    assert node.tensors is not None
-    node.tensors.send(Survey(node.epoch, 1))
-
-
-#: Instead of the links that it measured.
-LIES: dict[str, tuple[Mischief, str]] = {
-    "links that it cannot have": (_says_links_that_it_cannot_have, "reports links that it cannot have"),
-    "a survey of its own": (_surveys, "sent Survey instead of its links"),
-}
-
-
-def _raw(*frames: bytes) -> OnLink:
-    return lambda link: link._socket.send_multipart(frames)
-
-
-def _flood(link: ZmqSpoke) -> None:
-    frame = encode(AgentPulse(0))
-    for _ in range(_FLOOD_MESSAGES):
-        with contextlib.suppress(zmq.Again):
-            link._socket.send(frame, zmq.NOBLOCK)
-
-
-#: To the master.
-OF_NODES: dict[str, OnLink] = {
-    "listening": _raw(encode(Listening(1, 2, "tcp://203.0.113.1:80"))),
-    "as large as allowed": _raw(bytes(MAX_CONTROL_HEADER)),
-}
-OF_AGENTS: dict[str, OnLink] = {
-    "master's": _raw(encode(Launch(1))),
-    "two frames": _raw(encode(AgentPulse(0)), b"more"),
-    "a flood": _flood,
 }

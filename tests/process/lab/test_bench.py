@@ -18,18 +18,6 @@ def described(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.thin
-def test_a_run_and_the_benchmarks_describe_a_model_alike() -> None:
-    few = ("--model", "demo", "--threads", 1)
-    for arguments, find in [
-        (("run", *few, "--raw", "--prompt", "once", "--max-tokens", 1), lambda record: record["plan"]),
-        (("bench", "memory", *few, "--tokens", 2, "--repeats", 1, "--budgets", "all"), lambda record: record),
-    ]:
-        ended = run_command(*arguments, "--json")
-        assert ended.status == 0, ended.err
-        assert described(find(json.loads(ended.out))) == DEMO
-
-
-@pytest.mark.thin
 def test_bench_decode_reports_every_setting() -> None:
     ended = run_command(
         *("bench", "decode", "--model", "demo", "--settings", "1x1,2x1", "--prompt-tokens", "8"),
@@ -56,7 +44,7 @@ def test_bench_allreduce_measures_and_predicts_every_collective() -> None:
     assert ended.status == 0, ended.err
     results = json.loads(ended.out)["results"]
     cases = [(item["nodes"], item["collective"], item["wire"]) for item in results]
-    names = ["star", "mesh", "two-shot", "tree", "ring"]
+    names = ["star", "mesh", "two-shot"]
     assert cases == [(nodes, name, wire) for nodes in (2, 4) for name in names for wire in ("f32", "bf16")]
     for item in results:
         assert 0 < item["seconds"]["min"] <= item["seconds"]["median"] <= item["seconds"]["max"]
@@ -87,22 +75,6 @@ def test_bench_serve_starts_a_server_and_reports_every_load() -> None:
     assert record["long_prompt"]["beside_to_alone"]["median"] > 0
 
 
-def test_bench_serve_with_a_worker_at_random_times() -> None:
-    ended = run_command(
-        *("bench", "serve", "demo", "--threads", "1", "--workers", "1", "--rate", "20", "--requests", "4"),
-        *("--prompt-tokens", "8", "--tokens", "4", "--shared-prefix", "4", "--repeats", "1"),
-    )
-    assert ended.status == 0, ended.err
-    assert "a prompt of" in ended.out
-    assert "20/s" in ended.out
-
-
-def test_a_server_that_does_not_start_says_why() -> None:
-    ended = run_command("bench", "serve", "demo", "--context", "1000000", "--repeats", "1")
-    assert ended.status == 3
-    assert "the master ended with status 2: tpiedge: --context 1000000 is out of range" in ended.err
-
-
 @pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
 def test_benches_over_a_testbed_vary_its_links_and_leave_nothing() -> None:
     ended = run_command(
@@ -114,7 +86,6 @@ def test_benches_over_a_testbed_vary_its_links_and_leave_nothing() -> None:
     assert (near["latency_s"], far["latency_s"], far["rate_bytes_per_s"]) == (0.001, 0.004, None)
     for item in (near, far):
         assert item["seconds"]["min"] > item["latency_s"]
-        assert item["loaded_round_trip_s"] > 2 * item["latency_s"]
     ended = run_command(
         *("bench", "decode", "--model", "demo", "--testbed", "pair", "--settings", "2x1", "--latency", "3"),
         *("--prompt-tokens", "8", "--tokens", "4", "--repeats", "1", "--json"),

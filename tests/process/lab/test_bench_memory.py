@@ -10,7 +10,6 @@ import pytest
 from tests.process.command import run_command, wait_for
 from tests.process.lab.refused import refusal
 from tpiedge.host.cgroups import Cgroups
-from tpiedge.lab.bench.memory_runs import run_in_group
 
 FEW = ("--model", "demo", "--threads", 1, "--tokens", 4, "--repeats", 1)
 LIMIT_S = 90.0
@@ -51,10 +50,6 @@ def test_settings_come_with_growing_memory(record: dict) -> None:
     assert record["compute_from"] == "all in memory"
     assert record["compute_s_per_token"] == settings["all"]["s_per_token"]["median"]
     assert all(found["failures"] == [] for found in settings.values())
-    slower = {(small, large) for small, large in record["rises"]}
-    times = {name: found["s_per_token"]["median"] for name, found in settings.items()}
-    for pair in (("min", "50%"), ("50%", "all")):
-        assert (pair in slower) == (times[pair[1]] > times[pair[0]])
 
 
 @pytest.mark.parametrize("name", ["min", "50%", "all"])
@@ -68,48 +63,6 @@ def test_the_bound_is_the_disk_or_the_processor(record: dict, name: str) -> None
     assert 0 <= found["disk_busy"]["median"] <= 1
     reached = bound_s / found["s_per_token"]["median"]
     assert found["bound_reached"]["median"] == pytest.approx(reached)
-
-
-@pytest.mark.parametrize("name", ["min", "50%"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_node_reads_what_is_not_pinned(record: dict, name: str, rank: int) -> None:
-    found = record["settings"][name]
-    node, steady = found["nodes"][rank], found["steady"][rank]
-    if steady["pinned_bytes"] == steady["weights_bytes"]:
-        assert node["reads"] == 0
-        return
-    expected = steady["weights_bytes"] - steady["pinned_bytes"]
-    # Over a few tokens it matters how much of the ring was filled before the first and after the last.
-    assert abs(node["streamed_bytes"] - expected) <= steady["ring_bytes"]
-    assert 0 < node["prefetch_hits"] + node["stalls"] <= steady["blocks"] * (1 + 1e-9)  # none that is pinned
-    assert steady["sweep"]["load_s"] == pytest.approx(expected / steady["disk_bytes_per_s"])
-
-
-@pytest.mark.parametrize("name", ["min", "50%", "all"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_conditions_agree_with_each_other(record: dict, name: str, rank: int) -> None:
-    found = record["settings"][name]
-    node, steady = found["nodes"][rank], found["steady"][rank]
-    for sides in (steady["sweep"], steady["stretch"], steady["tight"]):
-        assert sides["holds"] == (sides["work_s"] >= sides["load_s"])
-    assert steady["loose"] == (steady["sweep"]["holds"] and steady["stretch"]["holds"])
-    assert steady["loose"] == (steady["predicted_stall_s_per_token"] < 1e-9)
-    assert steady["measured_stall_s_per_token"] == node["stall_s"]
-    parts = [steady[f"{which}_stall_s_per_block"] * steady["blocks"] for which in ("predicted", "measured")]
-    assert parts == pytest.approx(
-        [steady["predicted_stall_s_per_token"], steady["measured_stall_s_per_token"]]
-    )
-    assert 0 <= steady["predicted_hidden"] <= 1
-    assert 0 <= steady["steady"]["pinned_share"] <= 1
-
-
-@pytest.mark.parametrize("name", ["min", "50%", "all"])
-def test_all_time_of_a_token_is_work_or_waiting(record: dict, name: str) -> None:
-    found = record["settings"][name]
-    node, steady = found["nodes"][0], found["steady"][0]
-    known_s = node["attention_s"] + node["ffn_s"] + node["reduce_s"]
-    work_s = max(known_s, found["s_per_token"]["median"] - node["stall_s"])
-    assert steady["sweep"]["work_s"] == pytest.approx(work_s)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +95,6 @@ def test_in_a_control_group_page_cache_and_libraries_count() -> None:
 
 
 @needs_groups
-def test_what_the_group_has_no_memory_for_is_killed_and_counted() -> None:
-    run = run_in_group(30_000_000, ["bench", "memory", "--model", "demo"])
-    assert run.record is None
-    assert run.failure.startswith("status ")
-    assert run.oom_kills > 0
-    assert run.peak_bytes <= 30_000_000
-
-
-@needs_groups
 def test_nothing_of_the_group_is_left_when_interrupted(start) -> None:
     groups = memory_groups()
     assert groups is not None
@@ -159,7 +103,7 @@ def test_nothing_of_the_group_is_left_when_interrupted(start) -> None:
     )
     folder = groups / f"tpiedge-{command.process.pid}-0"
     procs = folder / "cgroup.procs"
-    wait_for(lambda: folder.exists() and len(procs.read_text().split()) > 1, LIMIT_S)
+    wait_for(lambda: folder.exists() and bool(procs.read_text()), LIMIT_S)
     command.process.send_signal(signal.SIGINT)
     assert command.finish().status == 130
     assert not folder.exists()

@@ -89,25 +89,6 @@ def test_perplexity_is_that_of_transformers(
     assert record["bytes"] == len(words.read_text()) - 2  # the first word has no score
 
 
-def test_windows_are_those_of_the_definition(
-    tpiedge: Callable[..., Ended], text_model: Path, words: Path
-) -> None:
-    context, stride = 32, 10
-    ended = tpiedge(
-        *("eval", "perplexity", "--model", text_model, "--text", words, "--threads", 1, "--json"),
-        *("--context", context, "--stride", stride),
-    )
-    ids = token_ids(text_model, words)
-    nats = -float(log_probabilities(text_model, ids[:context]).sum())
-    for start in range(stride, LENGTH - context + stride, stride):
-        window = ids[start : start + context]
-        fresh = len(window) - (context - stride)
-        nats -= float(log_probabilities(text_model, window)[-fresh:].sum())
-    record = only_line(ended)
-    assert record["scored_tokens"] == LENGTH - 1
-    assert record["nats_per_token"] == pytest.approx(nats / (LENGTH - 1), rel=1e-5)
-
-
 def test_a_precision_is_compared_with_f32(
     tpiedge: Callable[..., Ended], text_model: Path, words: Path
 ) -> None:
@@ -158,39 +139,6 @@ def test_another_model_is_the_reference(
         )
 
 
-def test_windows_fit_the_reference(
-    tpiedge: Callable[..., Ended], text_model: Path, narrow_model: Path, words: Path
-) -> None:
-    found = only_line(agreement(tpiedge, text_model, narrow_model, words, "--json"))
-    assert (found["context"], found["positions"]) == (100, LENGTH - 1)
-    ended = agreement(tpiedge, text_model, narrow_model, words, "--context", 101)
-    assert (ended.status, ended.out) == (2, "")
-    assert f"--context 101 is out of range: the reference {narrow_model} has 1 to 100 positions" in ended.err
-
-
-def test_a_pack_that_cannot_be_the_reference(
-    tpiedge: Callable[..., Ended], text_model: Path, words: Path, tmp_path: Path
-) -> None:
-    pack = tmp_path / "pack"
-    assert tpiedge("pack", text_model, "--precision", "q8", "--out", pack).status == 0
-    ended = tpiedge("eval", "agreement", "--model", pack, "--text", words)
-    assert (ended.status, ended.out) == (2, "")
-    assert ended.err == (
-        f"tpiedge: {pack} is a pack in q8, which cannot be its own reference in f32: give the checkpoint that it was "
-        "made from as --reference-model, or --reference q8\n"
-    )
-    found = only_line(agreement(tpiedge, pack, text_model, words, "--json"))
-    assert (found["precision"], found["reference"]["precision"]) == ("q8", "f32")
-    assert 0 < found["kl_nats"]["mean"] < 0.1
-
-
-@pytest.mark.thin
-def test_for_people(tpiedge: Callable[..., Ended], text_model: Path, words: Path) -> None:
-    ended = tpiedge("eval", "perplexity", "--model", text_model, "--text", words, "--threads", 1)
-    assert ended.out.startswith("perplexity ")
-    assert f"{LENGTH - 1} tokens scored" in ended.out
-
-
 @pytest.mark.parametrize("verb", ["perplexity", "agreement"])
 @pytest.mark.parametrize(
     ("text", "flags", "complaint"),
@@ -214,9 +162,3 @@ def test_what_cannot_be_measured_is_one_line(
     status, words = refusal("eval", verb, "--model", text_model, "--text", path, *cache, *flags)
     assert status == 2
     assert complaint in words
-
-
-def test_other_models_need_a_text(text_model: Path, tmp_path: Path) -> None:
-    status, words = refusal("eval", "perplexity", "--model", text_model, "--cache", tmp_path)
-    assert status == 2
-    assert "--text FILE is missing" in words

@@ -81,15 +81,6 @@ class Namespaces:
     # --- faults, each for as long as its block
 
     @contextlib.contextmanager
-    def link_down(self, name: str) -> Iterator[None]:
-        """The machine's own device is down: what it sends fails at once."""
-        self.run(name, "ip", "link", "set", "eth0", "down")
-        try:
-            yield
-        finally:
-            self.run(name, "ip", "link", "set", "eth0", "up")
-
-    @contextlib.contextmanager
     def dropping(self, name: str, *, sent: bool = True, received: bool = True) -> Iterator[None]:
         """The bridge swallows what the machine sends, or is sent, or both; nobody is told."""
         ways = [f'iifname "{name}"'] * sent + [f'oifname "{name}"'] * received

@@ -62,12 +62,6 @@ def ways(cluster: NetworkCluster) -> tuple[str, str, str]:
     return status["collective"], status["bulk_collective"], status["collective_why"]
 
 
-def test_two_shots_give_the_text_of_one_node(start: Start, exact: Callable[[NetworkCluster], None]) -> None:
-    cluster = start("--collective", "two-shot")
-    assert ways(cluster) == ("two-shot", "two-shot", "")
-    exact(cluster)
-
-
 @pytest.mark.fault("P9", "the answer pauses and goes on, then by the star, and is exact")
 def test_a_link_between_workers_that_is_cut_leaves_the_star(
     start: Start, exact: Callable[[NetworkCluster], None]
@@ -91,20 +85,6 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(
         assert chosen == ["star", "star"]
         assert _QUARREL.search(why), why
         assert f"all-reduces go by star: {why}" in cluster.master.log
-        exact(cluster)
-
-
-@pytest.mark.fault("P9", "found while nobody asks; no request fails")
-def test_a_link_that_breaks_while_nobody_asks_fails_no_request(
-    start: Start, exact: Callable[[NetworkCluster], None]
-) -> None:
-    """It is found by itself, so that who asks afterwards is answered."""
-    cluster = start("--collective", "mesh")
-    exact(cluster)
-    epoch = cluster.status()["epoch"]
-    with cluster.namespaces.parted("worker1", "worker2"):
-        cluster.wait_until(lambda status: status["epoch"] > epoch and status["ready"], _SEEN_S + _BACK_S)
-        assert ways(cluster)[:2] == ("star", "star")
         exact(cluster)
 
 

@@ -174,13 +174,6 @@ def story(proxy: Proxy, observed) -> str:
     return observed.cluster.whole(PROMPT, _STORY)
 
 
-def test_a_faithful_middleman_is_not_noticed(proxy: Proxy, cluster: NetworkCluster, exact, story) -> None:
-    exact(cluster)
-    used = {cluster.port + offset for offset in (0, DATA_OFFSET, FILES_OFFSET)}
-    assert used <= proxy.connections.keys()
-    assert len(story) > 2 * _STORY
-
-
 @pytest.mark.fault("W5", "recorded connections that are played again are cut; nothing changes")
 def test_what_was_recorded_is_worth_nothing(
     proxy: Proxy, cluster: NetworkCluster, namespaces: Namespaces, exact
@@ -203,9 +196,7 @@ def test_what_was_recorded_is_worth_nothing(
     assert cluster.status()["epoch"] == epoch
 
 
-@pytest.mark.parametrize(
-    ("offset", "to_worker"), [(0, False), (0, True), (DATA_OFFSET, False), (DATA_OFFSET, True)]
-)
+@pytest.mark.parametrize(("offset", "to_worker"), [(0, False), (DATA_OFFSET, True)])
 @pytest.mark.fault("W5", "on the connection itself: it breaks and is made anew; the answer is exact")
 def test_what_is_sent_twice_breaks_the_link_and_nothing_else(
     proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool
@@ -216,8 +207,8 @@ def test_what_is_sent_twice_breaks_the_link_and_nothing_else(
 
 @pytest.mark.parametrize(
     ("offset", "to_worker", "at"),
-    [(0, False, -1), (0, True, -1), (DATA_OFFSET, True, 40), (DATA_OFFSET, False, 1)],
-    ids=["to the master", "from the master", "to a node", "length"],
+    [(0, True, -1), (DATA_OFFSET, False, 1)],
+    ids=["from the master", "length"],
 )
 @pytest.mark.fault("W8", "the link breaks and is made anew; the answer is exact")
 def test_a_flipped_bit_breaks_the_link_and_nothing_else(

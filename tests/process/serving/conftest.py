@@ -9,7 +9,7 @@ from tests.process.command import text_of_one_node, wait_for
 from tests.process.leaks import leak_check
 from tests.process.serving.serving import Serving
 from tpiedge.errors import UserError
-from tpiedge.host.memory_group import MemoryGroup, memory_group
+from tpiedge.lab.memory_group import MemoryGroup, memory_group
 
 PROMPT = "Once upon a time there was a little fox"
 TOKENS = 40

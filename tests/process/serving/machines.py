@@ -10,8 +10,8 @@ import psutil
 from tests.process.command import COMMAND
 from tpiedge.host.addresses import Address
 from tpiedge.kernels.shared_library import NO_ISA, kernel_library
-from tpiedge.launch.measurements import Measurements
-from tpiedge.launch.readiness import NodeReport
+from tpiedge.launch.bootstrap import NodeReport
+from tpiedge.launch.offer import Measurements
 from tpiedge.wire.epochs import Capacity
 
 END_S = 60.0

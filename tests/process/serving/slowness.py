@@ -77,10 +77,6 @@ class _Turn:
 
     def __init__(self, nodes: Sequence[psutil.Process]) -> None:
         self._before = [(node, _run_ns(node)) for node in nodes]
-        self._began = time.monotonic()
-
-    def took_s(self) -> float:
-        return time.monotonic() - self._began
 
     def used_s(self) -> float:
         """The processor time of the node that had most."""

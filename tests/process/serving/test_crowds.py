@@ -1,6 +1,5 @@
 """Thousands of callers without a key at a master that serves: it holds few of them, none for long, and works on."""
 
-import itertools
 import socket
 import sys
 import time
@@ -8,14 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.contract.crowd import Crowd, sockets_of, wait_until
+from tests.contract.crowd import sockets_of, wait_until
 from tests.process.serving.serving import Serving
-from tpiedge.host.addresses import PAIRING_OFFSET
 from tpiedge.joining.connecting import enrol, open_link
-from tpiedge.joining.identity import load_or_create_keys, peer_name
-from tpiedge.joining.pairing_link import introduction_keys
+from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import parse_token
-from tpiedge.transport.backlog import MAX_STRANGERS, STRANGERS_EACH
+from tpiedge.transport.backlog import MAX_STRANGERS
 from tpiedge.transport.keys import CurveKeys
 
 pytestmark = [
@@ -25,8 +22,6 @@ pytestmark = [
 
 #: Of the loopback network.
 SOURCES = [f"127.0.0.{number}" for number in range(2, 10)]
-#: So many strangers of one address are never cut for each other.
-FEW = STRANGERS_EACH // 2
 #: What a master that serves may open meanwhile: HTTP of these tests, a worker's file.
 OTHERS = 8
 #: For as many as would take a minute at three seconds for each crowd.
@@ -47,26 +42,6 @@ def joins(cluster: Serving) -> None:
     name = peer_name(keys.public)
     with open_link(cluster.address, token.master_key, keys, name, secret=token.secret) as link:
         assert enrol(link, "newcomer", token.secret).name == name
-
-
-@pytest.mark.fault(
-    "W7", "those who say nothing after the handshake are cut and leave no descriptor; a worker joins"
-)
-@pytest.mark.parametrize("port", ["control", "pairing"])
-@pytest.mark.parametrize("sources", [SOURCES[:1], SOURCES], ids=["one address", "many"])
-def test_guests_who_say_nothing_after_the_handshake(cluster: Serving, sockets, port: str, sources: list[str]):
-    master, address = load_or_create_keys(cluster.state / "master"), cluster.address
-    if port == "pairing":
-        master, address = introduction_keys(), cluster.address.beside(PAIRING_OFFSET)
-    with Crowd(address.zmq, master.public) as crowd:
-        # Of many at once those who find a guest's place may be cut, for others who come, before their handshake ends.
-        addresses = itertools.cycle(sources)
-        guests = [crowd.stranger(next(addresses), probes=False) for _ in range(FEW)]
-        wait_until(lambda: any(guest.up for guest in guests))
-        guests += [crowd.stranger(next(addresses), probes=False) for _ in range(200 - FEW)]
-        joins(cluster)
-        wait_until(lambda: all(guest.cut for guest in guests if guest.up))
-        wait_until(lambda: sockets() <= OTHERS)  # though the guests are there still
 
 
 @pytest.mark.alone

@@ -12,7 +12,7 @@ from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving, rank_of
 
 SLOW = 1e4
-LONG = 400
+LONG = 200
 USER = 2
 
 

@@ -11,12 +11,11 @@ from tests.process.command import COMMAND
 from tests.process.serving.machines import Process
 from tests.process.serving.serving import HOST, Serving
 from tpiedge.errors import ResourceError
-from tpiedge.host.process_limits import LEAST, LEAST_TO_COMPUTE
+from tpiedge.host.process import LEAST, LEAST_TO_COMPUTE
 from tpiedge.units import MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: limits and /dev/shm are Linux's")
 
-MASTER, WORKER = ("master", "--model", "demo"), ("worker", "--connect", HOST)
 _NO_SHARED_MEMORY = "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero > /dev/shm/full"
 
 
@@ -26,16 +25,13 @@ def limited(nbytes: int, first: str = "true") -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    "verb", [MASTER, WORKER, ("run", "--model", "demo", "--prompt", "A")], ids=lambda verb: verb[0]
-)
-@pytest.mark.parametrize(
-    ("mapped", "needed"),
+    ("verb", "mapped", "needed"),
     [
-        (64 * MIB, "536.9 MB"),
-        (LEAST - MIB, "536.9 MB"),
-        (LEAST + MIB, "2.1 GB"),
-        (LEAST_TO_COMPUTE - MIB, "2.1 GB"),
+        (("master", "--model", "demo"), LEAST - MIB, "536.9 MB"),
+        (("worker", "--connect", HOST), LEAST + MIB, "2.1 GB"),
+        (("run", "--model", "demo", "--prompt", "A"), LEAST_TO_COMPUTE - MIB, "2.1 GB"),
     ],
+    ids=["master", "worker", "run"],
 )
 @pytest.mark.fault("P14", "too little address space: master, worker and run end in one line with what to do")
 def test_too_little_address_space_is_told_at_the_start(

@@ -1,5 +1,5 @@
-"""A machine, a worker's or the master's own, gets less memory while it is used, or has less than it offered: the plan
-gives it less, and it is not tried again and again. Linux, root."""
+"""A machine has less memory than it offered: the plan gives it less, and it is not tried again and
+again. Linux, root."""
 
 import contextlib
 import re
@@ -13,26 +13,25 @@ import pytest
 
 from tests.process.command import COMMAND, gone, wait_for
 from tests.process.faulty import Fault
-from tests.process.serving.conftest import NO_LIMIT, PROMPT, SLOW
+from tests.process.serving.conftest import PROMPT, SLOW
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import START_S, Serving, node_of, words_of_loss
-from tpiedge.host.memory_group import ENTER, MemoryGroup
+from tpiedge.lab.memory_group import ENTER, MemoryGroup
 
-LONG = 400
+LONG = 200
 OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
-#: Of a KV cache of KV_TOKENS, one head takes more than what a node has beside its program once it has LOW bytes.
+#: Of a KV cache of KV_TOKENS, one head takes more than what a node has beside its program
 KV_TOKENS = 65536
 ENOUGH = 600 << 20
-LOW = 400 << 20
 #: What another program takes at a time while there is room.
 STEP = 20 << 20
 #: For each line that it gets it takes so many bytes, in a process of its own. Any of them is ended before a master or
 #: an agent, and after a node.
 _TAKE = """
 import os, signal, sys
-from tpiedge import oom_score
+from tpiedge.lifeline import raise_oom_score
 
-oom_score.raise_to(100)
+raise_oom_score(100)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     told, tells = os.pipe()
@@ -56,14 +55,6 @@ def cluster(clusters) -> Serving:
     cluster.start_master()
     cluster.start_worker("bob", bytes_per_s=SLOW)
     return cluster
-
-
-@pytest.fixture
-def slow(tmp_path: Path) -> Iterator[Fault]:
-    """Of one machine: an answer lasts, and nobody is silent for that."""
-    fault = Fault("slow", tmp_path / "slow")
-    yield fault
-    fault.end()
 
 
 @pytest.fixture
@@ -94,47 +85,6 @@ def start_victim(
 
 def within(group: MemoryGroup, *program: object) -> tuple[object, ...]:
     return "sh", "-c", ENTER, group.members_file, *program
-
-
-def follows_its_limit(
-    cluster: Serving, group: MemoryGroup, slow: Fault, name: str, log: Callable[[], str], low: int
-) -> None:
-    """The machine of that name, all of whose processes are in the group, gives ENOUGH bytes. Its limit is lowered in
-    the middle of an answer, and lifted after it."""
-    whole, status = cluster.whole(PROMPT, LONG), cluster.status()
-    before = node_of(status, name)
-
-    def is_planned_anew(now: dict) -> bool:
-        """Another plan may have begun meanwhile, for another reason."""
-        return now["ready"] and now["epoch"] != status["epoch"] and node_of(now, name)["planned_bytes"] <= low
-
-    with cluster.streaming(PROMPT, LONG) as stream:
-        slow.begin()
-        said = len(cluster.master.log)
-        group.limit(low)
-        node = node_of(cluster.wait_until(is_planned_anew), name)
-        slow.end()
-        stream.join(START_S)
-    assert (stream.error, stream.text) == (None, whole)
-    assert node["memory_bytes"] == low
-    assert before["planned_bytes"] > low
-    words = f"it offers {low / 1e6:.1f} MB (before: {ENOUGH / 1e6:.1f} MB)"
-    wait_for(lambda: words in log(), START_S)
-    assert "stopped serving" not in cluster.master.log[said:]
-    assert group.use().oom_kills == 0
-    group.limit(NO_LIMIT)
-    cluster.wait_until(lambda status: node_of(status, name)["attention"] == before["attention"])
-    assert cluster.whole(PROMPT, LONG) == whole
-
-
-@pytest.mark.fault(
-    "P2", "less memory in the middle of an answer: a smaller part, no loss; the answer is exact"
-)
-def test_a_limit_is_lowered_in_an_answer_and_lifted_after_it(
-    cluster: Serving, group: MemoryGroup, start_victim: Callable[[Fault], Worker], slow: Fault
-):
-    victim = start_victim(slow)
-    follows_its_limit(cluster, group, slow, victim.name, lambda: victim.log, LOW)
 
 
 @contextlib.contextmanager

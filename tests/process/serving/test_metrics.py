@@ -70,10 +70,6 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
     assert after["requests_total", "finished"] == before["requests_total", "finished"] + 1
     assert after["generated_tokens_total", ""] == before["generated_tokens_total", ""] + 8
     assert after["node_peak_rss_bytes", "1"] > 100e6
-    assert after["requests_running", ""] == after["requests_waiting", ""] == 0
-    assert after["cached_prompt_tokens_total", ""] <= after["prompt_tokens_total", ""]
-    assert after["node_accepted_tokens_total", "0"] <= after["node_drafted_tokens_total", "0"]
-    assert after["node_kv_pages_used", "0"] <= after["node_kv_pages", "0"]
     for name, more in (
         ("time_to_first_token_seconds_count", 1),
         ("inter_token_latency_seconds_count", 7),
@@ -81,28 +77,6 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
         ("request_generation_tokens_sum", 8),
     ):
         assert after[f"vllm:{name}", ""] == before[f"vllm:{name}", ""] + more
-    ended = "vllm:request_success_total", "length"
-    assert after[ended] == before[ended] + 1
-    assert 0 <= after["vllm:kv_cache_usage_perc", ""] <= 1
-
-
-def test_a_loss_its_recovery_and_the_pause_are_counted(cluster: Serving) -> None:
-    before, losses = look(cluster), cluster.losses()
-    with cluster.streaming("Once upon a time", 900) as stream:
-        with cluster.crawling():  # or it may have ended before
-            cluster.workers["ann"].node.kill()
-        stream.join()
-    assert stream.error is None
-    cluster.wait_ready(2)
-    after, losses = look(cluster), cluster.losses() - losses
-    for key in (
-        ("losses_total", "node"),
-        ("plans_total", "loss"),
-        ("recovery_seconds_count", ""),
-        ("answer_pause_seconds_count", "loss"),
-    ):
-        assert 1 <= after[key] - before[key] <= losses, key
-    told(cluster)
 
 
 def test_all_that_the_board_asks_for_is_there(cluster: Serving) -> None:
@@ -122,22 +96,6 @@ def test_all_that_the_board_asks_for_is_there(cluster: Serving) -> None:
         for grouped in _GROUPED.finditer(expression):
             wanted = {label.strip() for label in grouped["labels"].split(",")}
             assert all(labels[name] >= wanted for name in names), expression
-
-
-def test_the_board_takes_its_datasource_from_a_variable(cluster: Serving) -> None:
-    board = json.loads(BOARD.read_text(encoding="utf-8"))
-    kinds = {one["name"]: one["type"] for one in board["templating"]["list"]}
-    assert kinds["datasource"] == "datasource"
-    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    for panel in panels:
-        assert panel["datasource"]["uid"] == "${datasource}"
-        legends = [re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]) for target in panel["targets"]]
-        for target, used in zip(panel["targets"], legends, strict=True):
-            grouped = _GROUPED.search(target["expr"])
-            assert grouped is None or {one.strip() for one in grouped["labels"].split(",")} - {"le"} == set(
-                used
-            )
 
 
 def expressions(board: dict[str, Any]) -> Iterator[str]:

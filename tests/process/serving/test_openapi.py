@@ -13,7 +13,7 @@ from tests.process.serving.serving import START_S, Serving
 from tpiedge.host.private_file import read_private
 
 _TOOL = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
-_EXAMPLES = 2
+_EXAMPLES = 1
 _ANSWER_S = 30
 #: Ten times what it takes with a processor for itself.
 _LIMIT_S = 600.0

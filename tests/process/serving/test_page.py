@@ -1,11 +1,15 @@
-"""The page before a real cluster of three machines: what a newcomer does, and a kill in the middle of an answer."""
+"""The page before a real cluster of three machines: what a newcomer does, a machine that is let in, and a kill in the
+middle of an answer."""
 
 import os
+import re
 import signal
 
 import pytest
 
-from tests.browsing.browser import Browser, Keys
+from tests.browsing.browser import Browser
+from tests.process.command import wait_for
+from tests.process.serving.conftest import SLOW
 from tests.process.serving.serving import START_S, Serving
 
 #: The demo model's stories are short: here they are as long as an answer may be, unless it is stopped.
@@ -24,6 +28,11 @@ window.said = [];
 new MutationObserver(() => window.said.push(status.textContent))
   .observe(status, { characterData: true, childList: true, subtree: true });
 """
+#: At one instant: the page is drawn anew all the time.
+_STATES = """
+const text = (card, selector) => card.querySelector(selector).innerText;
+return [...document.querySelectorAll(".machine")].map((card) => [text(card, "h3"), text(card, ".pill")]);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +42,16 @@ def cluster(slow_trio: Serving) -> Serving:
     return slow_trio
 
 
-@pytest.fixture(scope="module")
-def url(cluster: Serving) -> str:
-    return cluster.url
+def code_of(cluster: Serving, name: str) -> str:
+    """That its screen shows."""
+    shown = r"the code of this worker is (\S+);"
+    wait_for(lambda: re.search(shown, cluster.workers[name].log), START_S)
+    return str(re.findall(shown, cluster.workers[name].log)[-1])
 
 
 @pytest.mark.thin
-def test_a_story_is_asked_for_and_asked_for_again(browser: Browser, url: str) -> None:
-    browser.open(url)
+def test_a_story_is_asked_for_and_asked_for_again(browser: Browser, cluster: Serving) -> None:
+    browser.open(cluster.url)
     assert browser.text(".model") == "demo"
     browser.click("Settings")
     browser.type("#set-seed", "7")
@@ -58,19 +69,10 @@ def test_a_story_is_asked_for_and_asked_for_again(browser: Browser, url: str) ->
     browser.wait_for_answers(story)
 
 
-def test_an_answer_is_stopped(browser: Browser, cluster: Serving, url: str) -> None:
-    browser.open(url)
-    browser.run(_ENDLESS)
-    with cluster.crawling():
-        browser.say("Tell me a story")
-        browser.wait_for_text(".progress", "tokens/s")
-        browser.press(Keys.ESCAPE)
-        browser.wait_for_text(".answer", "Stopped.")
-    cluster.wait_until(lambda status: status["running"] == 0)
-
-
-def test_a_worker_is_killed_in_the_middle_of_an_answer(browser: Browser, cluster: Serving, url: str) -> None:
-    browser.open(url)
+def test_a_worker_is_killed_in_the_middle_of_an_answer_which_is_stopped(
+    browser: Browser, cluster: Serving
+) -> None:
+    browser.open(cluster.url)
     browser.run(_ENDLESS)
     epoch = cluster.wait_until(lambda status: status["ready"])["epoch"]
     with cluster.crawling():
@@ -84,8 +86,36 @@ def test_a_worker_is_killed_in_the_middle_of_an_answer(browser: Browser, cluster
         (before,) = browser.answers()
         cluster.wait_until(lambda status: status["ready"] and status["epoch"] > epoch)
     with cluster.crawling():  # the machines that go on with it
-        browser.wait(lambda: len(browser.answers()[0]) > len(before) + 100, START_S)
+        browser.wait(lambda: len(browser.answers()[0]) > len(before) + 40, START_S)
         assert browser.answers()[0].startswith(before.rstrip())
         browser.click("Stop")
         browser.wait_for_text(".answer", "Stopped.")
     cluster.wait_until(lambda status: status["running"] == 0)
+
+
+def test_a_machine_is_let_in_by_its_code_and_drained(browser: Browser, cluster: Serving) -> None:
+    """The view of the cluster, with the key typed."""
+    browser.open(cluster.url)
+    browser.click("Cluster")
+    browser.click("Type the key")
+    browser.wait(lambda: browser.see("dialog[open]"))
+    browser.type("dialog input", cluster.secret)
+    browser.click("Use this key", "dialog")
+    browser.wait(lambda: browser.see(".machine"))
+
+    def state(name: str) -> str:
+        """What the card of that machine says; empty where there is none."""
+        return str(dict(browser.run(_STATES)).get(name, ""))
+
+    assert state("master") == "serves"
+    cluster.start_worker("carol", token=False, bytes_per_s=SLOW)
+    browser.wait_for_text(".waiting li", "carol")
+    browser.type("#code", code_of(cluster, "carol") + "\n")
+    browser.wait(lambda: state("carol") in ("serves", "spare", "gets ready"))
+    browser.wait_for_text(".events li", "carol joined")
+    browser.click("Drain carol")
+    browser.click("Drain", "dialog")
+    browser.wait(lambda: state("carol") == "drained")
+    browser.wait_for_text(".events li", "carol was drained")
+    assert cluster.workers["carol"].process.end() == 0
+    browser.wait_for_text(".events li", "carol left")

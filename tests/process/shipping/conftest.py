@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 
 from tpiedge.lab.random_weights import RandomSource
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
-from tpiedge.pack.writing.writer import write_pack
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
+from tpiedge.pack.writer import write_pack
 from tpiedge.shipping.server import ShipServer
 from tpiedge.transport.endpoint import Buffer, Envelope
 from tpiedge.transport.framing import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
-from tpiedge.wire.codec import decode
+from tpiedge.wire.codec import FLAT_BYTES, decode
 from tpiedge.wire.files import Fetch, FileChunk
-from tpiedge.wire.flat import FLAT_BYTES
 
 HIDDEN, FFN, HEAD_DIM, LAYERS = 256, 1024, 32, 4
 HEADS, TILES = HIDDEN // HEAD_DIM, FFN // 128
@@ -95,8 +94,8 @@ class Master:
         allowed = {keys.public: f"worker-{number}" for number, keys in enumerate(self.workers)}
         self.hub = CountingHub(self.address, self.keys, "master", allowed, plane=FILES)
         self.address = self.hub.address
-        self.server = kind(self.hub)
-        self.identity = self.server.serve(self.pack)
+        self.server = kind(self.hub, [self.pack])
+        self.identity = pack_id(manifest_bytes(self.pack.path))
         self.server.start()
         return self.server
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.store.store import ShardStore
+from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
 from tpiedge.transport.framing import FILES
 from tpiedge.transport.keys import CurveKeys

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.shard_copy import ShardCopy
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.store.copy import ShardCopy
 
 LAYERS = 4
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.process.shipping.shares import check_equal, ended, held_bytes, share_bytes
+from tpiedge.pack.shard_copy import ShardCopy
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.store.copy import ShardCopy
-from tpiedge.pack.store.store import ShardStore
+from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
 
 DEATHS = 100

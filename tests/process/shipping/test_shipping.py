@@ -1,29 +1,22 @@
 """Shares of a pack travel from a master to workers over real sockets, whatever goes wrong on the way."""
 
-import itertools
 import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.process.command import wait_for
 from tests.process.shipping.shares import check_equal, ended, share_bytes
-from tpiedge.errors import Cancelled, DiskFull, PeerError, UserError
+from tpiedge.errors import DiskFull, PeerError
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.store.store import ShardStore
-from tpiedge.rate_limited_log import LINES
+from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
-from tpiedge.shipping.server import MAX_OPEN_REQUESTS, ShipServer
-from tpiedge.transport.endpoint import Envelope
-from tpiedge.transport.keys import CurveKeys
+from tpiedge.shipping.server import ShipServer
+from tpiedge.wire.codec import FLAT_BYTES
 from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
-from tpiedge.wire.flat import FLAT_BYTES
 
 #: Where it is no promise: generous.
 ANSWER_S = 60.0
@@ -49,31 +42,6 @@ def test_a_new_share_fetches_only_what_is_new(master, pack, tmp_path):
         fetch(spoke, store, master.identity, large).close()
         fetch(spoke, store, master.identity, small).close()
     assert master.shipped() == share_bytes(pack, large)
-
-
-def test_what_may_evict_nothing_is_refused_where_there_is_no_room(master, pack, whole, tmp_path):
-    store = ShardStore(tmp_path / "store")
-    small = NodeShare(Share(0, 2), Share(0, 4))
-    with master.spoke() as spoke:
-        fetch(spoke, store, master.identity, small).close()
-        # Room for the whole, but not for as much again, which another plan may need before.
-        limit = store.usage().held_bytes + share_bytes(pack, whole) * 3 // 2
-        full = ShardStore(tmp_path / "store", limit)
-        with pytest.raises(DiskFull, match="do not fit into the shard store"):
-            fetch(spoke, full, master.identity, whole, evict=False)
-        fetch(spoke, full, master.identity, small, evict=False).close()
-    assert master.shipped() == share_bytes(pack, small)
-    with store.open(master.identity) as copy:
-        assert copy.held_bytes == share_bytes(pack, small)
-
-
-def test_whoever_has_the_pack_fetches_nothing(master, pack, whole, tmp_path):
-    with (
-        master.spoke() as spoke,
-        fetch(spoke, ShardStore(tmp_path), master.identity, whole, local=[pack]) as copy,
-    ):
-        assert copy.verify(whole) == []
-    assert master.shipped() == 0
 
 
 class LyingServer(ShipServer):
@@ -110,42 +78,6 @@ def test_a_master_that_always_lies_is_found_out(master, whole, tmp_path):
         assert copy.missing(whole) != []
 
 
-def test_a_master_that_is_gone_ends_the_wait_in_words(master, whole, tmp_path):
-    def progress(done: int, _total: int) -> None:
-        if done:
-            master.close()
-
-    started = time.monotonic()
-    with master.spoke() as spoke, pytest.raises(PeerError, match="no byte has come from the master for"):
-        fetch(spoke, ShardStore(tmp_path), master.identity, whole, progress, stall_s=1.5)
-    assert time.monotonic() - started < 30
-
-
-def test_a_transfer_can_be_stopped_and_keeps_what_it_has(master, pack, whole, tmp_path):
-    store = ShardStore(tmp_path)
-    done_bytes = 0
-
-    def progress(done: int, _total: int) -> None:
-        nonlocal done_bytes
-        done_bytes = done
-
-    with master.spoke() as spoke:
-        with pytest.raises(Cancelled, match="is kept"):
-            fetch(spoke, store, master.identity, whole, progress, stopped=lambda: done_bytes > 4 << 20)
-        with store.open(master.identity) as copy:
-            left = sum(part.nbytes for part in copy.missing(whole))
-        assert 0 < left < share_bytes(pack, whole) - (3 << 20)
-        fetch(spoke, store, master.identity, whole).close()
-
-
-def test_a_stranger_gets_nothing(master, whole, tmp_path):
-    with master.spoke(keys=CurveKeys.generate()) as spoke:
-        with pytest.raises(PeerError, match="no byte has come"):
-            fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=1.0)
-        wait_for(lambda: master.hub.counters.rejected > 0, ANSWER_S)
-    assert master.shipped() == 0
-
-
 def test_only_layers_of_served_packs_leave(master, pack):
     layer, size = pack.blob_id(0), pack.layout(0).nbytes
     served = master.identity
@@ -170,9 +102,8 @@ def test_only_layers_of_served_packs_leave(master, pack):
         answer = spoke.recv(ANSWER_S)
         assert isinstance(answer.message, FileChunk)
         assert bytes(answer.tensors[0]) == pack.blob_path(0).read_bytes()[-4096:]
-        master.server.withdraw(served)
-        with master.spoke(1) as other, pytest.raises(PeerError, match="is not served here"):
-            fetch(other, ShardStore(pack.path.parent / "none"), served, NodeShare(Share(0, 1), Share(0, 1)))
+    with master.spoke(1) as other, pytest.raises(PeerError, match="is not served here"):
+        fetch(other, ShardStore(pack.path.parent / "none"), "0" * 64, NodeShare(Share(0, 1), Share(0, 1)))
 
 
 def test_a_worker_that_does_not_read_holds_nobody_up(master, pack, whole, tmp_path):
@@ -182,41 +113,10 @@ def test_a_worker_that_does_not_read_holds_nobody_up(master, pack, whole, tmp_pa
             greedy.send(Fetch(1, number, master.identity, "blob", pack.blob_id(number % 4), 0, 4 << 20))
         with fetch(spoke, ShardStore(tmp_path), master.identity, whole) as copy:
             assert copy.verify(whole) == []
-        deadline, got = time.monotonic() + ANSWER_S, 0
-        # What has not come is on its way, or was dropped.
-        while master.server.dropped_requests < 100 - got - MAX_OPEN_REQUESTS:
-            assert time.monotonic() < deadline, (got, master.server.dropped_requests)
-            got += greedy.recv(0.3) is not None
-    assert got < 100
-
-
-def test_a_worker_that_asks_without_end_holds_nobody_up(master, pack, whole, tmp_path, monkeypatch):
-    """Faster than the server reads."""
-    heard, flood = master.hub.recv, itertools.count()
-    flooded = threading.Event()
-
-    def recv(timeout_s: float) -> Envelope | None:
-        if next(flood) % 25 == 0:
-            return heard(0.0) or recv(timeout_s)
-        flooded.set()
-        return Envelope("worker-1", Fetch(1, next(flood), master.identity, "manifest", "", 0, 1))
-
-    with master.spoke() as spoke:
-        monkeypatch.setattr(master.hub, "recv", recv)
-        assert flooded.wait(ANSWER_S)
-        with fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=ANSWER_S) as copy:
-            assert copy.verify(whole) == []
-    monkeypatch.undo()
-
-
-def test_refused_requests_fill_no_log(master, caplog):
-    with master.spoke() as spoke:
-        for number in range(300):
-            spoke.send(Fetch(1, number, "0" * 64, "manifest", "", 0, 4096))
-            assert isinstance(spoke.recv(ANSWER_S).message, FetchFailed)
-    assert (
-        caplog.messages == ["refused a request of worker-0: the pack 000000000000 is not served here"] * LINES
-    )
+        got = 0
+        while greedy.recv(1.0) is not None:
+            got += 1
+    assert 0 < got < 100, "the others were dropped"
 
 
 @pytest.mark.fault("F8", "both get their shares")
@@ -244,16 +144,6 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_is_too_small_is_refused_before_the_transfer(master, whole, small_disk):
-    (small_disk / "other").write_bytes(bytes(10 << 20))
-    with (
-        master.spoke() as spoke,
-        pytest.raises(DiskFull, match=r"the disk of the shard store .* is full.*shards rm"),
-    ):
-        fetch(spoke, ShardStore(small_disk / "store"), master.identity, whole)
-    assert master.shipped() == 0
-
-
 @pytest.mark.fault("F6", "said in words; what is stored is valid")
 def test_a_disk_that_fills_up_on_the_way_leaves_a_valid_store(master, pack, whole, small_disk):
     store = ShardStore(small_disk / "store")
@@ -275,25 +165,6 @@ def test_a_disk_that_fills_up_on_the_way_leaves_a_valid_store(master, pack, whol
             assert copy.missing(whole) == copy.verify(whole) == []
 
 
-def test_a_limit_is_kept_to(master, whole, tmp_path):
-    with master.spoke() as spoke, pytest.raises(DiskFull, match="shards limit"):
-        fetch(spoke, ShardStore(tmp_path, 5 << 20), master.identity, whole)
-    assert master.shipped() == 0
-
-
-def test_who_holds_the_store_is_said(master, whole, tmp_path):
-    store = ShardStore(tmp_path)
-    part = NodeShare(Share(0, 1), Share(0, 1))
-    with (
-        master.spoke() as spoke,
-        fetch(spoke, store, master.identity, part) as copy,
-        copy.fetch_lock() as lock,
-    ):
-        lock.wait_alone(0.0, "test")
-        with pytest.raises(UserError, match=f"is being fetched: process {os.getpid()}"):
-            fetch(spoke, store, master.identity, whole, lock_wait_s=0.2)
-
-
 @pytest.mark.thin
 def test_the_command_lists_limits_and_removes(tpiedge, master, whole, tmp_path):
     cache = ("--cache", tmp_path)
@@ -312,17 +183,3 @@ def test_the_command_lists_limits_and_removes(tpiedge, master, whole, tmp_path):
     assert tpiedge("shards", "limit", "none", *cache).status == 0
     ended = tpiedge("shards", "ls", *cache)
     assert (ended.out, ended.err) == ("", "0 B taken\n")
-
-
-def test_a_connection_that_lingers_is_outlasted(master, whole, tmp_path):
-    """The same worker again, before the master has seen that its former connection is gone."""
-    former = master.spoke()
-    former.send(Fetch(1, 1, master.identity, "manifest", "", 0, 4096))
-    assert former.recv(ANSWER_S) is not None
-    closing = threading.Timer(1.0, former.close)
-    closing.start()
-    try:
-        with master.spoke() as spoke:
-            fetch(spoke, ShardStore(tmp_path), master.identity, whole).close()
-    finally:
-        closing.join()

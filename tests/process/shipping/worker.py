@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tpiedge.errors import TpiedgeError
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.store.store import ShardStore
+from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
 from tpiedge.transport.framing import FILES
 from tpiedge.transport.keys import CurveKeys

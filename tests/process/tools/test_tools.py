@@ -20,7 +20,6 @@ SHORTEST = {
     "bench_journal": "--tokens 200 --repeats 1",
     "bench_metrics": "--tokens 500 --repeats 1",
     "bench_shapes": "--packs OUT --shapes tinyllama --precision q4 --nodes 1 --tokens 1",
-    "bench_shipping": "--layers 1 --folder OUT --repeats 1",
     "bench_speculation": "PACK --cases resident --tokens 4 --repeats 1 --threads 1",
     "bench_standby": "PACK --repeats 1 --threads 1",
     "demo_held_out": "OUT/text",
@@ -28,8 +27,6 @@ SHORTEST = {
     "make_golden": "--check",
     "make_reference": "--check",
     "record_terminal": "OUT/script.toml OUT/session.svg",
-    "simulate_losses": "--clusters 1 --workers 2",
-    "simulate_orders": "--clusters 1 --events 1 --workers 2",
 }
 
 #: Why another one is only asked what it is; or, after "test: ", what runs it, or, after "part: ", whose part it is.
@@ -41,7 +38,7 @@ OTHERS = {
     "bench_view": "a cluster that is looked at for many answers",
     "check_docs": "test: Makefile",
     "check_lm_eval": "lm-eval is installed, and a master runs",
-    "converse": "test: tests/process/serving/test_conversations.py",
+    "converse": "a network: the model is the one that fetch_smollm2 fetches",
     "demo_corpus": "part: train_demo_model",
     "demo_facts": "part: demo_corpus",
     "demo_stories": "part: demo_corpus",

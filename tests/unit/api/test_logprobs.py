@@ -1,7 +1,5 @@
 """Log probabilities as clients see them: tokens written as they stand in a text, and where in the answer they begin."""
 
-import json
-
 import pytest
 
 from tests.unit.model.vocabularies import TOKENIZERS
@@ -69,50 +67,9 @@ def test_a_token_stands_in_the_answer_where_its_offset_says(tokenizer: Tokenizer
     assert scores["text_offset"] == sorted(scores["text_offset"])
 
 
-def test_a_stream_tells_the_same_offsets_as_the_whole_answer(tokenizer: Tokenizer) -> None:
-    """A stop string that might begin keeps text back, while its tokens are told with what comes later."""
-    ids = tokenizer.encode(TEXT, add_special=False)
-    _, whole = scores_of(tokenizer, ids)
-    for stops in ((), ("e house or",)):
-        made = openai(tokenizer)
-        frames = [
-            frame for piece in pieces_of(tokenizer, ids, stops=stops) for frame in made.frames(0, piece)
-        ]
-        chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
-        told = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
-        assert [offset for offsets in told for offset in offsets] == whole["text_offset"]
-
-
-def test_tokens_that_differ_in_their_space_are_two_of_the_most_probable(tokenizer: Tokenizer) -> None:
-    word = id_of(tokenizer, "▁t", "Ġt", "▁the", "Ġthe")
-    bare = id_of(tokenizer, (tokenizer.token(word) or "")[1:])
-    _, scores = scores_of(tokenizer, [word], bare)
-    assert len(scores["top_logprobs"][0]) == 2
-    assert scores["tokens"][0].startswith(" t")
-
-
 def test_parts_of_characters_are_told_apart_and_have_their_bytes(tokenizer: Tokenizer) -> None:
     first, second = id_of(tokenizer, "<0xE4>", "\u00e4"), id_of(tokenizer, "<0xE5>", "\u00e5")
     _, scores = scores_of(tokenizer, [first], second)
     assert list(scores["top_logprobs"][0]) == [r"bytes:\xe4", r"bytes:\xe5"]
     _, scores = scores_of(tokenizer, [first], second, chat=True)
     assert [one["bytes"] for one in scores["content"][0]["top_logprobs"]] == [[0xE4], [0xE5]]
-
-
-def test_the_bytes_of_a_chat_are_those_of_its_tokens(tokenizer: Tokenizer) -> None:
-    _, scores = scores_of(tokenizer, tokenizer.encode(TEXT, add_special=False), chat=True)
-    data = b"".join(bytes(one["bytes"]) for one in scores["content"])
-    assert data.decode().strip() == TEXT
-
-
-def test_of_tokens_that_are_written_alike_the_most_probable_stands() -> None:
-    tokenizer = TOKENIZERS["byte-fallback"]
-    letter, byte = id_of(tokenizer, "t"), id_of(tokenizer, "<0x74>")
-    _, scores = scores_of(tokenizer, [letter], byte)
-    assert scores["top_logprobs"] == [{"t": -0.5}]
-
-
-def test_ids_without_a_text_are_told_as_ids() -> None:
-    _, scores = scores_of(TOKENIZERS["byte-level"], [10_000], 10_001)
-    assert scores["tokens"] == ["token_id:10000"]
-    assert list(scores["top_logprobs"][0]) == ["token_id:10000", "token_id:10001"]

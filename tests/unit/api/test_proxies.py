@@ -66,55 +66,12 @@ def test_the_last_address_that_is_no_named_proxy_s_is_the_client_s(value: str, e
 
 def test_several_headers_are_one_list() -> None:
     assert address("10.1.0.1", (XFF, "8.8.8.8"), ("accept", "*/*"), (XFF, "9.9.9.9")) == "9.9.9.9"
-    assert address("10.1.0.1", (FORWARDED, "for=8.8.8.8"), (FORWARDED, "for=9.9.9.9")) == "9.9.9.9"
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("for=9.9.9.9", "9.9.9.9"),
-        ("For=9.9.9.9;Proto=https;by=203.0.113.43", "9.9.9.9"),
-        ('proto=http;host="ai.example.org";for="[2001:db9::17]:4711"', "2001:db9::17"),
-        ("for=[2001:db9::17]", "2001:db9::17"),
-        ('for="9.9.9.9:80" ; proto=http', "9.9.9.9"),
-        ("for=8.8.8.8, for=9.9.9.9;proto=http , for=10.1.2.3", "9.9.9.9"),
-        ("for=8.8.8.8, for=_hidden", None),
-        ("for=unknown", None),
-        ("proto=https", None),
-        ("for=8.8.8.8, proto=https", None),
-        ("for=8.8.8.8;for=9.9.9.9", None),
-        ("for=9.9.9.9;", None),
-        ("9.9.9.9", None),
-        # What a client began with makes something else of what the proxy added.
-        ('for="x, for=9.9.9.9', None),
-        ('for="\\, for=9.9.9.9;host="a', None),
-        ('for="x, for="[2001:db9::17]"', None),
-        ('proto=http;host="a, for=8.8.8.8;b";for=9.9.9.9', "9.9.9.9"),
-        ('proto=http;host="a";for=8.8.8.8;b="";for=9.9.9.9', None),
-    ],
-)
-def test_forwarded_is_read_as_its_standard_says_and_not_at_all_where_it_is_something_else(
-    value: str, expected: str | None
-) -> None:
-    assert address("127.0.0.1", (FORWARDED, value)) == expected
-
-
-@pytest.mark.parametrize(
-    ("listed", "forwarded", "expected"),
-    [("9.9.9.9", "for=9.9.9.9", "9.9.9.9"), ("9.9.9.9", "for=8.8.8.8", None), ("9.9.9.9", "nothing", None)],
-)
-def test_where_two_headers_differ_one_is_a_client_s(
-    listed: str, forwarded: str, expected: str | None
-) -> None:
-    assert address("127.0.0.1", (XFF, listed), (FORWARDED, forwarded)) == expected
-
-
-def test_a_named_proxy_that_says_nothing_leaves_its_client_unknown() -> None:
-    assert address("127.0.0.1") is None
-    assert address("127.0.0.1", ("x-real-ip", "9.9.9.9")) is None
 
 
 def test_who_is_not_named_cannot_say_who_asks() -> None:
+    assert address("127.0.0.1") is None
+    assert address("127.0.0.1", ("x-real-ip", "9.9.9.9")) is None
+    assert address("127.0.0.1", (XFF, "9.9.9.9"), (FORWARDED, "for=9.9.9.9")) is None
     assert address("10.2.0.1", (XFF, "9.9.9.9")) is None
     assert address("2001:db9::1", (XFF, "9.9.9.9")) is None
     assert address("2001:db8:5::1", (XFF, "9.9.9.9")) == "9.9.9.9"

@@ -1,10 +1,13 @@
 """What an answer's events come to: how far its prompt is read, as pings say it."""
 
+import json
+
 import pytest
 
-from tpiedge.api.service import Reading
+from tpiedge.api.formats import json_bytes, json_parts
 from tpiedge.api.transcript import Transcript
 from tpiedge.master.journal import Paused
+from tpiedge.master.request_times import Reading
 from tpiedge.wire.control import PromptScores, Token
 
 
@@ -21,3 +24,12 @@ def test_how_far_a_prompt_is_read_is_said_until_something_else_is(
     assert transcript.reading == "reading 300 of 900 tokens, 6 s left"
     transcript.feed(event)
     assert transcript.reading == ""
+
+
+@pytest.mark.parametrize("count", [0, 1, 128, 129, 1000])
+def test_a_long_answer_is_written_in_parts_for_which_others_do_not_wait_long(count: int) -> None:
+    value = {"choices": [{"scores": [{"a": number, "b": [1.5]} for number in range(count)]}], "more": "x"}
+    parts = list(json_parts(value))
+    assert json.loads(b"".join(parts)) == value
+    assert b"".join(parts) == json_bytes(value)
+    assert max(len(part) for part in parts) < 128 * 32

@@ -62,9 +62,10 @@ class Master:
 
     def events(self) -> list[str]:
         with self.connected() as http:
-            return list(
-                AnswerStream(http, PATH, {"model": "demo"}, self.notes.append, self.progress.append).events()
-            )
+            return list(self.stream(http).events())
+
+    def stream(self, http: httpx.Client) -> AnswerStream:
+        return AnswerStream(http, PATH, {"model": "demo"}, self.notes.append, self.progress.append)
 
     def _reply(self, request: httpx.Request) -> httpx.Response:
         self.asked.append((request.method, request.url.path, request.headers.get("last-event-id")))
@@ -74,13 +75,6 @@ class Master:
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "_RETRY_S", 0.0)
-
-
-def test_an_answer_that_does_not_break_is_asked_for_once() -> None:
-    master = Master(begun(1, 6))
-    assert master.events() == list(EVENTS[:-1])
-    assert master.asked == [("POST", PATH, None)]
-    assert master.notes == []
 
 
 def test_each_break_is_mended_after_the_last_whole_event() -> None:
@@ -120,29 +114,10 @@ def test_a_ping_that_is_an_event_moves_no_number() -> None:
 def test_who_stops_reading_has_the_answer_deleted(reply: Reply) -> None:
     master = Master(begun(1, 6), reply)
     with master.connected() as http:
-        events = AnswerStream(
-            http, PATH, {"model": "demo"}, master.notes.append, master.progress.append
-        ).events()
+        events = master.stream(http).events()
         assert next(events) == "one"
         events.close()
     assert master.asked[1:] == [("DELETE", f"{PATH}/cmpl-1", None)]
-
-
-def test_who_stops_reading_what_is_not_recorded_just_goes() -> None:
-    master = Master(begun(1, 6, named=False))
-    with master.connected() as http:
-        events = AnswerStream(
-            http, PATH, {"model": "demo"}, master.notes.append, master.progress.append
-        ).events()
-        assert next(events) == "one"
-        events.close()
-    assert master.asked == [("POST", PATH, None)]
-
-
-def test_a_break_before_the_first_event_is_mended_too() -> None:
-    master = Master(begun(1, 1), begun(1, 6))
-    assert master.events() == list(EVENTS[:-1])
-    assert master.asked[-1] == ("GET", f"{PATH}/cmpl-1", "0")
 
 
 def test_an_answer_that_is_not_recorded_ends_with_its_connection() -> None:
@@ -158,43 +133,11 @@ def test_an_answer_that_is_gone_is_given_up() -> None:
         master.events()
 
 
-@pytest.mark.parametrize("status", [401, 400, 405])
-def test_a_refusal_that_will_stay_ends_it(status: int) -> None:
-    master = Master(begun(1, 3), refusal(status))
-    with pytest.raises(HttpRefusal) as raised:
-        master.events()
-    assert raised.value.status == status
-
-
-def test_what_the_answer_ended_with_is_said() -> None:
-    """And not tried again: it is told once."""
-    master = Master(begun(1, 3), refusal(503, "unavailable"))
-    with pytest.raises(HttpRefusal) as refused:
-        master.events()
-    assert refused.value.status == 503
-
-
-def test_what_came_before_is_not_taken_twice() -> None:
-    assert Master(begun(1, 3), begun(1, 6)).events() == list(EVENTS[:-1])
-
-
 @pytest.mark.parametrize("reply", [unreachable, refusal(503, "shutting_down"), begun(3, 3)])
 def test_it_is_given_up_in_the_end(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "RECOVERY_GRACE_S", -1.0)
     master = Master(begun(1, 3), reply)
     with pytest.raises((httpx.ConnectError, httpx.ReadError, HttpRefusal)):
-        master.events()
-
-
-@pytest.mark.parametrize("number", ["x", "-1", "\u00b2", "9" * 19])
-def test_an_event_without_a_proper_number_is_the_masters_fault(number: str) -> None:
-    text = f"id: {number}\ndata: one\n\n".encode()
-    master = Master(
-        lambda _request: httpx.Response(
-            200, headers={"x-request-id": "r", "x-resumable": "yes"}, content=text
-        )
-    )
-    with pytest.raises(PeerError, match="without a number"):
         master.events()
 
 

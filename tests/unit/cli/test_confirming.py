@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -30,22 +29,3 @@ def test_what_is_answered_counts(pack: Path, tmp_path: Path) -> None:
     assert pack.exists()
     assert remove("y\n") is None
     assert not pack.exists()
-
-
-def test_without_a_question(pack: Path, tmp_path: Path) -> None:
-    assert CliRunner().invoke(rm, ["one", "--cache", str(tmp_path), "--yes"]).exception is None
-    assert not pack.exists()
-
-
-@pytest.mark.parametrize(("end", "expected"), [(KeyboardInterrupt, click.Abort), (EOFError, UserError)])
-def test_an_interrupt_is_not_an_input_that_has_ended(pack, tmp_path, monkeypatch, capsys, end, expected):
-    """Standard input is no terminal here. What is said at the end has a line of its own."""
-
-    def ask(_prompt):
-        raise end
-
-    monkeypatch.setattr("click.termui.visible_prompt_func", ask)
-    with pytest.raises(expected):
-        rm.main(["one", "--cache", str(tmp_path)], standalone_mode=False)
-    assert capsys.readouterr().err.endswith("one\n\n")
-    assert pack.exists()

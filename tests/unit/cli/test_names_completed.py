@@ -7,21 +7,14 @@ from click.shell_completion import BashComplete
 
 from tpiedge.cli.main import cli
 from tpiedge.lab.testbed import state
-from tpiedge.lab.testbed.reading import shipped_scenarios
-from tpiedge.model.aliases import aliases
+from tpiedge.lab.testbed.description import shipped_scenarios
+from tpiedge.model.presets import aliases
 from tpiedge.pack.manifest import MANIFEST_NAME
 
 COMMIT = "c" * 40
 HERE = ["acme/tiny", "acme-tiny-bf16"]
-OF_MODELS = (
-    ("run", "--model"), ("master", "--model"), ("pack",), ("pull",), ("show",), ("rm",),
-    ("bench", "decode", "--model"), ("bench", "memory", "--model"), ("eval", "perplexity", "--model"),
-    ("eval", "agreement", "--model"), ("eval", "agreement", "--reference-model"),
-)  # fmt: skip
-OF_TESTBEDS = (
-    ("run", "--testbed"), ("demo", "--testbed"), ("bench", "decode", "--testbed"),
-    ("bench", "allreduce", "--testbed"), ("testbed", "up"),
-)  # fmt: skip
+OF_MODELS = (("run", "--model"), ("pack",), ("pull",), ("show",), ("eval", "agreement", "--reference-model"))
+OF_TESTBEDS = (("run", "--testbed"), ("bench", "decode", "--testbed"), ("testbed", "up"))
 
 
 def completed(*words: str, incomplete: str = "") -> list[str]:
@@ -59,13 +52,9 @@ def test_whatever_takes_a_model() -> None:
     assert completed("run", "--model", incomplete="./") == []
 
 
-def test_an_alias_of_what_was_pulled_and_the_cache_of_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_alias_of_what_was_pulled_and_the_cache_of_the_line(tmp_path: Path) -> None:
     repo = aliases()["tinyllama"].repo
     fill(tmp_path, repo)
-    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "nothing"))
-    assert completed("run") == ["demo"]
     assert completed("run", "--cache", str(tmp_path)) == ["demo", "tinyllama", repo, "acme-tiny-bf16"]
 
 

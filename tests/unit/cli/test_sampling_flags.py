@@ -3,11 +3,9 @@
 from typing import Any
 
 import click
-import pytest
 from click.testing import CliRunner
 
-from tpiedge.cli.sampling_options import sampling_of, sampling_options, with_usual
-from tpiedge.errors import UserError
+from tpiedge.cli.options import sampling_of, sampling_options, with_usual
 from tpiedge.wire.requests import Sampling
 
 USUAL = Sampling(temperature=0.8, top_p=0.95)
@@ -40,10 +38,3 @@ def test_what_is_usual_counts_where_nothing_is_said() -> None:
     said, of_chat = drawn("--top-p", "0.5")
     assert (said.temperature, said.top_p) == (0.0, 0.5)
     assert (of_chat.temperature, of_chat.top_p) == (0.8, 0.5)
-
-
-@pytest.mark.parametrize("value", ["9", "2.001", "-0.1", "nan", "inf"])
-def test_the_temperature_has_the_range_of_the_api(value: str) -> None:
-    assert drawn("--temperature", "2")[0].temperature == 2
-    with pytest.raises(UserError, match=r"--temperature is .*: give a number from 0.0 to 2.0"):
-        drawn("--temperature", value)

@@ -5,11 +5,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tpiedge.cli import terminal
-from tpiedge.cli.terminal import WordWrap
+from tpiedge.cli.conversation import Screen, WordWrap
 
 _BACK = re.compile(r"\x1b\[(\d+)D\x1b\[K")
 
@@ -61,38 +58,24 @@ def test_a_word_is_not_cut_at_the_edge(text: str, lines: list[str]) -> None:
         assert shown(text, 10, pieces) == lines
 
 
-@given(st.text("ab \n", max_size=80), st.integers(1, 12), st.integers(1, 5))
-def test_no_line_is_too_long_and_nothing_is_lost(text: str, columns: int, pieces: int) -> None:
-    lines = shown(text, columns, pieces)
-    assert all(len(line) <= max(columns - 1, 1) for line in lines)
-    assert "".join("".join(lines).split()) == "".join(text.split())
-
-
 def test_wide_characters_take_two_columns() -> None:
     wrap = WordWrap(6, lambda mark: 2 if mark == "語" else 1)
     assert screen(wrap.push("語語 語語")) == ["語語 ", "語語"]
 
 
-@pytest.fixture
-def columns(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
-    """Standard output is a terminal of so many columns."""
-    number: int = request.param
-    output = SimpleNamespace(isatty=lambda: True, fileno=lambda: 1)
-    monkeypatch.setattr("tpiedge.cli.terminal.sys", SimpleNamespace(stdout=output))
-    monkeypatch.setattr(os, "get_terminal_size", lambda _fd: os.terminal_size((number, 0)))
-    return number
-
-
-@pytest.mark.parametrize(("columns", "lines"), [(0, 3), (80, 3), (20, 10)], indirect=["columns"])
+@pytest.mark.parametrize(("columns", "lines"), [(0, 3), (80, 3), (20, 10)])
 def test_a_terminal_that_does_not_know_its_size_has_80_columns(
-    columns: int, lines: int, capsys: pytest.CaptureFixture[str]
+    columns: int, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown_on = terminal.Screen()
+    output = SimpleNamespace(isatty=lambda: True, fileno=lambda: 1)
+    monkeypatch.setattr("tpiedge.cli.conversation.sys", SimpleNamespace(stdout=output))
+    monkeypatch.setattr(os, "get_terminal_size", lambda _fd: os.terminal_size((columns, 0)))
+    shown_on = Screen()
     for _ in range(30):
         shown_on.show("words ")
     assert len(capsys.readouterr().out.splitlines()) == lines
 
 
 def test_a_file_gets_the_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.Screen().show("a\x1b[2J" + "b " * 100 + "\n")
+    Screen().show("a\x1b[2J" + "b " * 100 + "\n")
     assert capsys.readouterr().out == "a [2J" + "b " * 100 + "\n"

@@ -23,13 +23,6 @@ def test_a_master_says_how_nodes_add_up() -> None:
     assert _summary(replace(STATUS, collective="", bulk_collective="")) == "ready: 2 nodes (master, ann)"
 
 
-def test_machines_of_the_same_name_are_told_apart() -> None:
-    nodes = tuple(replace(node, host=host) for node, host in zip(NODES, ("", "pi"), strict=True))
-    twin = replace(nodes[1], name="w-9", rank=2)
-    line = _summary(replace(STATUS, nodes=(*nodes, twin)))
-    assert line == "ready: 3 nodes (master, ann (pi), w-9 (pi)), mesh (prompts: two-shot)"
-
-
 def beside(**changes: object) -> ClusterStatus:
     """A third machine waits."""
     spare = NodeStatus("w-9", None, "spare", (0, 0), (0, 0), 2, 0, 0.0, 0, 0.1, "a reason", "bob")
@@ -57,23 +50,6 @@ def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object]
     show(beside())
     show(beside(**changes))
     assert said[2:] == [line], "it had a part, and has none again"
-
-
-def test_what_was_said_of_machines_that_nobody_remembers_is_forgotten() -> None:
-    """Others come without end, each with a name of its own."""
-    said: list[str] = []
-    show = Changes(said.append)
-    for number in range(100):
-        show(beside(name=f"x-{number}", spare="slower"))
-        assert len(show._spare) == len(NODES) + 1
-    assert said[1:] == ["bob waits as a spare: a reason"] * 100
-
-
-def test_of_what_the_whole_cluster_waits_for_one_line_is_enough() -> None:
-    said: list[str] = []
-    waiting = replace(beside(spare="no plan"), ready=False, reason="1 of 2 workers here")
-    Changes(said.append)(waiting)
-    assert said == ["not ready: 1 of 2 workers here"]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +98,3 @@ def test_a_worker_that_shows_a_code_is_named_once() -> None:
     callers([attic], 900.0)  # again
     assert [line.split(" ")[0] for line in told] == ["10.0.0.5", "10.0.0.6", "10.0.0.5"]
     assert "\x1b" not in told[1]
-
-
-def test_a_crowd_of_callers_fills_no_screen() -> None:
-    told: list[str] = []
-    callers = Callers(told.append)
-    for tenths in range(36000):
-        callers([Pending(f"w-{tenths}-{one}", "attic", "10.0.0.5", 0.0) for one in range(8)], tenths / 10)
-    assert 5 <= len(told) <= 12

@@ -16,7 +16,6 @@ from tpiedge.wire.tensors import INT8_GROUP, TensorHeader
 SHAPES = [(0, 64), (1, 1), (1, 64), (3, 65), (2, 63), (4, 192), (5, 100)]
 # Half a step, and what the rounding of scale and product adds.
 HALF = 0.5 + 127 * 2.0**-22
-SMALLEST_SCALE = 2.0**-126
 
 
 def through(codec: Codec, array: F32Array) -> F32Array:
@@ -32,23 +31,6 @@ def normal(shape: tuple[int, ...], seed: int = 0) -> F32Array:
 
 def bits(array: F32Array) -> np.ndarray:
     return array.view(np.uint32)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", CODECS)
-def test_shapes_and_names(name: str, shape: tuple[int, int]) -> None:
-    codec = CODECS[name]
-    got = through(codec, normal(shape))
-    assert codec.name == name
-    assert got.shape == shape
-    assert got.dtype == np.float32
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_the_matrix_stays_as_it_is(name: str) -> None:
-    array = normal((3, 70))
-    CODECS[name].encode(array)
-    assert np.array_equal(array, normal((3, 70)))
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=200))
@@ -80,15 +62,6 @@ def test_bf16_is_rounded_to_nearest_even() -> None:
     assert np.isnan(got[~numbers]).all()
 
 
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=100))
-def test_what_bf16_holds_is_exact(values: list[int]) -> None:
-    array = (np.array([values], np.uint32) << np.uint32(16)).view(np.float32)
-    got = through(CODECS["bf16"], array)
-    numbers = ~np.isnan(array)
-    assert np.array_equal(bits(got)[numbers], bits(array)[numbers])
-    assert np.isnan(got[~numbers]).all()
-
-
 def groups(array: F32Array) -> list[F32Array]:
     return [array[:, first : first + INT8_GROUP] for first in range(0, array.shape[1], INT8_GROUP)]
 
@@ -114,47 +87,6 @@ def test_int8_is_within_half_a_step_of_its_group(
         assert np.allclose(largest, 1, rtol=1e-6, atol=0)
 
 
-def test_int8_uses_all_of_its_range() -> None:
-    """Otherwise the bound above would be missed only by luck."""
-    array = np.linspace(-3, 3, INT8_GROUP, dtype=np.float32)[None]
-    codes = np.frombuffer(CODECS["int8"].encode(array), np.int8)[:INT8_GROUP]
-    assert (codes.min(), codes.max()) == (-127, 127)
-    assert len(set(codes.tolist())) == INT8_GROUP
-
-
-def test_what_int8_holds_is_exact() -> None:
-    array = np.random.default_rng(2).integers(-126, 127, (3, 150)).astype(np.float32)
-    array[:, ::INT8_GROUP] = -127
-    for scale in (1.0, 2.0**-20, 3.0, 2.0**40):
-        scaled = array * np.float32(scale)
-        assert np.array_equal(through(CODECS["int8"], scaled), scaled)
-
-
-def test_int8_of_zeros_and_of_next_to_nothing() -> None:
-    array = np.zeros((2, 130), np.float32)
-    array[0, 70] = 1e-45
-    assert np.abs(through(CODECS["int8"], array)).max() <= 1e-45
-    assert not np.signbit(through(CODECS["int8"], np.zeros((2, 130), np.float32))).any()
-
-
-@given(st.integers(0, 2**32 - 1), st.floats(2.0**-149, 2.0**-118, width=32))
-def test_int8_of_denormals_is_no_larger_than_they_are(seed: int, size: float) -> None:
-    """Where a scale has few bits left the steps are coarse, and nothing grows or turns into a NaN."""
-    array = normal((1, INT8_GROUP), seed) * np.float32(size)
-    got = through(CODECS["int8"], array)
-    assert np.isfinite(got).all()
-    assert np.abs(got).max() <= np.abs(array).max() * 1.5 + SMALLEST_SCALE
-
-
-@pytest.mark.parametrize("name", ["bf16", "int8"])
-@pytest.mark.parametrize("columns", [64, 65, 192, 7])
-def test_rows_are_rounded_independently(name: str, columns: int) -> None:
-    array = normal((5, columns)) * np.float32(10) ** np.arange(5, dtype=np.float32)[:, None]
-    together = through(CODECS[name], array)
-    alone = np.concatenate([through(CODECS[name], array[row : row + 1]) for row in range(5)])
-    assert np.array_equal(together, alone)
-
-
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("at", [0, 63, 64, 99])
@@ -164,13 +96,6 @@ def test_a_value_that_is_not_finite_stays_so(name: str, value: float, at: int) -
     got = through(CODECS[name], array)
     assert not np.isfinite(got[1, at])
     assert np.isfinite(got[[0, 2]]).all()
-
-
-@pytest.mark.parametrize("name", CODECS)
-def test_the_largest_number_stays_finite_or_becomes_infinite(name: str) -> None:
-    largest = np.full((1, 64), np.finfo(np.float32).max, np.float32)
-    got = through(CODECS[name], largest)
-    assert np.isposinf(got).all() or np.allclose(got, largest, rtol=1e-6)
 
 
 def integers(dtype: str) -> st.SearchStrategy[IntArray]:
@@ -191,38 +116,11 @@ def test_integers_keep_every_bit_and_their_width(array: IntArray) -> None:
     assert np.array_equal(read_array(envelope(header, array.tobytes()), 3, array.shape, INTEGERS), array)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_matrices_of_integers(shape: tuple[int, int]) -> None:
-    for dtype in (np.int32, np.int64):
-        array = np.arange(shape[0] * shape[1], dtype=dtype).reshape(shape)
-        assert np.array_equal(through(INTEGERS, array), array)
-        assert INTEGERS.accepts(INTEGERS.header(array), shape)
-
-
-@pytest.mark.parametrize(
-    "header",
-    [None, *(TensorHeader(dtype, (2, 5)) for dtype in ("f32", "bf16", "u8")), TensorHeader("i32", (5, 2))],
-    ids=str,
-)
-def test_another_header_than_of_integers_is_its_senders_fault(header: TensorHeader | None) -> None:
-    data = bytes(header.nbytes if header else 0)
-    with pytest.raises(Misconduct, match=r"node 3 sent .* where an i32 or i64 tensor of shape \(2, 5\)"):
-        read_array(envelope(header, data), 3, (2, 5), INTEGERS)
-
-
 def envelope(header: TensorHeader | None, data: bytes) -> Envelope:
     return Envelope("node-3", Hidden(1, 1, 0, header), (memoryview(data),))  # type: ignore[arg-type]
 
 
-def test_a_tensor_is_read_as_its_header_says() -> None:
-    array = normal((2, 5))
-    for codec in (CODECS["f32"], CODECS["bf16"]):
-        encoded = bytes(codec.encode(array))
-        got = read_array(envelope(codec.header(array), encoded), 3, None, None)
-        assert np.array_equal(got, through(codec, array))
-
-
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("codec", [*CODECS.values(), INTEGERS], ids=lambda codec: codec.name)
 @pytest.mark.parametrize(
     "header",
     [
@@ -235,11 +133,14 @@ def test_a_tensor_is_read_as_its_header_says() -> None:
         TensorHeader("bf16", (2, 6)),
         TensorHeader("i32", (2, 5)),
         TensorHeader("i64", (2, 5)),
+        TensorHeader("i32", (5, 2)),
     ],
     ids=str,
 )
-def test_another_header_is_its_senders_fault(name: str, header: TensorHeader | None) -> None:
+def test_another_header_is_its_senders_fault(codec: Codec, header: TensorHeader | None) -> None:
     data = bytes(header.nbytes if header else 0)
+    if codec is INTEGERS and header in (TensorHeader("i32", (2, 5)), TensorHeader("i64", (2, 5))):
+        return
     with pytest.raises(Misconduct, match=r"node 3 sent .* where") as caught:
-        read_array(envelope(header, data), 3, (2, 5), CODECS[name])
+        read_array(envelope(header, data), 3, (2, 5), codec)
     assert caught.value.rank == 3

@@ -66,34 +66,3 @@ def test_a_rank_without_attention_does_not_hold_up_the_ffn() -> None:
         rank.endpoint.outcome = outcomes[block % 2]
         tried[block % 2] += rank.calls(1, block=block)
     assert tried == [fast._MOST_LEFT_OFF, 10]
-
-
-def test_one_that_is_done_ends_the_pauses() -> None:
-    rank = Rank()
-    rank.endpoint.outcome = 0
-    rank.calls(fast._MOST_LEFT_OFF + fast._PAUSE)
-    rank.endpoint.outcome = DONE
-    assert rank.calls(10) == 10
-    rank.endpoint.outcome = 0
-    assert rank.calls(fast._MOST_LEFT_OFF + 1) == fast._MOST_LEFT_OFF
-
-
-def test_some_that_leave_off_now_and_then_do_not_pause() -> None:
-    rank = Rank()
-    for outcome in [0] * (fast._MOST_LEFT_OFF - 1) + [DONE] + [0] * (fast._MOST_LEFT_OFF - 1):
-        rank.endpoint.outcome = outcome
-        assert rank.calls(1) == 1
-    assert rank.calls(1) == 1
-
-
-def test_the_kind_that_was_not_used_for_longest_is_forgotten() -> None:
-    rank = Rank()
-    kinds = list(range(1, fast._MOST_KINDS + 1))
-    for rows in kinds:
-        rank.calls(1, rows)
-    rank.calls(1, rows=1)
-    rank.calls(1, rows=100)
-    rank.calls(1, rows=1)
-    assert rank.endpoint.made == [*kinds, 100]
-    rank.calls(1, rows=2)
-    assert rank.endpoint.made == [*kinds, 100, 2]

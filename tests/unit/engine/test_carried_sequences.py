@@ -2,15 +2,19 @@
 for, whoever comes for it."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.test_batcher import PAGE, World, shape
+from tpiedge.engine.carrying import FoundFile, LeftFile, Locker
 from tpiedge.engine.sequence import CarriedSequence, RunningSequence
+from tpiedge.wire.control import Carried
 from tpiedge.wire.requests import GenerationRequest
 
 ANY = 100
@@ -49,24 +53,6 @@ def test_a_sequence_goes_on_in_the_middle_of_a_page_and_of_its_prompt() -> None:
     after.run()
 
 
-def test_pages_that_two_share_are_carried_once() -> None:
-    world = World(pages=20)
-    world.ask("a", range(1, 10))
-    world.step()
-    world.ask("b", [*range(1, 9), 30])
-    world.step()
-    a, b = world.batcher.sequences
-    pages, left = world.batcher.leave(ANY)
-    assert [one.pages for one in left] == [(0, 1, 2), (0, 1, 3)]
-    assert len(pages) == 4
-
-    after = following(left, 4)
-    after.batcher.add(answered(b))
-    after.batcher.add(answered(a))
-    assert [piece[1:] for piece in shape(after.step())] == [(9, 1), (10, 1)]
-    after.run()
-
-
 @pytest.mark.parametrize("private", [True, False])
 def test_others_find_what_was_carried_unless_its_bits_show_who_computed_it(private: bool) -> None:
     world = World()
@@ -100,18 +86,6 @@ def test_what_was_carried_keeps_its_scope() -> None:
     assert [one.cached for one in others] == [8, 8, 0, 0]
 
 
-def test_what_was_carried_is_for_no_other_scope() -> None:
-    world = World()
-    one = world.ask("a", range(1, 10), scope="a")
-    world.step()
-    pages, left = world.batcher.leave(ANY)
-    after = following(left, len(pages))
-    after.batcher.add(replace(answered(one), scope="b"))
-    assert after.pool.held == 0
-    assert shape(after.step()) == [("a", 0, 10)]
-    after.run()
-
-
 def test_other_tokens_under_the_same_name_are_computed() -> None:
     world = World()
     world.ask("a", range(1, 10))
@@ -121,94 +95,6 @@ def test_other_tokens_under_the_same_name_are_computed() -> None:
     after.ask("a", range(2, 11))
     assert after.pool.held == 0
     assert shape(after.step()) == [("a", 0, 9)]
-
-
-def test_what_nobody_comes_for_is_given_back() -> None:
-    world = World()
-    world.ask("a", range(1, 10))
-    world.step()
-    pages, left = world.batcher.leave(ANY)
-    after = following(left, len(pages))
-    after.batcher.forget()
-    assert after.pool.held == 0
-    after.ask("a", range(1, 10))
-    after.run()
-
-
-def test_what_was_claimed_is_kept_when_the_rest_is_forgotten() -> None:
-    world = World(pages=20, sequences=1)
-    for name in "ab":
-        world.ask(name, [ord(name)] * 9)
-    world.step()
-    pages, left = world.batcher.leave(ANY)
-    after = World(pages=20, sequences=1)
-    after.batcher.adopt(left, len(pages), private=False)
-    first = after.ask("new", [1] * 9)
-    claimed = after.batcher.add(answered(world.batcher.sequences[0]))
-    after.step()
-    after.batcher.forget()
-    assert claimed.carried is not None
-    assert first.slot == 0
-    after.run()
-
-
-def test_one_that_ends_before_it_begins_gives_its_pages_back() -> None:
-    world = World()
-    one = world.ask("a", range(1, 10))
-    world.step()
-    pages, left = world.batcher.leave(ANY)
-    after = following(left, len(pages))
-    after.batcher.end(after.batcher.add(answered(one)))
-    assert after.pool.held == 0
-
-
-@pytest.mark.parametrize("wish", [{"prompt_scores": True}, {"max_tokens": 0, "pooling": "mean"}])
-def test_a_prompt_that_is_scanned_is_computed_anew(wish: dict[str, Any]) -> None:
-    world = World()
-    world.batcher.add(replace(GenerationRequest("a", tuple(range(1, 10)), 3), **wish))
-    world.ask("b", range(20, 29))
-    batch = world.batcher.plan()
-    assert batch is not None
-    for piece in batch.pieces:
-        world.batcher.decided(piece, ())
-    assert [one.request for one in world.batcher.leave(ANY)[1]] == ["b"]
-
-
-def test_as_many_are_carried_as_a_message_has_room_for() -> None:
-    world = World(pages=20)
-    for name in "abc":
-        world.ask(name, [ord(name)] * 5)
-    world.step()
-    pages, left = world.batcher.leave(5)
-    assert [one.request for one in left] == ["a", "b"]
-    assert len(pages) == 4
-
-
-def test_nobody_starves_of_pages_that_are_held_for_others() -> None:
-    """Two that were carried fill the cache: the first one needs a page more, and the second has no room to begin."""
-    world = World(pages=4)
-    for name in "ab":
-        world.ask(name, [ord(name)] * 7, 6)
-    world.step()
-    a, b = world.batcher.sequences
-    pages, left = world.batcher.leave(ANY)
-    after = following(left, len(pages), room=4)
-    for one in (a, b):
-        after.batcher.add(answered(one))
-    after.run()
-    assert sorted(after.ended) == ["a", "b"]
-
-
-def test_a_new_one_begins_though_pages_are_held_for_one_behind_it() -> None:
-    world = World(pages=4)
-    one = world.ask("a", [1] * 11, 3)
-    world.step()
-    pages, left = world.batcher.leave(ANY)
-    after = following(left, len(pages), room=4)
-    after.ask("new", [2] * 12, 3)
-    after.batcher.add(answered(one))
-    after.run()
-    assert after.ended == ["new", "a"]
 
 
 @given(st.data())
@@ -243,3 +129,25 @@ def test_every_page_is_accounted_for(data: st.DataObject) -> None:
     after.batcher.forget()
     after.run()
     assert set(after.ended) >= set(come)
+
+
+@pytest.mark.parametrize(("facts", "pages"), [(("q4",), 2), (("q8",), 1), (("q8",), 2)])
+def test_what_was_left_is_read_where_facts_and_pages_are_the_same(
+    tmp_path: Path, facts: tuple[str, ...], pages: int
+) -> None:
+    locker = Locker(tmp_path, b"key")
+    parts = np.arange(32, dtype=np.uint8).reshape(2, 16)
+    with ExitStack() as stack:
+        said = {"facts": ["q8"], "heads": [3], "pages": 2, "sequences": []}
+        left = LeftFile(locker, 1, said, stack)
+        left.add(parts)
+        left.add(parts + 1)
+    with ExitStack() as stack:
+        found = FoundFile(locker, Carried(1, pages, False, ()), facts, 2, stack)
+        assert (found.error == "") == (facts == ("q8",) and pages == 2)
+        into = np.empty_like(parts)
+        if not found.error:
+            assert found.read(into, 3, 1, 0) == ""
+            np.testing.assert_array_equal(into, parts + 1)
+        assert found.read(into, 4, 0, 0)
+    assert not list(tmp_path.iterdir())

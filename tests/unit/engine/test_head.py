@@ -72,15 +72,3 @@ def test_the_scores_of_a_text(positions: int, bits: int | None, linear: Linear) 
         assert [score for _, score in pairs] == pytest.approx(most.values.tolist(), rel=1e-6, abs=1e-5)
         assert {token for token, _ in pairs} == set(most.indices.tolist())
     assert head.scores(x_MH, ids_M) == (scores, [()] * positions)
-
-
-@pytest.mark.parametrize(("bits", "error"), [(8, 0.02), (4, 0.2)])
-def test_the_logits_of_a_quantised_head(bits: int, error: float) -> None:
-    config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5))
-    x_MH = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
-    with Linear.create(Arithmetic.INT8, 1) as linear:
-        exact_MV, found_MV = (
-            Head(config, cast(Weights, Tiles(tile_bits)), linear).logits(x_MH) for tile_bits in (None, bits)
-        )
-    assert found_MV.shape == (5, VOCABULARY)
-    assert 0 < (found_MV - exact_MV).norm() < error * exact_MV.norm()

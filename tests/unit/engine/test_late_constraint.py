@@ -1,9 +1,9 @@
 """What follows the token that opens a call is one of a tool, in every form, and nothing else of an answer changes."""
 
+import itertools
 import json
 import logging
 import signal
-import tracemalloc
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -16,17 +16,13 @@ from tokenizers import AddedToken
 
 from tests.unit.engine.test_grammars import Child
 from tests.unit.model.vocabularies import byte_level
-from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar, required_call_grammar
-from tpiedge.api.errors import ApiError
+from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar
 from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.tools import AskedTools, text_parameters
-from tpiedge.engine.grammars import Constraint, Grammars, await_any
-from tpiedge.engine.late_constraint import LateConstraint, begin_late
-from tpiedge.errors import UserError
-from tpiedge.model.call_forms import CALL_MARKS, CallForm
-from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, ReadTool
+from tpiedge.engine.constraints import LateConstraint, begin_late
+from tpiedge.engine.grammars import Grammars, await_any
+from tpiedge.model.call_reader import CALL_MARKS, CallBegun, CallEnded, CallForm, ReadTool
 from tpiedge.model.speech import SpeechForm, SpeechReader
-from tpiedge.model.text_child import LoadedTokenizer
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 from tpiedge.wire.requests import GenerationRequest, Grammar
@@ -211,34 +207,6 @@ def test_what_is_no_call_of_a_tool_cannot_be_drawn(model: Model, form: CallForm)
             assert draw(late, [model.ids(bad)[0]]) == [False], text
 
 
-@pytest.mark.parametrize("form", WRITTEN)
-def test_calls_that_are_required_are_read_as_calls(model: Model, form: CallForm) -> None:
-    """Each token is the least of those that are allowed, after the guesses that are forced."""
-    grammar = required_call_grammar(replace(TOOLS, required=("add",), several=False), form, model.service)
-    assert grammar is not None
-    request = GenerationRequest("r", (1,), 999, stop_ids=(END,), grammar=grammar)
-    ids: list[int] = []
-    with closing(model.grammars.begin(request, again=False)) as constraint:
-        while END not in ids:
-            assert len(ids) < 300
-            (mask,) = constraint.masks(shared=False)
-            ids += [allowed_least(constraint, mask)]
-            constraint.accept(ids[-1:])
-    text = model.tokenizer.decode(ids[:-1], skip_special=False)
-    reader = SpeechReader(SpeechForm(form, tuple(map(ReadTool, TOOLS.names))))
-    said = [*reader.feed(text), *reader.finish()]
-    assert (said[0], said[-1]) == (CallBegun(0, "add"), CallEnded(0))
-
-
-def allowed_least(constraint: Constraint, mask: Sequence[int]) -> int:
-    forced = constraint.forced()
-    if forced:
-        return forced[0]
-    tokens = range(8 * len(mask))
-    allowed = [token for token in tokens if mask[token // 8] >> token % 8 & 1]
-    return END if END in allowed else allowed[0]
-
-
 ANSWER = {"type": "object", "properties": {"said": {"type": "string"}}, "required": ["said"]}
 #: The form of an answer: what is of it, and what is not from | on.
 ANSWERS: list[tuple[Grammar, str, str]] = [
@@ -249,8 +217,10 @@ ANSWERS: list[tuple[Grammar, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "good", "bad"), ANSWERS)
-@pytest.mark.parametrize("form", WRITTEN)
+@pytest.mark.parametrize(
+    ("form", "answer", "good", "bad"),
+    [(form, *answer) for form, answer in zip(WRITTEN, itertools.cycle(ANSWERS), strict=False)],
+)
 def test_an_answer_of_a_form_may_be_a_call_instead(
     model: Model, form: CallForm, answer: Grammar, good: str, bad: str
 ) -> None:
@@ -379,23 +349,6 @@ def test_an_answer_that_cannot_be_caught_up_with_is_free() -> None:
             assert draw(late, [5, 7, 5]) == [None] * 3
 
 
-class AskedGrammars(Grammars):
-    """Keeps what it was asked."""
-
-    def begin(self, request: GenerationRequest, *, again: bool, group: str = "") -> Constraint:
-        self.asked = request.answer_ids, again
-        raise UserError("not here")
-
-
-def test_the_grammar_of_an_answer_that_has_begun_has_the_time_for_it(tmp_path: Path) -> None:
-    """Though none of its tokens is the grammar's until a call begins."""
-    grammars, grammar = AskedGrammars(tmp_path, 16), Grammar("regex", "a*", begins=7)
-    for answer in ((), (5, 6)):
-        request = GenerationRequest("r", (1,), 9, stop_ids=(END,), answer_ids=answer, grammar=grammar)
-        assert begin_late(grammars, request, grammar) is None
-        assert grammars.asked == ((), bool(answer))
-
-
 def test_in_thoughts_no_call_begins(model: Model) -> None:
     opener, (call, *_), _ = WRITTEN["hermes"]
     grammar = model.grammar("hermes", thinking=True)
@@ -409,7 +362,7 @@ def test_a_grammar_that_fails_leaves_the_answer_free(
     model: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the log of the master's machine says so, without a word of the client's."""
-    monkeypatch.setattr("tpiedge.engine.late_constraint._log", logging.getLogger("tpiedge.engine"))
+    monkeypatch.setattr("tpiedge.engine.constraints._log", logging.getLogger("tpiedge.engine"))
     opener = model.ids(WRITTEN["hermes"][0])
     wrong = Grammar("lark", "start: nothing_of_that_name", begins=opener[0])
     with closing(model.begin(wrong)) as late:
@@ -418,121 +371,3 @@ def test_a_grammar_that_fails_leaves_the_answer_free(
     refused, unending = (record.getMessage() for record in caplog.records)
     assert refused.startswith("calls of an answer are not kept to its tools: their grammar was refused")
     assert "do not ignore it" in unending
-
-
-def test_without_a_token_for_what_opens_a_call_there_is_no_grammar(model: Model) -> None:
-    bare = FakeService(Tokenizer(LoadedTokenizer(byte_level()), {}), vocab_size=400)
-    assert begun_call_grammar(TOOLS, "hermes", "", bare) is None
-    assert begun_call_grammar(TOOLS, "", "", model.service) is None
-    endless = FakeService(model.tokenizer, vocab_size=400, eos_ids=())
-    assert begun_call_grammar(TOOLS, "hermes", "", endless) is None
-    many = AskedTools(TOOLS.shown * 100)
-    assert begun_call_grammar(many, "hermes", "", model.service) is None
-
-
-REFERRING = {
-    "type": "object",
-    "properties": {
-        "a": {"$ref": "#/$defs/list"},
-        "b": {"$ref": "#/properties/a"},
-        "c": {"type": "array", "items": {"$ref": "#"}},
-        "d": {"$ref": "#/definitions/no"},
-    },
-    "additionalProperties": False,
-    "$defs": {"list": {"type": "array", "items": {"$ref": "#/definitions/digit"}}, "own": {"type": "null"}},
-    "definitions": {"digit": {"enum": [1, 2]}, "no": {"const": False}},
-}
-LOOPING = {
-    "type": "object",
-    "properties": {"a": {"$ref": "#/$defs/node"}, "b": {"type": "integer"}},
-    "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#"}}}},
-}
-
-
-def in_json(arguments: str, form: CallForm) -> str:
-    match form:
-        case "mistral-args":
-            return f"refer[ARGS]{arguments}"
-        case "deepseek-v31":
-            return f"refer{SEP}{arguments}"
-        case "deepseek-v3":
-            return f"function{SEP}refer\n```json\n{arguments}"
-    key = "parameters" if form == "llama3" else "arguments"
-    return f'{"[" * (form == "mistral")}{{"name": "refer", "{key}": {arguments}'
-
-
-@pytest.mark.parametrize("form", [form for form in WRITTEN if form != "qwen-xml"])
-def test_schemas_may_refer_to_their_parts(model: Model, form: CallForm) -> None:
-    tools = asked({"weather": WEATHER, "refer": REFERRING})
-    for arguments, allowed in {
-        '{"a": [1, 2], "b": [2], "c": [{"a": [], "c": []}], "d": false}': True,
-        '{"a": [3': False,
-        '{"b": [3': False,
-        '{"c": [{"a": 1': False,
-        '{"d": t': False,
-    }.items():
-        with closing(model.begin(model.grammar(form, tools))) as late:
-            draw(late, model.ids(WRITTEN[form][0]))
-            assert (False not in draw(late, model.ids(in_json(arguments, form)))) == allowed
-
-
-def test_parameters_between_tags_refer_to_any_part_of_the_schema(model: Model) -> None:
-    for schema, parameters, allowed in (
-        (
-            REFERRING,
-            '<parameter=a>[1, 2]</parameter><parameter=b>[2]</parameter><parameter=c>[{"a": [1]}]</parameter>',
-            True,
-        ),
-        (REFERRING, "<parameter=a>[3", False),
-        (REFERRING, '<parameter=c>[{"a": [3', False),
-        (REFERRING, "<parameter=d>t", False),
-        (REFERRING, "<parameter=b>many", False),
-        (LOOPING, '<parameter=a>{"next": {"b": 7}}</parameter><parameter=b>8</parameter>', True),
-        (LOOPING, '<parameter=a>{"next": {"c', False),
-        (LOOPING, "<parameter=b>tr", False),
-    ):
-        grammar = model.grammar("qwen-xml", asked({"refer": schema}))
-        with closing(model.begin(grammar)) as late:
-            draw(late, model.ids("<tool_call>"))
-            found = draw(late, model.ids(f"<function=refer>{parameters}{'</function>' * allowed}"))
-            assert (False not in found) == allowed, parameters
-            assert None not in found
-    assert "null" not in model.grammar("qwen-xml", asked({"refer": REFERRING})).text
-
-
-def test_texts_between_tags_are_those_that_the_reader_takes_for_texts(model: Model) -> None:
-    """As they are; a text whose name is too long for the reader to know is written as JSON."""
-    long = "x" * 65
-    text = {"type": "string"}
-    properties = {"a": {"const": "one"}, "b": {**text, "const": "two"}, "c": text, long: text}
-    tools = asked({"say": {"properties": properties, "additionalProperties": False}})
-    (texts,) = text_parameters(tools)
-    for parameters, wanted in {
-        "<parameter=a>one</parameter><parameter=b>two</parameter>": {"a": "one", "b": "two"},
-        f'<parameter=c>5</parameter><parameter={long}>"5"</parameter>': {"c": "5", long: "5"},
-        "<parameter=a>tw": None,
-        "<parameter=b>one": None,
-        f"<parameter={long}>5": None,
-    }.items():
-        call = f"<tool_call><function=say>{parameters}{'</function>' * (wanted is not None)}"
-        with closing(model.begin(model.grammar("qwen-xml", tools))) as late:
-            assert (False not in draw(late, model.ids(call))) == (wanted is not None), parameters
-        if wanted is not None:
-            said = SpeechReader(SpeechForm("qwen-xml", [ReadTool("say", texts)])).feed(call)
-            arguments = "".join(one.text for one in said if isinstance(one, CallArguments))
-            assert json.loads(arguments) == wanted
-
-
-def test_what_parameters_share_is_not_copied_on_and_on(model: Model) -> None:
-    """Each parameter between tags has a rule of its own, with what it refers to."""
-    shared = {"enum": [f"{number:030}" for number in range(500)]}
-    properties = {f"p{number}": {"$ref": "#/$defs/shared"} for number in range(600)}
-    many = asked({"many": {"properties": properties, "$defs": {"shared": shared}}}, ["many"])
-    tracemalloc.start()
-    try:
-        assert begun_call_grammar(many, "qwen-xml", "", model.service) is None
-        with pytest.raises(ApiError, match="'tools' make a grammar of more than 60000 characters"):
-            required_call_grammar(many, "qwen-xml", model.service)
-        assert tracemalloc.get_traced_memory()[1] < 2_000_000
-    finally:
-        tracemalloc.stop()

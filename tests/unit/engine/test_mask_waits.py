@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tpiedge.engine.grammars import AnswerConstraint
-from tpiedge.engine.mask_waits import MaskWaits
+from tpiedge.engine.constraints import AnswerConstraint, MaskWaits
 from tpiedge.testing.clock import ManualClock
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from tpiedge.collectives.communicator import Tag
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.overlap import ChunkRows, OverlappedReduces, StepCancelled
-from tpiedge.engine.steps import Chunk
+from tpiedge.engine.steps import Chunk, ChunkRows, OverlappedReduces, StepCancelled
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.grid import NOT_A_NUMBER, Grid
 from tpiedge.kernels.linear import Linear
@@ -64,52 +63,6 @@ def overlapped(recorder: Recorder, wire: WirePrecision = "f32") -> OverlappedRed
     return OverlappedReduces(recorder, Meter(), None, wire)  # type: ignore[arg-type]
 
 
-def test_a_single_chunk_waits_at_once() -> None:
-    recorder = Recorder()
-    x_TH = torch.zeros(2, HIDDEN)
-    (rows,) = chunk_rows(x_TH, 1)
-    one = overlapped(recorder)
-    one.all_reduce(rows, torch.ones(2, HIDDEN), Tag(1, 0, 0), torch.full((HIDDEN,), 0.5), wait=True)
-    assert recorder.calls == [("reduce", 0, 0)]
-    assert torch.equal(x_TH, torch.full((2, HIDDEN), 2.5)), "the sum, and the bias once"
-
-
-def test_two_chunks_take_turns() -> None:
-    """One is under way while the other is computed; each has its sum before its next block."""
-    recorder = Recorder()
-    x_TH = torch.zeros(4, HIDDEN)
-    pair = chunk_rows(x_TH, 2)
-    one = overlapped(recorder)
-    for block in range(2):
-        for rows in pair:
-            one.settle(rows)
-            recorder.calls.append(("compute", block, rows.chunk.index))
-            partial = torch.full((2, HIDDEN), float(rows.chunk.index + 1))
-            one.all_reduce(rows, partial, Tag(1, block, rows.chunk.index), None, wait=False)
-    one.settle()
-    assert recorder.calls == [
-        ("compute", 0, 0), ("begin", 0, 0),
-        ("compute", 0, 1), ("begin", 0, 1),
-        ("finish", 0, 0), ("compute", 1, 0), ("begin", 1, 0),
-        ("finish", 0, 1), ("compute", 1, 1), ("begin", 1, 1),
-        ("finish", 1, 0), ("finish", 1, 1),
-    ]  # fmt: skip
-    assert torch.equal(x_TH[:2], torch.full((2, HIDDEN), 4.0))
-    assert torch.equal(x_TH[2:], torch.full((2, HIDDEN), 8.0))
-
-
-def test_a_node_without_a_part_gives_the_shape_alone() -> None:
-    recorder = Recorder()
-    x_TH = torch.full((4, HIDDEN), 7.0)
-    one = overlapped(recorder)
-    for rows in chunk_rows(x_TH, 2):
-        one.all_reduce(rows, None, Tag(1, 0, rows.chunk.index), None, wait=False)
-    assert torch.equal(x_TH, torch.full((4, HIDDEN), 7.0)), "nothing is added before the sums are there"
-    one.settle()
-    assert set(recorder.contributions.values()) == {False}
-    assert torch.equal(x_TH, torch.full((4, HIDDEN), 8.0))
-
-
 @given(chunks=st.integers(2, 9), blocks=st.integers(1, 4), data=st.data())
 def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_wait(
     chunks: int, blocks: int, data: st.DataObject
@@ -131,15 +84,6 @@ def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_
     assert torch.equal(x_TH, torch.full((chunks, HIDDEN), 2.0 * blocks))
 
 
-def test_what_waits_at_once_comes_after_what_is_under_way() -> None:
-    recorder = Recorder()
-    first, second = chunk_rows(torch.zeros(2, HIDDEN), 2)
-    one = overlapped(recorder)
-    one.all_reduce(first, torch.ones(1, HIDDEN), Tag(1, 0, 0), None, wait=False)
-    one.all_reduce(second, torch.ones(1, HIDDEN), Tag(1, 1, 0), None, wait=True)
-    assert recorder.calls == [("begin", 0, 0), ("finish", 0, 0), ("reduce", 1, 0)]
-
-
 @pytest.mark.parametrize("cancel_at", [Tag(1, 0, 0), Tag(1, 0, 1), Tag(1, 1, 0)])
 def test_a_cancel_ends_the_step_where_every_node_sees_it(cancel_at: Tag) -> None:
     """The rows of the sum that carries it stay as they were, and nothing after it is finished."""
@@ -155,23 +99,6 @@ def test_a_cancel_ends_the_step_where_every_node_sees_it(cancel_at: Tag) -> None
     assert recorder.calls[-1] == ("finish", cancel_at.block, cancel_at.chunk)
     expected = 2.0 * cancel_at.block
     assert x_TH[cancel_at.chunk].tolist() == [expected] * HIDDEN
-
-
-def test_a_cancel_while_one_waits_at_once() -> None:
-    recorder = Recorder(Tag(3, 5, 0))
-    (rows,) = chunk_rows(torch.zeros(1, HIDDEN), 1)
-    with pytest.raises(StepCancelled, match="step 3 was cancelled after block 5"):
-        overlapped(recorder).all_reduce(rows, torch.ones(1, HIDDEN), Tag(3, 5, 0), None, wait=True)
-
-
-def test_the_meter_says_how_far_it_is() -> None:
-    meter = Meter()
-    one = OverlappedReduces(Recorder(), meter, None)  # type: ignore[arg-type]
-    (rows,) = chunk_rows(torch.zeros(1, HIDDEN), 1)
-    one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, 7, 0), None, wait=False)
-    assert meter.block == 7
-    one.settle()
-    assert meter.reduce_wait_s > 0
 
 
 GRID = Grid(-3)
@@ -198,18 +125,6 @@ def test_sums_of_a_grid_travel_as_integers(kind: torch.dtype, native: bool, wait
         assert x_TH[0, 3].isnan()
     else:
         assert x_TH[0, 3] == 2.0**27
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_node_without_a_part_of_a_grid_gives_int32(wait: bool) -> None:
-    recorder = Recorder()
-    x_TH = torch.full((1, HIDDEN), 7.0)
-    (rows,) = chunk_rows(x_TH, 1)
-    one = overlapped(recorder)
-    one.all_reduce(rows, None, Tag(1, 0, 0), None, GRID, wait=wait)
-    one.settle()
-    assert (recorder.kinds, set(recorder.contributions.values())) == ([torch.int32], {False})
-    assert torch.equal(x_TH, torch.full((1, HIDDEN), 7.125)), "the others' sum, 1, in steps of an eighth"
 
 
 @pytest.mark.parametrize("wait", [True, False])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.engine.prompt_lookup import Guess, PromptLookup
+from tpiedge.engine.drafting import Guess, PromptLookup
 
 #: Of few kinds, so that much repeats.
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
@@ -25,28 +25,6 @@ def letters(guessed: Guess) -> str:
     return "".join(map(chr, guessed.ids))
 
 
-def test_nothing_repeats() -> None:
-    assert guess([]) == guess([7]) == guess([7, 7]) == guess([1, 2, 3, 4]) == Guess()
-
-
-def test_what_followed_the_same_two_tokens() -> None:
-    assert guess([1, 2, 3, 4, 5, 1, 2], most=2) == Guess((3, 4), 2)
-
-
-def test_a_longer_match_is_preferred_and_among_equals_the_latest() -> None:
-    assert letters(guess(words("xabc1 yabc2 zbc3 xabc"))) == "1 y"
-    assert letters(guess(words("abc1 abc2 abc"))) == "2 a"
-
-
-def test_a_period_goes_on_beyond_the_end() -> None:
-    assert letters(guess(words("abcabcabc"), most=8)) == "abcabcab"
-    assert letters(guess(words("...."), most=5)) == "....."
-
-
-def test_no_token_wanted() -> None:
-    assert guess([1, 2, 3, 1, 2], most=0) == Guess()
-
-
 def test_a_token_that_was_replaced() -> None:
     lookup = PromptLookup(words("the old house stood by the road; the "))
     lookup.draft(1)
@@ -58,21 +36,6 @@ def test_a_token_that_was_replaced() -> None:
     lookup.append(ord("A"))
     lookup.append(ord("d"))
     assert letters(lookup.draft(4)) == " by ", "after the same token nearby"
-
-
-def test_a_token_that_was_left_out() -> None:
-    lookup = PromptLookup(words("0123456789 01234"))
-    assert letters(lookup.draft(1)) == "5"
-    lookup.append(ord("6"))
-    assert letters(lookup.draft(3)) == "789"
-
-
-def test_what_is_far_from_a_match_is_no_guess() -> None:
-    lookup = PromptLookup(words("0123456789 01234"))
-    lookup.draft(1)
-    for token in words("abcdefghijk"):
-        lookup.append(token)
-    assert lookup.draft(3) == Guess()
 
 
 def by_search(text: Sequence[int], most: int) -> Guess:
@@ -148,9 +111,3 @@ def test_a_text_rewritten_with_a_word_changed_here_and_there() -> None:
     changes = 10
     assert accepted >= 400 - steps
     assert steps <= 400 / 16 + 2.5 * changes, "after a change the copy is guessed again at once"
-
-
-def test_memory_is_bounded_by_the_length() -> None:
-    lookup = PromptLookup(i * 7919 % 32_000 for i in range(50_000))
-    kept = (lookup._ids, lookup._heads, lookup._earlier)
-    assert sum(len(part) * part.itemsize for part in kept) <= 12 * 50_000 + (1 << 16)

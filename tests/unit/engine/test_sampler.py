@@ -2,16 +2,12 @@
 
 import hashlib
 import math
-import subprocess
-import sys
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tpiedge.engine import sampler as module
 from tpiedge.engine.sampler import Sampler, uniform
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import InternalError, UserError
@@ -61,25 +57,11 @@ def transformers_survivors(logits_V: torch.Tensor, sampling: Sampling) -> set[in
 
 
 class TestGreedy:
-    def test_takes_the_largest(self):
-        assert draw([0.0, 3.0, 2.0], GREEDY).token == 1
-
     def test_takes_the_lowest_id_among_equals(self):
         assert draw([0.0, 3.0, 2.0, 3.0, 3.0], GREEDY).token == 1
         flat = torch.zeros(40_000)
         flat[[39_999, 17_000]] = 1.0
         assert draw(flat, GREEDY).token == 17_000
-
-    def test_ignores_seed_and_filters(self):
-        for seed in range(5):
-            assert draw([0.0, 3.0, 2.9], replace(GREEDY, seed=seed, top_k=2, top_p=0.5, min_p=0.1)).token == 1
-
-    def test_leaves_the_logits_alone(self):
-        logits_V = random_logits(50, 1)
-        before = logits_V.clone()
-        sampling = replace(PLAIN, logit_bias=((3, 5.0),), repetition_penalty=1.5, presence_penalty=1.0)
-        Sampler(sampling, (1, 2), 50, (3, 4)).sample(logits_V)
-        assert torch.equal(logits_V, before)
 
 
 class TestFilters:
@@ -106,28 +88,6 @@ class TestFilters:
         for seed in range(3):
             logits_V = random_logits(vocab, seed)
             assert survivors(logits_V, sampling) == transformers_survivors(logits_V, sampling)
-
-    def test_top_k_keeps_what_equals_the_last(self):
-        logits_V = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
-        assert survivors(logits_V, replace(PLAIN, top_k=2)) == {1, 2, 3}
-        assert transformers_survivors(logits_V, replace(PLAIN, top_k=2)) == {1, 2, 3}
-
-    def test_top_p_widens_its_view_over_a_flat_distribution(self):
-        """Far more than the first guess is needed; equals go by id."""
-        assert survivors(torch.zeros(30_000), replace(PLAIN, top_p=0.5)) == set(range(15_000))
-        logits_V = random_logits(30_000, 5, scale=0.01)
-        wanted = transformers_survivors(logits_V, replace(PLAIN, top_p=0.9))
-        assert len(survivors(logits_V, replace(PLAIN, top_p=0.9)) ^ wanted) <= 5  # transformers sums in f32
-
-    def test_top_p_keeps_the_token_that_crosses(self):
-        logits_V = torch.log(torch.tensor([0.5, 0.3, 0.2]))
-        assert survivors(logits_V, replace(PLAIN, top_p=0.4)) == {0}
-        assert survivors(logits_V, replace(PLAIN, top_p=0.6)) == {0, 1}
-        assert survivors(logits_V, replace(PLAIN, top_p=0.85)) == {0, 1, 2}
-
-    def test_one_token_survives_the_strictest(self):
-        sampling = replace(PLAIN, top_k=1, top_p=5e-324, min_p=1 - 2**-53, temperature=5e-324)
-        assert survivors(random_logits(1003, 0), sampling) == {int(random_logits(1003, 0).argmax())}
 
 
 class TestPenalties:
@@ -180,24 +140,8 @@ class TestPenalties:
             answer.append(token)
         assert len(set(answer)) > 15
 
-    def test_bias_bans_and_forces(self):
-        assert draw([9.0, 0.0, 1.0], replace(GREEDY, logit_bias=((0, -100.0),))).token == 2
-        assert {
-            draw([9.0, 0.0, 1.0], replace(PLAIN, logit_bias=((1, 100.0),), seed=s)).token for s in range(20)
-        } == {1}
-
 
 class TestDraw:
-    def test_the_random_number_is_a_function_of_seed_and_position(self):
-        assert uniform(0, 0) == uniform(0, 0)
-        assert uniform(1, 0) != uniform(0, 1)
-        numbers = [uniform(7, position) for position in range(4000)]
-        assert all(0 <= number < 1 for number in numbers)
-        assert len(set(numbers)) == 4000
-        tenths = Counter(int(10 * number) for number in numbers)
-        assert min(tenths.values()) == 371
-        assert max(tenths.values()) == 437
-
     def test_the_random_number_is_frozen(self):
         """A change here changes every user's answers for a given seed."""
         digest = hashlib.blake2b(
@@ -205,22 +149,6 @@ class TestDraw:
         ).digest()
         assert uniform(0, 5) == (int.from_bytes(digest, "little") >> 11) / 2**53
         assert uniform(2**64 - 1, 131_071).hex() == "0x1.aaf436f47b800p-10"
-
-    def test_inverts_the_distribution_over_ascending_ids(self, monkeypatch):
-        logits = np.log([0.2, 0.5, 0.3]).tolist()
-        for number, token in ((0.0, 0), (0.19, 0), (0.21, 1), (0.69, 1), (0.71, 2), (1 - 2**-53, 2)):
-            monkeypatch.setattr(module, "uniform", lambda seed, position, number=number: number)
-            assert draw(logits, PLAIN).token == token
-
-    def test_frequencies_follow_the_probabilities(self):
-        logits_V = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.4]))
-        sampler = Sampler(replace(PLAIN, seed=123), (), 4)
-        drawn = Counter()
-        for _ in range(2000):
-            token = sampler.sample(logits_V).token
-            drawn[token] += 1
-            sampler.accept(token)
-        assert drawn == {0: 217, 1: 416, 2: 560, 3: 807}
 
     def test_draws_the_same_without_native_kernels(self, monkeypatch):
         changes = (
@@ -239,46 +167,14 @@ class TestDraw:
         monkeypatch.setattr("tpiedge.kernels.draw.kernel_library", lambda: None)
         assert drawn == [draw(logits_V, sampling, (1, 2)) for logits_V, sampling in cases]
 
-    def test_temperature_sharpens_and_flattens(self):
-        logits = [0.0, 1.0]
-        share = {
-            t: sum(draw(logits, replace(PLAIN, temperature=t, seed=s)).token for s in range(400)) / 400
-            for t in (0.25, 1.0, 100.0)
-        }
-        assert share[0.25] == pytest.approx(1 / (1 + math.exp(-4)), abs=0.02)
-        assert share[1.0] == pytest.approx(1 / (1 + math.exp(-1)), abs=0.04)
-        assert share[100.0] == pytest.approx(0.5, abs=0.04)
-
-    @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
-    def test_never_draws_a_masked_token(self, monkeypatch, number):
-        monkeypatch.setattr(module, "uniform", lambda seed, position: number)
-        masked = [-math.inf, 1.0, -math.inf, 1.0, -math.inf]
-        for change in ({}, {"top_k": 4}, {"top_p": 0.999}, {"min_p": 1e-9}, {"logit_bias": ((0, 100.0),)}):
-            assert draw(masked, replace(PLAIN, **change)).token in (1, 3)
-        assert draw(masked, replace(GREEDY, logit_bias=((0, 100.0),))).token == 1
-
-    def test_huge_logits_and_tiny_temperatures_do_not_overflow(self):
-        assert draw([3e38, -3e38, 0.0], replace(PLAIN, temperature=1e-300)).token == 0
-
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     def test_refuses_broken_logits(self, bad):
         for sampling in (GREEDY, PLAIN):
             with pytest.raises(InternalError, match=r"position 3"):
                 draw([0.0, bad, 1.0], sampling, (0, 1, 2))
 
-    def test_refuses_when_every_token_is_masked(self):
-        with pytest.raises(InternalError, match=r"-inf"):
-            draw([-math.inf] * 3, PLAIN)
-
-    def test_refuses_logits_of_another_vocabulary(self):
-        with pytest.raises(InternalError, match=r"\(4,\)"):
-            Sampler(GREEDY, (), 3).sample(torch.zeros(4))
-
 
 class TestLogprobs:
-    def test_none_unless_asked_for(self):
-        assert draw([1.0, 2.0], GREEDY).logprobs == ()
-
     def test_are_the_models_own_whatever_the_penalties(self):
         logits_V = random_logits(1003, 2)
         wanted = torch.log_softmax(logits_V.double(), 0)
@@ -290,10 +186,6 @@ class TestLogprobs:
         for token, logprob in sampled.logprobs:
             assert logprob == pytest.approx(float(wanted[token]), abs=1e-9)
 
-    def test_a_likely_token_is_named_once(self):
-        sampled = draw([0.0, 5.0, 1.0], replace(GREEDY, logprobs=2))
-        assert [token for token, _ in sampled.logprobs] == [1, 2]
-
     def test_equals_go_by_id_and_masked_tokens_are_left_out(self):
         assert [t for t, _ in draw([1.0] * 5, replace(GREEDY, logprobs=3)).logprobs] == [0, 1, 2]
         logits = [-math.inf, 1.0, -math.inf]
@@ -302,38 +194,19 @@ class TestLogprobs:
 
 class TestCheck:
     @pytest.mark.parametrize(
-        "change",
-        [
-            {},
-            {"temperature": 2.0, "top_k": 2**32 - 1, "top_p": 1e-9, "min_p": 0.99},
-            {"repetition_penalty": 0.1, "presence_penalty": -2.0, "frequency_penalty": 2.0},
-            {"seed": 2**64 - 1, "logprobs": 20, "logit_bias": ((0, -100.0), (99, 100.0))},
-        ],
-    )
-    def test_accepts(self, change):
-        check_sampling(replace(GREEDY, **change), 100)
-
-    @pytest.mark.parametrize(
         ("change", "flag"),
         [
             ({"temperature": -0.1}, "--temperature"),
-            ({"temperature": 2.1}, "--temperature"),
             ({"temperature": math.nan}, "--temperature"),
             ({"top_k": -1}, "--top-k"),
             ({"top_p": 0.0}, "--top-p"),
-            ({"top_p": 1.1}, "--top-p"),
-            ({"top_p": math.nan}, "--top-p"),
             ({"min_p": 1.0}, "--min-p"),
-            ({"min_p": -0.1}, "--min-p"),
             ({"repetition_penalty": 0.0}, "--repetition-penalty"),
-            ({"repetition_penalty": 11.0}, "--repetition-penalty"),
             ({"presence_penalty": 2.1}, "--presence-penalty"),
             ({"frequency_penalty": -2.1}, "--frequency-penalty"),
-            ({"seed": -1}, "--seed"),
             ({"seed": 2**64}, "--seed"),
             ({"logprobs": 21}, "--logprobs"),
             ({"logit_bias": ((100, 0.0),)}, "--logit-bias"),
-            ({"logit_bias": ((-1, 0.0),)}, "--logit-bias"),
             ({"logit_bias": ((5, 100.5),)}, "--logit-bias of token 5"),
             ({"logit_bias": ((5, math.nan),)}, "--logit-bias of token 5"),
             ({"logit_bias": ((5, 1.0), (5, 2.0))}, "--logit-bias"),
@@ -342,11 +215,6 @@ class TestCheck:
     def test_refuses_and_names_the_flag(self, change, flag):
         with pytest.raises(UserError, match=flag):
             check_sampling(replace(GREEDY, **change), 100)
-
-    def test_loads_no_torch(self):
-        """The master checks requests, and holds no torch."""
-        code = "import sys, tpiedge.engine.sampling; sys.exit('torch' in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
 
 
 def packed(vocab: int, *allowed: int) -> np.ndarray:
@@ -364,13 +232,6 @@ def test_of_what_is_allowed_the_best_is_drawn(sampling: Sampling) -> None:
     assert drawn.token == 2
     assert [token for token, _ in drawn.logprobs] == [0, 2]
     assert logits_V.tolist() == [9.0, 1.0, 5.0, 4.0, 8.0]
-
-
-def test_bias_and_penalties_come_before_what_is_allowed() -> None:
-    sampling = replace(GREEDY, logit_bias=((0, 100.0), (1, 10.0)), repetition_penalty=10.0)
-    logits_V = torch.tensor([1.0, 1.0, 5.0, 4.0])
-    assert Sampler(sampling, (2,), 4).sample(logits_V, packed(4, 1, 2, 3)).token == 1
-    assert Sampler(sampling, (2,), 4).sample(logits_V, packed(4, 2, 3)).token == 3
 
 
 def test_where_nothing_is_allowed_the_request_is_refused() -> None:

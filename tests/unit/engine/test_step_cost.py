@@ -18,54 +18,15 @@ def learnt(*measured: tuple[int, float]) -> StepCost:
     return cost
 
 
-def test_nothing_is_said_before_the_first_measurement() -> None:
-    cost = StepCost()
-    assert cost.seconds(1) is None
-    assert cost.hopeful_seconds(1) is None
-    assert cost.rows_within(1.0, 8) is None
-
-
-def test_straight_between_two_points_and_in_proportion_beyond() -> None:
-    cost = learnt((1, 1.0), (9, 3.0))
-    assert [cost.seconds(rows) for rows in (1, 5, 9, 18)] == [1.0, 2.0, 3.0, 6.0]
-
-
-def test_nothing_is_said_of_steps_smaller_than_any() -> None:
-    cost = learnt((10, 2.0))
-    assert cost.seconds(9) is None
-    assert cost.seconds(10) == 2.0
-    assert cost.rows_within(1.0, 8) is None
-
-
-def test_one_step_that_took_long_has_no_effect() -> None:
-    cost = learnt((1, 1.0), (1, 50.0), (1, 1.1))
-    assert cost.seconds(1) == 1.1
-    assert learnt((1, 50.0), (1, 1.0)).seconds(1) == 1.0
-
-
 def test_a_change_that_lasts_is_followed() -> None:
     cost = learnt(*[(1, 1.0)] * 100, *[(1, 2.0)] * 4)
     assert cost.seconds(1) == 2.0
-
-
-def test_a_larger_step_that_took_less_is_averaged() -> None:
-    cost = learnt((1, 1.0), (2, 3.0), (4, 2.0), (8, 4.0))
-    assert [cost.seconds(rows) for rows in (1, 2, 3, 4, 8)] == [1.0, 2.5, 2.5, 2.5, 4.0]
 
 
 def test_the_rows_of_a_time() -> None:
     cost = learnt((1, 1.0), (9, 3.0))
     assert [cost.rows_within(seconds, 100) for seconds in (0.5, 1.0, 2.0, 6.0)] == [None, 1, 5, 18]
     assert cost.rows_within(6.0, 7) == 7
-
-
-def test_little_known_steps_may_take_as_little_as_smaller_ones() -> None:
-    cost = learnt(*[(1, 1.0)] * 3, (16, 9.0))
-    assert cost.hopeful_seconds(16) == 1.0
-    cost.measured(16, 9.0)
-    cost.measured(16, 9.0)
-    assert cost.hopeful_seconds(16) == 9.0
-    assert cost.hopeful_seconds(5) == 1.0, "of this kind none was measured"
 
 
 def test_what_was_measured_long_ago_is_hoped_to_have_changed() -> None:
@@ -99,15 +60,6 @@ def test_a_step_of_the_rows_of_a_time_takes_no_longer(
     assert (cost.seconds(rows) or 0.0) <= seconds
     if rows < most:
         assert (cost.seconds(rows + 1) or seconds) >= seconds
-
-
-@given(MEASUREMENTS)
-def test_hopes_are_never_above_what_is_known(measured: list[tuple[int, float]]) -> None:
-    cost = learnt(*measured)
-    for rows in (1, 2, 3, 10, 100, 500):
-        hoped = cost.hopeful_seconds(rows)
-        if hoped is not None:
-            assert hoped <= (cost.seconds(rows) or 0.0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.engine.steps import Chunk, ChunkSegment, StepLimits, chunks, wanted_rows
+from tpiedge.engine.steps import StepLimits, chunks, wanted_rows
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import Segment, StepPlan
 
@@ -17,26 +17,9 @@ def plan(
     apart: int = 0,
 ) -> StepPlan:
     total = sum(length for _, _, length in segments) if tokens is None else tokens
-    parts = tuple(
-        Segment(slot, start, length, start + length, min(wanted, length)) for slot, start, length in segments
-    )
+    parts = tuple(Segment(slot, start, length, min(wanted, length)) for slot, start, length in segments)
     return StepPlan(
         epoch=1, step=1, segments=parts, chunk_tokens=chunk_tokens, tokens=total, apart_tokens=apart
-    )
-
-
-def test_a_prompt_in_chunks() -> None:
-    assert chunks(plan((0, 10, 5), chunk_tokens=2)) == (
-        Chunk(0, 0, 2, (ChunkSegment(0, 10, 0, 2),)),
-        Chunk(1, 2, 4, (ChunkSegment(0, 12, 0, 2),)),
-        Chunk(2, 4, 5, (ChunkSegment(0, 14, 0, 1),)),
-    )
-
-
-def test_a_chunk_holds_rows_of_many_sequences() -> None:
-    assert chunks(plan((0, 7, 1), (3, 0, 4), (1, 2, 1), chunk_tokens=4)) == (
-        Chunk(0, 0, 4, (ChunkSegment(0, 7, 0, 1), ChunkSegment(3, 0, 1, 4))),
-        Chunk(1, 4, 6, (ChunkSegment(3, 3, 0, 1), ChunkSegment(1, 2, 1, 2))),
     )
 
 
@@ -70,19 +53,7 @@ def test_every_position_is_in_exactly_one_piece(
     assert all(chunk.last_row - chunk.first_row <= chunk_tokens for chunk in parts)
 
 
-def test_the_wanted_rows_of_many_sequences() -> None:
-    rows, parts = wanted_rows(plan((0, 7, 1), (3, 0, 4), (2, 5, 0), (1, 2, 3), chunk_tokens=2))
-    assert rows == (0, 4, 7)
-    assert parts == (Chunk(0, 0, 2, ()), Chunk(1, 2, 3, ()))
-
-
-def test_the_wanted_rows_of_guesses() -> None:
-    rows, parts = wanted_rows(plan((0, 7, 1), (3, 0, 4), (1, 2, 2), chunk_tokens=3, wanted=3))
-    assert rows == (0, 2, 3, 4, 5, 6)
-    assert parts == (Chunk(0, 0, 3, ()), Chunk(1, 3, 6, ()))
-
-
-@pytest.mark.parametrize("segment", [Segment(0, 0, 2, 2, 3), Segment(0, 0, 2, 2, 0)])
+@pytest.mark.parametrize("segment", [Segment(0, 0, 2, 3), Segment(0, 0, 2, 0)])
 def test_wanted_rows_that_are_not_there_are_refused(segment: Segment) -> None:
     with pytest.raises(ProtocolError, match="wanted"):
         wanted_rows(StepPlan(1, 1, (segment,), 4, 2))
@@ -98,11 +69,6 @@ def test_rows_that_are_computed_apart_have_chunks_of_their_own() -> None:
     assert [(part.first_row, part.last_row) for part in parts] == [(0, 16), (16, 21), (21, 41)]
     with pytest.raises(ProtocolError):
         chunks(plan((0, 0, 3), chunk_tokens=2, apart=4))
-
-
-def test_limits_bound_a_step_and_a_message() -> None:
-    assert StepLimits.of(4096) == StepLimits(step_tokens=4096, chunk_tokens=64)
-    assert StepLimits.of(1 << 26) == StepLimits(1, 1)
 
 
 @given(
@@ -129,22 +95,3 @@ def test_the_chunks_of_a_step_cover_it_and_fit_a_message(
             assert len(parts) == 2
             tiles = [-(-(part.last_row - part.first_row) // 16) for part in parts]
             assert tiles[0] - tiles[1] in (0, 1), "as equal as whole tiles can be"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "sizes"),
-    [
-        (1, [1]),
-        (33, [33]),
-        (47, [47]),
-        (48, [32, 16]),
-        (64, [32, 32]),
-        (65, [48, 17]),
-        (100, [64, 36]),
-        (128, [64, 64]),
-    ],
-)
-def test_two_halves_of_whole_tiles(tokens: int, sizes: list[int]) -> None:
-    size = StepLimits(5000, 128).chunk_of(tokens, shared=True)
-    parts = chunks(plan((0, 0, tokens), chunk_tokens=size))
-    assert [part.last_row - part.first_row for part in parts] == sizes

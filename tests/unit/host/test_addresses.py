@@ -1,30 +1,30 @@
-"""The addresses that machines tell each other: which are believed, and where nodes listen."""
+"""Addresses as people and nodes write them, and who has a port."""
 
-import ipaddress
+import os
 import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tpiedge.errors import ProtocolError, UserError
-from tpiedge.host import addresses
 from tpiedge.host.addresses import (
-    FILES_OFFSET,
     Address,
+    Holder,
     check_endpoint,
     data_endpoint,
     endpoint_at,
-    lan_host,
+    holder,
     listening_address,
-    own_networks,
+    outgoing_host,
     parse_address,
+    port_state,
     resolve,
 )
-
-
-def test_the_ports_of_a_master_are_beside_one_another() -> None:
-    assert Address("192.0.2.1", 7070).beside(FILES_OFFSET) == Address("192.0.2.1", 7072)
 
 
 def record(address: str, family: int = socket.AF_INET) -> SimpleNamespace:
@@ -35,28 +35,28 @@ def record(address: str, family: int = socket.AF_INET) -> SimpleNamespace:
     ("interfaces", "expected"),
     [
         ({}, None),
-        ({"lo": [record("127.0.0.1")]}, None),
         ({"lo": [record("127.0.0.1")], "eth0": [record("10.1.2.3")]}, "10.1.2.3"),
         ({"wlan0": [record("fe80::1", socket.AF_INET6), record("192.168.7.9")]}, "192.168.7.9"),
         ({"eth0": [record("169.254.3.4")], "eth1": [record("172.16.0.5")]}, "172.16.0.5"),
+        ({"down": [record("10.1.2.3")]}, None),
     ],
 )
-def test_the_first_address_that_others_can_reach(
-    interfaces: dict[str, list[SimpleNamespace]], expected: str | None
+def test_the_first_address_that_others_can_reach_where_no_way_leads_out(
+    interfaces: dict[str, list[SimpleNamespace]], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert lan_host(interfaces) == expected
+    def no_way(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(socket.socket, "connect", no_way)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    states = {name: SimpleNamespace(isup=name != "down") for name in interfaces}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
+    assert outgoing_host() == expected
 
 
 @pytest.mark.parametrize(
     "endpoint",
-    [
-        "tcp://127.0.0.1:7071",
-        "tcp://0.0.0.0:1",
-        "tcp://192.168.1.20:65535",
-        "tcp://[::1]:7071",
-        "tcp://[2001:db8::1:2]:7071",
-        "tcp://[fe80::1%eth0]:7071",
-    ],
+    ["tcp://127.0.0.1:7071", "tcp://192.168.1.20:65535", "tcp://[::1]:1", "tcp://[fe80::1%eth0]:7071"],
 )
 def test_a_numeric_address_is_believed(endpoint: str) -> None:
     assert check_endpoint(endpoint) == endpoint
@@ -65,37 +65,18 @@ def test_a_numeric_address_is_believed(endpoint: str) -> None:
 @pytest.mark.parametrize(
     "endpoint",
     [
-        "",
-        "tcp://",
-        "tcp://:7071",
-        "tcp://127.0.0.1",
-        "tcp://127.0.0.1:",
-        "tcp://127.0.0.1:*",
-        "tcp://127.0.0.1:0",
-        "tcp://127.0.0.1:65536",
-        "tcp://127.0.0.1:-1",
-        "tcp://127.0.0.1:+80",
-        "tcp://127.0.0.1: 80",
-        "tcp://127.0.0.1:8_0",
-        "tcp://127.0.0.1:٨٠",
-        "tcp://127.0.0.1:80 ",
-        "tcp://127.0.0.1:80\n",
-        "tcp://127.0.0.256:80",
-        "tcp://127.1:80",
-        "tcp://eth0:80",
-        "tcp://example.org:80",
-        "tcp://*:80",
-        "tcp://127.0.0.1:5;127.0.0.1:80",
-        "tcp://::1:80",
-        "tcp://[::1:80",
-        "tcp://[127.0.0.1]:80",
-        "tcp://[fe80::1%a/b]:80",
-        "tcp://224.0.0.1:80",
-        "tcp://[ff02::1]:80",
-        "ipc:///tmp/x:80",
-        "pgm://127.0.0.1:80",
-        "udp://127.0.0.1:80",
-        "TCP://127.0.0.1:80",
+        *(
+            "",
+            "tcp://:7071",
+            "tcp://127.0.0.1",
+            "tcp://127.0.0.1:*",
+            "tcp://127.0.0.1:0",
+            "tcp://127.0.0.1:65536",
+        ),
+        *("tcp://127.0.0.1:+80", "tcp://127.0.0.1:8_0", "tcp://127.0.0.1:٨٠", "tcp://127.0.0.1:80\n"),
+        *("tcp://127.0.0.256:80", "tcp://127.1:80", "tcp://example.org:80", "tcp://127.0.0.1:5;127.0.0.1:80"),
+        *("tcp://::1:80", "tcp://[127.0.0.1]:80", "tcp://[fe80::1%a/b]:80", "tcp://224.0.0.1:80"),
+        *("tcp://[ff02::1]:80", "ipc:///tmp/x:80"),
     ],
 )
 def test_what_is_no_numeric_address_is_refused_in_words(endpoint: str) -> None:
@@ -104,40 +85,32 @@ def test_what_is_no_numeric_address_is_refused_in_words(endpoint: str) -> None:
         check_endpoint(endpoint)
 
 
-def test_a_node_listens_where_it_reaches_the_master_from() -> None:
-    assert listening_address("tcp://127.0.0.1:7070") == "tcp://127.0.0.1:*"
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="system: this computer has no IPv6")
-def test_a_node_listens_on_ipv6_where_the_master_does() -> None:
-    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind(("::1", 0))
-        except OSError:
-            pytest.skip("system: this computer has no IPv6 loopback address")
-    assert listening_address("tcp://[::1]:7070") == "tcp://[::1]:*"
-
-
-@pytest.mark.parametrize("control", ["tcp://255.255.255.255:1", "tcp://[fe80::1%nowhere]:7070"])
-def test_a_node_that_cannot_reach_the_master_listens_for_itself_alone(control: str) -> None:
-    assert listening_address(control) == "tcp://127.0.0.1:*"
+@pytest.mark.parametrize(
+    ("control", "listens"),
+    [
+        ("tcp://127.0.0.1:7070", "tcp://127.0.0.1:*"),
+        ("tcp://255.255.255.255:1", "tcp://127.0.0.1:*"),
+        ("tcp://[fe80::1%nowhere]:7070", "tcp://127.0.0.1:*"),
+    ],
+)
+def test_a_node_listens_where_it_reaches_the_master_from_or_for_itself_alone(
+    control: str, listens: str
+) -> None:
+    assert listening_address(control) == listens
 
 
 @pytest.mark.parametrize(
     ("endpoint", "control", "expected"),
     [
         ("tcp://0.0.0.0:7071", "tcp://10.0.0.1:7070", "tcp://10.0.0.1:7071"),
-        ("tcp://0.0.0.0:7071", "tcp://[fd00::1]:7070", "tcp://[fd00::1]:7071"),
         ("tcp://[::]:7071", "tcp://[fe80::1%eth0]:7070", "tcp://[fe80::1%eth0]:7071"),
         ("tcp://10.0.0.7:5", "tcp://10.0.0.1:7070", "tcp://10.0.0.7:5"),
-        ("tcp://[fd00::2]:5", "tcp://[fd00::1]:7070", "tcp://[fd00::2]:5"),
         ("tcp://[fe80::2%wlan0]:5", "tcp://[fe80::1%eth0]:7070", "tcp://[fe80::2%eth0]:5"),
         ("tcp://[fd00::2]:5", "tcp://[fe80::1%eth0]:7070", "tcp://[fd00::2]:5"),
     ],
 )
 def test_where_others_reach_a_node(endpoint: str, control: str, expected: str) -> None:
-    """Every address of the master's machine means the one that is known; a link-local one is reached by the own
-    interface, whatever its owner calls his."""
+    """A link-local address is reached by the own interface, whatever its owner calls his."""
     assert data_endpoint(endpoint, control) == expected
 
 
@@ -145,11 +118,8 @@ def test_where_others_reach_a_node(endpoint: str, control: str, expected: str) -
     ("source", "endpoint", "expected"),
     [
         ("", "tcp://10.0.0.7:5", "tcp://10.0.0.7:5"),
-        ("10.0.0.7", "tcp://10.0.0.7:5", "tcp://10.0.0.7:5"),
         ("10.0.0.7", "tcp://192.0.2.1:22", "tcp://10.0.0.7:22"),
-        ("10.0.0.7", "tcp://0.0.0.0:5", "tcp://10.0.0.7:5"),
         ("::ffff:10.0.0.7", "tcp://10.0.0.7:5", "tcp://10.0.0.7:5"),
-        ("fd00::2", "tcp://[fd00::3]:5", "tcp://[fd00::2]:5"),
         ("fe80::2%eth0", "tcp://[fe80::2%wlan0]:5", "tcp://[fe80::2%eth0]:5"),
     ],
 )
@@ -157,53 +127,106 @@ def test_a_node_listens_at_the_address_that_it_speaks_from(source: str, endpoint
     assert endpoint_at(source, endpoint) == expected
 
 
-def test_the_networks_of_this_machine_have_loopback() -> None:
-    assert ipaddress.IPv4Network("127.0.0.0/8") in own_networks()
-
-
-def link_local(monkeypatch: pytest.MonkeyPatch, scope: int) -> None:
-    """The resolver finds a link-local address, as glibc and Python tell it: the interface is a number of its own."""
-    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 7070, 0, scope))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+def test_a_link_local_address_needs_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver gives its number, as glibc and Python tell it."""
+    scope = 4
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda *_, **__: [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 7070, 0, scope))],
+    )
     monkeypatch.setattr(socket, "if_indextoname", {4: "eth0"}.__getitem__)
-    interfaces = {"lo": [], "eth0": [], "wlan0": []}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
-
-
-def test_a_link_local_address_keeps_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    link_local(monkeypatch, 4)
     address = resolve(parse_address("fe80::1%eth0", 7070))
     assert str(address) == "[fe80::1%eth0]:7070"
     assert address.beside(1).zmq == "tcp://[fe80::1%eth0]:7071"
     assert parse_address(str(address)) == address
+    scope = 0
+    with pytest.raises(UserError, match=r"needs an interface: write it like fe80::1%eth0"):
+        resolve(Address("fe80::1", 7070))
 
 
-def test_a_link_local_address_without_an_interface_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    link_local(monkeypatch, 0)
-    words = (
-        r"link-local address, which needs an interface: like fe80::1%eth0 \(interfaces here: eth0, wlan0\)"
-    )
-    with pytest.raises(UserError, match=words):
-        resolve(parse_address("fe80::1", 7070))
+LISTENS = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+STARTS = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[-1]])"
 
 
-def test_an_interface_that_only_the_master_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token has the master's name of it."""
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "wlan0": []})
-    words = r"no interface nowhere0 to reach fe80::1%nowhere0: say by which, like fe80::1%wlan0"
-    with pytest.raises(UserError, match=words):
-        resolve(parse_address("fe80::1%nowhere0", 7070))
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[Callable[[str], tuple[int, int]]]:
+    """Starts `tpiedge master`, or what it starts in its turn, and gives its pid and the port that it listens on."""
+    script = tmp_path / "tpiedge"
+    started = []
+
+    def start(program: str) -> tuple[int, int]:
+        script.write_text(program)
+        command = [sys.executable, script, "master", LISTENS]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return process.pid, int(process.stdout.readline())
+
+    yield start
+    for process in started:
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("program", [LISTENS, STARTS], ids=["itself", "its node"])
+def test_a_verb_and_its_node_have_a_port(listening: Callable[[str], tuple[int, int]], program: str) -> None:
+    pid, port = listening(program)
+    assert port_state(port, "127.0.0.1") == "in use"
+    assert holder(port) == Holder(f"another tpiedge master, pid {pid}", "master")
+
+
+def test_another_program_has_a_port_or_nobody_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(process: psutil.Process) -> list[str]:
+        raise psutil.AccessDenied(process.pid)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        own = Holder(f"{psutil.Process().name()}, pid {os.getpid()}")
+        assert holder(port) == own
+        monkeypatch.setattr(psutil.Process, "cmdline", denied)
+        assert holder(port) == own
+    assert holder(port) == Holder("another program")
 
 
 @pytest.mark.parametrize(
-    ("own", "expected"),
-    [("192.168.7.9", "tcp://[fe80::2%enp3s0]:5"), ("127.0.0.1", "tcp://[fe80::2%eth0]:5")],
+    ("text", "host", "port"),
+    [
+        ("pi", "pi", 7070),
+        ("10.0.0.1:65000", "10.0.0.1", 65000),
+        ("[::1]:5", "::1", 5),
+        ("[fe80::1%eth0]", "fe80::1%eth0", 7070),
+        ("::1", "::1", 7070),
+    ],
 )
-def test_a_node_that_knows_the_master_by_another_address_reaches_link_local_ones_by_its_own_interface(
-    own: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the master's machine the interface has the name that the master says."""
-    monkeypatch.setattr(addresses, "_own_address", lambda _control: (own, 1234))
-    interfaces = {"lo": [record("127.0.0.1")], "enp3s0": [record("192.168.7.9")]}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
-    assert data_endpoint("tcp://[fe80::2%eth0]:5", "tcp://192.168.7.1:7070") == expected
+def test_addresses(text: str, host: str, port: int) -> None:
+    address = parse_address(text, 7070)
+    assert address == Address(host, port)
+    assert parse_address(str(address)) == address
+
+
+_NONE = [
+    ":",
+    "pi:",
+    "pi:0",
+    "pi:65533",
+    "pi:x",
+    "pi:١",
+    "a b",
+    "[::1",
+    "[::1]5",
+    "-x:1",
+    "tcp://a:1",
+    "a/b",
+    "9000",
+]
+
+
+@pytest.mark.parametrize("text", [*_NONE, "", "x" * 300])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(UserError, match="not an address"):
+        parse_address(text, 7070)

@@ -15,7 +15,6 @@ from tpiedge.joining.pairing import (
     PairingWorker,
     normal_code,
 )
-from tpiedge.joining.rate_limiter import Limiter
 from tpiedge.joining.tokens import Redemption
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Shutdown
@@ -75,6 +74,7 @@ def enrol(
     return Enrol(protocol, version, "pi", secret, "n", torch, numbers)
 
 
+@pytest.mark.fault("W9", "another protocol is refused before it joins")
 @pytest.mark.parametrize(
     ("message", "answer"),
     [
@@ -96,7 +96,6 @@ def test_a_newcomer(message: Message, answer: str) -> None:
     enrolling = Enrolling({"good": "ok", "old": "expired", "gone": "used"})
     assert enrolling.say(message) == answer
     assert (enrolling.table.member(KEY) is not None) == (answer == "ok")
-    assert sum(enrolling.machine.refusals.values()) == (answer != "ok")
 
 
 def test_a_member_needs_no_secret_and_spends_none() -> None:
@@ -127,12 +126,6 @@ def test_wrong_secrets_are_limited_altogether_and_members_and_good_ones_do_not_f
     assert answers == ["secret"] * 60 + ["limited"] * 10
     assert enrolling.say(enrol(), 0.0, OTHER) == "ok"
     assert enrolling.say(enrol("good"), 0.0) == "ok"
-
-
-def test_another_version_of_the_same_protocol_is_noted() -> None:
-    reply = Enrolling({"good": "ok"}).reply(enrol("good", version="0.2.0"))
-    assert isinstance(reply.answer, Enrolled)
-    assert "runs tpiedge 0.2.0, this master 0.1.0" in reply.note
 
 
 @pytest.mark.fault("W9", "another number format is refused as well, with both")
@@ -185,30 +178,6 @@ def test_who_would_not_fit_is_told_both_sides_and_the_way_out(
     assert enrolling.say(enrol("good")) == "ok"
 
 
-def test_a_master_without_torch_is_said_to_lack_it() -> None:
-    reply = Enrolling({}, numerics=Numerics("", NUMERICS.numbers)).reply(enrol())
-    assert isinstance(reply.answer, Refused)
-    assert "torch 2.9.1, the master no torch" in reply.answer.message
-    assert "install it there" in reply.answer.message
-
-
-def test_no_answer_and_no_note_shows_a_secret() -> None:
-    enrolling = Enrolling({"sesame": "expired"})
-    reply = enrolling.reply(enrol("sesame"))
-    assert "sesame" not in repr(reply)
-    assert "sesame" not in repr(enrol("sesame"))
-
-
-def test_a_limiter_forgets() -> None:
-    limiter = Limiter(1, 2, 10.0)
-    limiter.count("a", 0.0)
-    assert limiter.is_full("a", 9.0)
-    assert not limiter.is_full("b", 9.0)
-    limiter.count("b", 9.0)
-    assert limiter.is_full("c", 9.5)
-    assert not limiter.is_full("a", 10.0)
-
-
 def arrive(
     pairing: PairingMaster, worker: PairingWorker, key: str = KEY, now: float = 0.0, address: str = "a"
 ) -> None:
@@ -242,15 +211,6 @@ def test_somebody_in_the_middle_gets_nothing_from_either_side() -> None:
     for proof in (reveal.proof, bytes(32)):
         with pytest.raises(UserError, match="cannot prove it"):
             worker.judged(Verdict(proof, ""))
-
-
-def test_a_middle_that_keeps_the_masters_key_still_has_the_wrong_one_himself() -> None:
-    pairing, worker = PairingMaster(MASTER), PairingWorker(KEY, "pi")
-    challenge = pairing.knock("w-m", OTHER, "m", worker.knock, 0.0)
-    assert isinstance(challenge, Challenge)
-    assert pairing.reveal("w-m", worker.challenged(challenge), 0.0) is None
-    with pytest.raises(UserError):
-        pairing.approve(worker.code, 1.0)
 
 
 def test_a_worker_answers_one_challenge() -> None:

@@ -157,7 +157,7 @@ def _ffn(layer: Layer, units: Share, grid: Grid, pool: Pool) -> FusedFFN:
 
 
 def _rotation(tokens: int) -> tuple[Tensor, Tensor]:
-    inv_freq, scale = rope_frequencies(_ROPE, WIDTH, tokens)
+    inv_freq, scale = rope_frequencies(_ROPE, WIDTH)
     return tables(torch.arange(tokens), torch.from_numpy(inv_freq), scale)
 
 

@@ -32,29 +32,6 @@ def test_rope_equals_hugging_face() -> None:
     assert torch.equal(rope(k_TNd, cos, sin), k[0].transpose(0, 1))
 
 
-def test_tables_are_f32_and_scaled() -> None:
-    inv_freq = torch.tensor([1.0, 0.25], dtype=torch.float64)
-    cos, sin = tables(torch.tensor([0, 3]), inv_freq, 2.0)
-    angles = torch.tensor([[0, 0, 0, 0], [3.0, 0.75, 3.0, 0.75]])
-    assert cos.dtype is sin.dtype is torch.float32
-    torch.testing.assert_close(cos, 2 * angles.cos())
-    torch.testing.assert_close(sin, 2 * angles.sin())
-
-
-def test_rope_passes_the_unrotated_columns_through() -> None:
-    x = torch.randn(2, 3, 10)
-    cos, sin = tables(torch.tensor([4, 5]), torch.tensor([1.0, 0.5, 0.1]))
-    out = rope(x, cos, sin)
-    assert torch.equal(out[..., 6:], x[..., 6:])
-    assert torch.equal(out[..., :6], rope(x[..., :6], cos, sin))
-
-
-def test_rope_keeps_the_length_of_a_head() -> None:
-    x = torch.randn(4, 2, 16)
-    cos, sin = tables(torch.arange(4), torch.rand(8))
-    torch.testing.assert_close(rope(x, cos, sin).norm(dim=-1), x.norm(dim=-1))
-
-
 def test_swiglu() -> None:
     gate, up = torch.randn(3, 7), torch.randn(3, 7)
     gate[:, 5:], up[:, 5:] = 0, 0

@@ -70,19 +70,6 @@ def test_native_and_torch_add_wide_sums_with_the_same_bits(
     _compare(pool, torch.tensor([values]), exponent, x)
 
 
-@given(
-    st.lists(st.integers(-INT32 - 1, INT32), min_size=1, max_size=40),
-    exponents,
-    st.floats(-1e9, 1e9, width=32),
-)
-def test_native_and_torch_add_narrow_sums_with_the_same_bits(
-    pool: Pool, values: list[int], exponent: int, x: float
-) -> None:
-    sums = torch.tensor([values], dtype=torch.int32)
-    _compare(pool, sums, exponent, x)
-    _compare(pool, sums, exponent, x, torch.int64)
-
-
 def _compare(pool: Pool, sums: Tensor, exponent: int, x: float, kind: torch.dtype | None = None) -> None:
     one, other = torch.full(sums.shape, x), torch.full(sums.shape, x)
     add_sums(one, sums.to(kind or sums.dtype), Grid(exponent), pool)

@@ -30,29 +30,6 @@ def test_a_page_is_whole_and_as_small_as_it_can_be(precision: KVPrecision, width
         assert all(padding(format_, count) > 1 / 16 for count in COUNTS if count < positions)
 
 
-@given(st.sampled_from(PRECISIONS), st.integers(4, 64))
-def test_little_is_left_over_of_heads_of_usual_widths(precision: KVPrecision, eights: int) -> None:
-    format_ = KVFormat(precision, 8 * eights)
-    assert padding(format_, format_.page_positions) <= 1 / 16
-
-
-@pytest.mark.parametrize(
-    ("precision", "width", "positions", "part_nbytes"),
-    [
-        ("f32", 128, 64, 64 << 10),
-        ("bf16", 128, 64, 32 << 10),
-        ("f32", 64, 64, 32 << 10),
-        ("bf16", 64, 64, 16 << 10),
-        ("f32", 1, 512, 4096),
-    ],
-)
-def test_pages_of_well_known_models(
-    precision: KVPrecision, width: int, positions: int, part_nbytes: int
-) -> None:
-    format_ = KVFormat(precision, width)
-    assert (format_.page_positions, format_.part_nbytes) == (positions, part_nbytes)
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_how_many_pages_positions_take(precision: KVPrecision) -> None:
     format_ = KVFormat(precision, 128)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,9 +11,8 @@ from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.kv_rows import encode
 from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.test_linear import open_library
-from tpiedge.kernels.attention import append_pages, attention_pages
+from tpiedge.kernels.attention import append_pages
 from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.kernels.kv_pages import Span, Spans
 from tpiedge.kernels.library import Pool
 from tpiedge.wire.fields import KVPrecision
 
@@ -70,58 +68,6 @@ def test_rows_go_to_their_positions(pool: Pool | None, precision: KVPrecision, p
     assert 0.9 * rows < written <= rows  # some bytes are what was there
 
 
-@pytest.mark.parametrize(("engine", "precision"), CASES)
-def test_rows_may_have_strides(pool: Pool | None, precision: KVPrecision) -> None:
-    """As they come from a projection with padding."""
-    cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS)
-    table, layout = cache.table(90), cache.layout
-    k = torch.randn(30, KV_HEADS, WIDTH + 9)[..., :WIDTH]
-    v = torch.randn(WIDTH, KV_HEADS, 30).transpose(0, 2)
-    append_pages(k, v, cache.spans((30, 50, table)), layout, pool)
-    for x, found in zip((k, v), cache.rows(table, 80), strict=True):
-        assert torch.equal(found[:, 50:], bytes_of(x.contiguous(), layout.format))
-
-
-@pytest.mark.parametrize(("engine", "precision"), CASES)
-def test_no_rows_of_the_wrong_kind(pool: Pool | None, precision: KVPrecision) -> None:
-    cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS)
-    x, spans = torch.zeros(3, KV_HEADS, WIDTH), cache.spans((3, 0, cache.table(3)))
-    append_pages(x, x, spans, cache.layout, pool)
-    for wrong in (x.double(), x[:2], x[:, :1], x[..., 1:]):
-        for k, v in ((wrong, x), (x, wrong)):
-            with pytest.raises(ValueError, match="keys" if k is wrong else "values"):
-                append_pages(k, v, spans, cache.layout, pool)
-    larger = PagedCache(KVFormat(precision, WIDTH), KV_HEADS, positions=128)
-    with pytest.raises(ValueError, match="128"):
-        append_pages(x, x, spans, larger.layout, pool)
-    with pytest.raises(ValueError, match="128"):
-        attention_pages(x, spans, larger.layout, (0, 1), pool=pool)
-
-
-TABLE = np.zeros(2, dtype=np.int64)
-
-
-@pytest.mark.parametrize(
-    "span",
-    [
-        Span(0, 0, TABLE),
-        Span(-1, 5, TABLE),
-        Span(1, -1, TABLE),
-        Span(2, 127, TABLE),
-        Span(1, 1 << 70, TABLE),
-        Span(1, 0, TABLE[:0]),
-        Span(1, 0, TABLE.astype(np.int32)),  # type: ignore[arg-type]
-        Span(1, 0, TABLE.astype(">i8")),
-        Span(1, 0, np.zeros(4, dtype=np.int64)[::2]),
-        Span(1, 0, TABLE[:, None]),
-    ],
-)
-def test_tables_that_end_too_early_or_are_no_addresses_are_refused(span: Span) -> None:
-    assert Spans([Span(1, 127, TABLE)], 64).tokens == 1
-    with pytest.raises(ValueError, match=r"table|position"):
-        Spans([Span(1, 0, TABLE), span], 64)
-
-
 @pytest.mark.parametrize("precision", STORED)
 def test_layouts_that_do_not_fit_are_refused(precision: KVPrecision) -> None:
     good = PagedCache(KVFormat(precision, WIDTH), KV_HEADS, layers=2).layouts[1]
@@ -150,11 +96,3 @@ def test_layouts_that_do_not_fit_are_refused(precision: KVPrecision) -> None:
             replace(good, layer_offset=good.layer_offset - 1)
     assert replace(good, kv_heads=1) != good
     assert replace(good) == good
-
-
-@pytest.mark.parametrize("precision", ["q8", "q4"])
-def test_torch_appends_nothing_that_is_quantised(precision: KVPrecision) -> None:
-    cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS)
-    x, spans = torch.zeros(3, KV_HEADS, WIDTH), cache.spans((3, 0, cache.table(3)))
-    with pytest.raises(ValueError, match="need the native kernels"):
-        append_pages(x, x, spans, cache.layout)

@@ -16,12 +16,11 @@ from tests.unit.kernels.kv_rows import decode, encode
 from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.test_linear import open_library
 from tpiedge.kernels.attention import append_pages
-from tpiedge.kernels.kv_format import KV_GROUP, KVFormat, usual_kv
+from tpiedge.kernels.kv_format import KV_GROUP, KVFormat
 from tpiedge.kernels.library import Pool
 
 WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256]
 FORMATS = ["q8", "q4"]
-HALF_MAX = 65504.0
 
 
 @pytest.fixture(params=AVAILABLE)
@@ -29,32 +28,6 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     opened_pool = Pool(open_library(request.param), 1)
     yield opened_pool
     opened_pool.close()
-
-
-def test_sizes_of_a_row() -> None:
-    sizes = {
-        (precision, width): KVFormat(precision, width).row_nbytes
-        for precision in ("f32", "bf16", "q8", "q4")
-        for width in (64, 100, 5)
-    }
-    assert sizes == {
-        ("f32", 64): 256,
-        ("bf16", 64): 128,
-        ("q8", 64): 68,
-        ("q4", 64): 40,
-        ("f32", 100): 400,
-        ("bf16", 100): 200,
-        ("q8", 100): 108,
-        ("q4", 100): 66,
-        ("f32", 5): 20,
-        ("bf16", 5): 10,
-        ("q8", 5): 7,
-        ("q4", 5): 7,
-    }
-
-
-def test_what_is_usual() -> None:
-    assert [usual_kv("f32"), usual_kv("bf16"), usual_kv("int8")] == ["f32", "bf16", "bf16"]
 
 
 def test_bytes_of_q8_are_as_described() -> None:
@@ -139,9 +112,3 @@ def test_only_the_group_of_what_is_no_number_is_lost(precision: str) -> None:
         assert not lost[:32].any()
         assert not lost[64:].any()
         assert row[0, 0, format_.scales_nbytes :][: KV_GROUP * format_.bits // 8 * 2][-4:].eq(0).all()
-
-
-def test_q4_reaches_as_far_as_f16() -> None:
-    for x, lost in [(HALF_MAX, False), (-HALF_MAX, False), (7e4, False), (-7e4, True)]:
-        row = encode(torch.full((1, 1, 32), x), KVFormat("q4", 32))
-        assert bool(decode(row, KVFormat("q4", 32)).isnan().all()) is lost

@@ -11,23 +11,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
-from tests.unit.kernels.integer_model import add_steps
 from tests.unit.kernels.panel_reference import (
     F32,
     I64,
     KINDS,
     NOT_A_NUMBER,
     Quantised,
-    added,
     random_matrix,
     share_of,
     sums,
     values,
 )
-from tests.unit.kernels.test_linear import open_library, opened
+from tests.unit.kernels.test_linear import opened
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.grid import Grid
-from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 
 INT8 = Arithmetic.INT8
@@ -85,14 +82,6 @@ def test_native_sums_are_those_of_the_definition(
         assert_sums(contract(isa, x, w.matrix, grid), expected, grid, isa)
 
 
-def test_parts_are_rounded_before_they_are_added() -> None:
-    """Halves to even; where one is no number, or above 2**46 steps, so is the sum."""
-    assert added(np.float32([0.5, 1.5, 2.5, -0.5, -1.5])) == 0 + 2 + 2 - 0 - 2
-    assert added(np.float32([1 << 46, -(1 << 46), 1 << 46])) == 1 << 46
-    for bad in (math.nan, math.inf, -math.inf, float(np.nextafter(np.float32(1 << 46), np.float32(np.inf)))):
-        assert added(np.float32([1, bad, 1])) == NOT_A_NUMBER
-
-
 @pytest.fixture(scope="module")
 def large() -> dict[int, Quantised]:
     random = np.random.default_rng(7)
@@ -132,20 +121,6 @@ def test_shares_of_any_nodes_make_the_whole(large: dict[int, Quantised], bits: i
         np.testing.assert_array_equal(total.numpy(), expected)
 
 
-@pytest.mark.parametrize("engine", AVAILABLE)
-def test_int32_sums_of_all_nodes_add_up_to_int32(engine: str) -> None:
-    """Each node's are at most a part of what int32 holds."""
-    w = random_matrix(np.random.default_rng(1), 8, 64, 40, 16, True)
-    x = np.full((1, 64), 3, np.float32)
-    for nodes in (1, 2, 5):
-        grid = Grid.among(0, nodes)
-        assert nodes * grid.most <= INT32
-        for exponent in range(-40, 0):
-            found = contract(engine, x, w.matrix, Grid(exponent, grid.most))
-            if found.dtype is torch.int32:
-                assert int(found.abs().max()) * nodes <= INT32
-
-
 #: The last two are numbers: with the grid's step as a factor they overflow, or their parts are too large.
 BAD = [(math.nan, -10), (math.inf, -10), (-math.inf, -10), (3e38, -10), (1e30, 20)]
 
@@ -166,51 +141,3 @@ def test_what_is_no_number_spoils_its_row_alone(
         assert (found[6] == NOT_A_NUMBER).sum() > 200, "but where the scale is zero, or nearly so"
     else:
         assert (found[6] == NOT_A_NUMBER).all()
-
-
-@pytest.mark.parametrize("most", [INT32, 0])
-@pytest.mark.parametrize(("inputs", "outputs"), [(8200, 20), (40, 1100)])
-def test_tokens_whose_sums_or_activations_do_not_pass_together_change_no_integer(
-    inputs: int, outputs: int, most: int
-) -> None:
-    w = random_matrix(np.random.default_rng(4), 8, inputs, outputs, 33, True)
-    x, grid = torch.randn(1000, inputs), Grid(-15, most)
-    with Linear(INT8, 2, open_library()) as linear:
-        y = linear.contract(x, w.matrix, grid)
-        assert y.dtype is (torch.int64 if most == 0 else torch.int32)
-        for token in (0, 400, 401, 944, 952, 999):
-            assert torch.equal(linear.contract(x[token : token + 1], w.matrix, grid)[0], y[token])
-
-
-@pytest.mark.parametrize("engine", AVAILABLE)
-def test_one_token_that_is_too_large_makes_all_wide(engine: str, large: dict[int, Quantised]) -> None:
-    w, x = large[8].matrix, torch.randn(200, 290).numpy()
-    narrow = contract(engine, x, w, Grid(-12))
-    x[150] *= np.float32(1e6)
-    wide = contract(engine, x, w, Grid(-12))
-    assert (narrow.dtype, wide.dtype) == (torch.int32, torch.int64)
-    others = torch.arange(200) != 150
-    assert torch.equal(narrow[others].long(), wide[others])
-
-
-@pytest.mark.parametrize("engine", AVAILABLE)
-def test_empty_shares_and_steps(engine: str) -> None:
-    random, grid = np.random.default_rng(0), Grid(-20)
-    for bits in BITS:
-        none = random_matrix(random, bits, 0, 64, 32, True).matrix
-        some = random_matrix(random, bits, 40, 64, 32, True).matrix
-        found = contract(engine, np.zeros((3, 0), np.float32), none, grid)
-        assert torch.equal(found, torch.zeros((3, 64), dtype=torch.int32))
-        assert contract(engine, np.zeros((0, 40), np.float32), some, grid).shape == (0, 64)
-
-
-def test_a_sum_needs_a_grid() -> None:
-    w = random_matrix(np.random.default_rng(0), 4, 20, 64, 20, True).matrix
-    with Linear(INT8, 1, None) as linear, pytest.raises(ValueError, match="grid"):
-        linear.contract(torch.ones(1, 20), w)
-
-
-def test_a_sum_that_is_no_number_stays_none() -> None:
-    total = torch.tensor([1, NOT_A_NUMBER, NOT_A_NUMBER, 5])
-    add_steps(total, torch.tensor([2, 7, NOT_A_NUMBER, NOT_A_NUMBER]))
-    assert total.tolist() == [3, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER]

@@ -3,12 +3,12 @@
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tpiedge.errors import InternalError
-from tpiedge.kv.pages import PagePool, root_name
+from tpiedge.kv.pages import KVRoom, PagePool, root_name, usual_grain
 
 SIZE = 4
 PAGES = 6
@@ -36,14 +36,6 @@ def test_a_text_that_begins_alike_finds_its_pages_but_not_the_last_position() ->
     assert pool.find([5, 6, 7, 8, 9]) == [], "the same tokens after other ones are another page"
 
 
-def test_a_name_that_two_texts_have_finds_only_the_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = make()
-    monkeypatch.setattr(pool, "name_of", lambda _before, _tokens: b"the same for all")
-    pages = filled(pool, [1, 2, 3, 4])
-    assert pool.find([1, 2, 3, 4, 5]) == pages
-    assert pool.find([9, 2, 3, 4, 5]) == []
-
-
 def test_a_page_is_found_in_its_own_scope_alone() -> None:
     pool = make()
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -63,92 +55,6 @@ def test_the_end_of_a_text_goes_before_its_beginning_and_the_oldest_text_first()
     pool.give_back(first)
     pool.give_back(second)
     assert [pool.take() for _ in range(4)] == [first[1], first[0], second[1], second[0]]
-    with pytest.raises(InternalError):
-        pool.take()
-
-
-def test_a_page_that_is_shared_again_is_used_recently() -> None:
-    pool = make(2)
-    (first,), (second,) = filled(pool, [1] * 4), filled(pool, [2] * 4)
-    pool.give_back([first])
-    pool.give_back([second])
-    pool.share(first)
-    pool.give_back([first])
-    assert pool.take() == second
-
-
-def test_memory_goes_back_once_and_never_of_a_page_in_use() -> None:
-    pool = make()
-    pages = [pool.take() for _ in range(4)]
-    pool.give_back(pages[1:])
-    pool.shrink(2)
-    assert pool.in_memory == 2
-    assert sorted(pool.discarded(9)) == [2, 3]
-    assert pool.discarded(9) == ()
-    pool.shrink(0)
-    assert pool.in_memory == 1, "what is held stays"
-    taken = [pool.take() for _ in range(5)]
-    assert not set(taken) & set(pool.discarded(9))
-
-
-class Sequences(RuleBasedStateMachine):
-    """Texts that come, share, grow and go, against a plain account of who holds what."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = make()
-        self.texts: list[tuple[list[int], list[int]]] = []
-
-    @rule(ids=st.lists(st.integers(0, 1), min_size=1, max_size=3 * SIZE + 1))
-    def come(self, ids: list[int]) -> None:
-        """Every page that is found holds this text: its tokens are those that it was published with."""
-        found = self.pool.find(ids)
-        needed = self.pool.pages_of(len(ids)) - len(found)
-        if needed > self.pool.available - self.pool.idle_among(found):
-            return
-        for page in found:
-            self.pool.share(page)
-        pages = found + [self.pool.take() for _ in range(needed)]
-        before = self.pool.scope_name("")
-        for at in range(len(ids) // SIZE):
-            before = self.pool.publish(pages[at], before, ids[at * SIZE : (at + 1) * SIZE])
-        self.texts.append((ids, pages))
-
-    @precondition(lambda self: self.texts)
-    @rule(data=st.data())
-    def go(self, data: st.DataObject) -> None:
-        _, pages = self.texts.pop(data.draw(st.integers(0, len(self.texts) - 1)))
-        self.pool.give_back(pages)
-
-    @rule(most=st.integers(0, PAGES))
-    def shrink(self, most: int) -> None:
-        self.pool.shrink(most)
-        assert self.pool.in_memory <= max(most, self.pool.held)
-
-    @rule()
-    def tell(self) -> None:
-        discarded = self.pool.discarded(PAGES)
-        assert len(set(discarded)) == len(discarded)
-        assert not {page for _, pages in self.texts for page in pages} & set(discarded)
-
-    @invariant()
-    def every_page_is_accounted_for(self) -> None:
-        holders = Counter(page for _, pages in self.texts for page in pages)
-        assert self.pool.held == len(holders)
-        assert self.pool.in_memory >= self.pool.held
-
-    @invariant()
-    def a_page_has_one_text(self) -> None:
-        """Those that share a page have the same tokens up to its end."""
-        beginnings: dict[int, list[int]] = {}
-        for ids, pages in self.texts:
-            for at, page in enumerate(pages):
-                own = ids[: (at + 1) * SIZE]
-                assert beginnings.setdefault(page, own) == own
-
-
-TestSequences = Sequences.TestCase
-TestSequences.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 class Ledger(RuleBasedStateMachine):
@@ -250,14 +156,6 @@ TestLedger = Ledger.TestCase
 TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_a_blank_page_cannot_be_shared() -> None:
-    pool = make()
-    page = pool.take()
-    pool.give_back([page])
-    with pytest.raises(KeyError):
-        pool.share(page)
-
-
 def test_names_depend_on_key_root_and_all_tokens_before() -> None:
     pool = make()
     names = pool.names([1, 2, 3, 4, 5, 6, 7, 8, 9])
@@ -281,3 +179,26 @@ def test_a_colliding_name_never_leads_past_the_first_foreign_page(monkeypatch: p
     assert pool.find([9, 9, 9, 9, 5]) == []
     pool.give_back(pages)
     assert pool.find([1, 2, 3, 4, 5]) == pages[:1]
+
+
+# --- how much memory they keep
+
+
+def test_two_grains_less_give_memory_back() -> None:
+    room = KVRoom(100, 10)
+    assert [room.ask(needed) for needed in (50, 41, 31, 30)] == [50, 50, 50, 30]
+
+
+@given(st.integers(1, 300), st.integers(1, 400), st.lists(st.integers(0, 300), max_size=30))
+def test_there_is_always_enough_and_never_much_more(pages: int, grain: int, needs: list[int]) -> None:
+    room = KVRoom(pages, grain)
+    for needed in needs:
+        held = room.ask(min(needed, pages))
+        assert min(needed, pages) <= held <= pages
+        assert held < min(needed, pages) + 3 * grain
+
+
+def test_the_usual_grain() -> None:
+    assert usual_grain(1600, 8 << 20) == 100
+    assert usual_grain(16, 1 << 20) == 4
+    assert usual_grain(16, 0) >= 1

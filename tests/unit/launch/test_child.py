@@ -1,39 +1,54 @@
-"""A child that cannot be ended does not keep its parent."""
+"""A child that ends is said why: the kernel's kill for want of memory is told apart from another process's; and one
+that cannot be ended does not keep its parent.
+"""
 
 import errno
 import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tpiedge.errors import ResourceError
+from tests.process.command import wait_for
+from tpiedge.errors import OutOfMemory, PeerError, ResourceError
+from tpiedge.host.cgroups import Cgroups
 from tpiedge.launch.child import Child
+
+WAITS = "import sys; sys.stdin.readlines()"
+OUT_OF_MEMORY = "it ran out of memory (killed by the system's OOM killer)"
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
-    """A child whose module does not exist."""
-    made = Child("tpiedge.there_is_no_such_module", b"", {})
-    yield made
-    made.stop(time.monotonic())
+def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
+    """Starts a child that runs some code."""
+    started: list[Child] = []
+
+    def run(code: str = WAITS, *, reports: bool = False) -> Child:
+        (tmp_path / "victim.py").write_text(code)
+        started.append(Child("victim", b"", {"PYTHONPATH": str(tmp_path)}, reports=reports))
+        return started[-1]
+
+    yield run
+    for child in started:
+        child.stop(time.monotonic() + 10)
 
 
 def test_a_process_that_survives_its_kill_is_given_up_and_said_so(
-    child: Child, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As while it reads from a disk that does not answer."""
-    signals: list[int] = []
+    child, signals, meanwhile = start(), [], []
 
     def never(timeout: float | None = None) -> int:
         assert timeout is not None, "a wait without end"
         raise subprocess.TimeoutExpired("child", timeout)
 
-    meanwhile: list[int] = []
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(child._process, "wait", never)
         patch.setattr(child._process, "kill", lambda: signals.append(signal.SIGKILL))
@@ -43,11 +58,45 @@ def test_a_process_that_survives_its_kill_is_given_up_and_said_so(
     assert f"process {child.pid} was killed and does not end" in caplog.text
 
 
-def test_a_log_that_finds_no_room_is_said_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_starts_no_process_is_named(
+    start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(tmp_path / "gone"))
+        with pytest.raises(ResourceError, match=r"cannot start a process \(No such file or directory\)"):
+            start()
+
     def full() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ResourceError, match=r"temporary file.*\(No space left on device\).*TMPDIR"):
-        Child("tpiedge.there_is_no_such_module", b"", {})
+        start()
+
+
+def test_a_child_that_says_so_ends_for_want_of_memory_before_it_is_gone(start: Callable[..., Child]) -> None:
+    child = start(f"import sys; print('OutOfMemory: a tensor', file=sys.stderr, flush=True); {WAITS}")
+    wait_for(lambda: child.out_of_memory, 20)
+    assert child.exit_cause() is None
+
+
+@pytest.mark.parametrize(
+    ("kills", "words", "kind"),
+    [(0, "its process was killed by SIGKILL", PeerError), (1, OUT_OF_MEMORY, OutOfMemory)],
+)
+def test_what_a_killed_child_is_called(
+    start: Callable[..., Child],
+    monkeypatch: pytest.MonkeyPatch,
+    kills: int,
+    words: str,
+    kind: type[Exception],
+) -> None:
+    counts = [4]
+    monkeypatch.setattr(Cgroups, "oom_kills", lambda self: counts[-1])
+    child = start(reports=True)
+    counts.append(4 + kills)
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert child.exit_cause() == words
+    with pytest.raises(kind, match="a process that was to get ready did not report: it"):
+        child.read_report(time.monotonic() + 10)

@@ -6,8 +6,7 @@ from typing import cast
 import pytest
 
 from tests.unit.model.vocabularies import TOKENIZERS
-from tpiedge.local.answer import collect
-from tpiedge.local.cluster import LocalCluster
+from tpiedge.local.cluster import LocalCluster, collect
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 

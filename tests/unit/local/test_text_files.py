@@ -18,11 +18,6 @@ def source(tmp_path):
     return folder
 
 
-def test_only_what_is_known_is_kept(tmp_path, source):
-    keep_text_files(source, tmp_path / "text")
-    assert [path.name for path in (tmp_path / "text").iterdir()] == ["config.json"]
-
-
 def test_chat_templates_are_kept_in_every_form(tmp_path, source):
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")

@@ -59,16 +59,6 @@ def test_a_pack_keeps_it(tmp_path: Path) -> None:
     assert usual_pooling(tmp_path / "text") == "last"
 
 
-def test_it_is_read_through_the_links_of_the_hubs_cache(tmp_path: Path) -> None:
-    entry = tmp_path / "models--a--b"
-    inner = entry / "snapshots" / ("0" * 40) / "1_Pooling"
-    inner.mkdir(parents=True)
-    (entry / "blobs").mkdir()
-    (entry / "blobs" / "abc").write_text(json.dumps(pooling_config("last")))
-    (inner / "config.json").symlink_to("../../../blobs/abc")
-    assert usual_pooling(inner.parent) == "last"
-
-
 @pytest.mark.parametrize(
     ("number", "kind"),
     [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (4, "rank"), (9, "pooling_type 9")],

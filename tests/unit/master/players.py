@@ -3,9 +3,11 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from tpiedge.launch.bootstrap import control_name
 from tpiedge.planner.linking import listens
-from tpiedge.transport.inprocess import InProcessSpoke
+from tpiedge.testing.inprocess import InProcessSpoke
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import (
     AskStats,
@@ -44,6 +46,11 @@ from tpiedge.wire.weights import Keeping
 
 if TYPE_CHECKING:
     from tests.unit.master.stories import Story
+
+
+STATS = Stats(
+    1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0, 1, 1, 0, 0, 1, 1
+)
 
 
 def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> Offer:
@@ -91,7 +98,7 @@ class FakeRankZero:
         self.calls.append("warm")
         self._refuse()
 
-    def start(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
+    def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         self.calls.append(f"start {epoch}")
         self._refuse()
         self.epoch, self.cause = epoch, None
@@ -120,7 +127,7 @@ class FakeDoor:
         self.said: list[tuple[str, Message]] = []
         self.new: list[str] = []
 
-    def heard(self, peer: str, message: Message, now: float) -> None:
+    def heard(self, peer: str, message: Message) -> None:
         self.said.append((peer, message))
 
     def is_member(self, peer: str) -> bool:
@@ -133,7 +140,7 @@ class FakeDoor:
         new, self.new = self.new, []
         return new
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         return
 
 
@@ -255,35 +262,15 @@ class FakeNode(_Player):
                 self.frozen = True
 
     def stats(self) -> Stats:
-        return Stats(
+        return structs.replace(
+            STATS,
             epoch=self.epoch,
             rank=self.rank,
             peak_rss_bytes=self.count(AskStats),  # grows without any progress
-            weight_bytes=1,
-            kv_bytes=1,
-            disk_read_bytes=1,
-            bytes_sent=1,
-            bytes_received=1,
             compute_s=self.compute_s,
-            attention_s=0.0,
             ffn_s=self.ffn_s,
-            load_s=0.0,
-            reads=0,
-            prefetch_hits=0,
-            stalls=0,
-            reduce_wait_s=1.0,
-            weight_wait_s=1.0,
             steps=self.steps,
             tokens=self.steps,
-            head_s=1.0,
-            dropped=0,
-            refused=0,
-            kv_pages=1,
-            kv_pages_used=1,
-            drafted=0,
-            accepted=0,
-            window_bytes=0,
-            kv_reserved_bytes=1,
         )
 
     def ready(self) -> None:

@@ -6,20 +6,19 @@ from typing import cast
 
 from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
 from tpiedge.errors import TpiedgeError
-from tpiedge.master.arranging import Arranges
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan, Served
 from tpiedge.master.journal import Paused
 from tpiedge.master.master import Master
 from tpiedge.master.pending_answer import PendingAnswer
-from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.roster import Machine
+from tpiedge.master.session_manager import RankZero
 from tpiedge.master.status import NodeStatus
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.testing.clock import ManualClock
+from tpiedge.testing.inprocess import InProcessHub
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.framing import CONTROL
-from tpiedge.transport.inprocess import InProcessHub
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.units import counted
 from tpiedge.wire.control import Finished, Token
@@ -51,9 +50,7 @@ def assignments_of(*machines: str) -> tuple[Assignment, ...]:
 class Story:
     """The master's turns are taken by the test: no thread, no waiting."""
 
-    def __init__(
-        self, served: Served = SERVED, queue_limit: int = 4, arranges: Arranges | None = None
-    ) -> None:
+    def __init__(self, served: Served = SERVED, queue_limit: int = 4) -> None:
         self.clock = ManualClock()
         self.door = FakeDoor()
         self.agents: dict[str, FakeAgent] = {}
@@ -66,17 +63,14 @@ class Story:
         self.step_s: Callable[[tuple[Machine, ...]], float] = lambda _machines: 0.0
         #: For how much memory of the master's own machine plans were to be made.
         self.own_memory: list[int] = []
-        #: Whether there would be a plan with more of it.
-        self.wants_memory = False
         #: Why the plan has no part for a machine.
         self.spare: dict[str, SpareReason] = {}
-        self.begin_master(served, queue_limit, arranges)
+        self.begin_master(served, queue_limit)
 
     def begin_master(
         self,
         served: Served,
         queue_limit: int = 4,
-        arranges: Arranges | None = None,
         known: Sequence[str] = (),
     ) -> None:
         """A new master's process, with nobody connected."""
@@ -90,7 +84,6 @@ class Story:
             cast(RankZero, self.rank_zero),
             self.door,
             queue_limit=queue_limit,
-            arranges=arranges,
             follow_memory=self.own_memory.append,
             known=known,
         )
@@ -104,7 +97,7 @@ class Story:
                 self.foreseen += self.planned[planned:]
                 del self.planned[planned:]
         if isinstance(found, str):
-            return NoPlan(found, self.spare, self.wants_memory)
+            return NoPlan(found, self.spare)
         return Assignments(found, self.spare, self.step_s(machines))
 
     def _everyone(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:

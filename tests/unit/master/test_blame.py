@@ -1,12 +1,11 @@
 """A worker blames another one: which of them the next session leaves out, and what else the master does."""
 
 import dataclasses
-import logging
 
 import pytest
 
 from tests.unit.master.stories import SERVED, Story
-from tests.unit.master.test_session import EPOCH, KEYS, Run
+from tests.unit.master.test_session import EPOCH, Run
 from tpiedge.errors import PeerLost
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import STAR_S
@@ -46,14 +45,6 @@ def started(collective: CollectiveChoice, *workers: str, ready: bool) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("kind", "words"), [("PeerLost", SILENT), ("Misconduct", JUNK)])
-def test_who_gives_up_over_another_worker_while_all_start_is_not_left_out(kind: str, words: str) -> None:
-    run = started("auto", "w-1", "w-2", ready=False)
-    gave_up(run, 1, kind, words)
-    assert (run.failure.unfit, run.failure.crashed) == (None, None)
-    assert words in run.failure.disputed
-
-
 def test_the_words_of_a_node_are_told_with_the_names_of_machines() -> None:
     run = started("auto", "w-1", "w-2", ready=True)
     gave_up(run, 1, "PeerLost", SILENT)
@@ -63,75 +54,36 @@ def test_the_words_of_a_node_are_told_with_the_names_of_machines() -> None:
     )
 
 
-def test_who_cannot_reach_rank_0_is_left_out() -> None:
-    """The others could serve, and would never if they went on with it."""
-    run = started("auto", "w-1", "w-2", ready=False)
-    gave_up(run, 1, "PeerLost", OF_RANK_0)
-    assert (run.failure.unfit, run.failure.crashed) == ("w-1", None)
-    assert run.failure.disputed == ""
-
-
 @pytest.mark.parametrize(
-    ("rank", "kind", "words"),
+    ("collective", "ready", "rank", "kind", "words", "unfit", "crashed"),
     [
-        (1, "PeerLost", SILENT),
-        (1, "Misconduct", JUNK),
-        (1, "ProtocolError", NOT_FINITE),
-        (0, "ProtocolError", NOT_FINITE),
+        # Word against word: neither is left out.
+        ("auto", False, 1, "PeerLost", SILENT, None, None),
+        ("auto", False, 1, "Misconduct", JUNK, None, None),
+        ("mesh", True, 1, "PeerLost", SILENT, None, None),
+        ("mesh", True, 1, "Misconduct", JUNK, None, None),
+        ("mesh", True, 1, "ProtocolError", NOT_FINITE, None, None),
+        ("mesh", True, 0, "ProtocolError", NOT_FINITE, None, None),
+        # Who cannot reach rank 0 is left out: the others would never serve if they went on with it.
+        ("auto", False, 1, "PeerLost", OF_RANK_0, "w-1", None),
+        # By the star no worker can know of another one.
+        ("star", False, 1, "PeerLost", SILENT, "w-1", "w-1"),
+        ("star", True, 1, "PeerLost", SILENT, None, "w-1"),
     ],
 )
-def test_word_against_word_at_work(rank: int, kind: str, words: str) -> None:
-    run = started("mesh", "w-1", "w-2", ready=True)
+def test_whose_fault_it_is_that_a_node_gives_up_over_another(
+    collective: CollectiveChoice,
+    ready: bool,
+    rank: int,
+    kind: str,
+    words: str,
+    unfit: str | None,
+    crashed: str | None,
+) -> None:
+    run = started(collective, "w-1", "w-2", ready=ready)
     gave_up(run, rank, kind, words)
-    assert words in run.failure.disputed
-    assert (run.failure.unfit, run.failure.crashed) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("rank", "kind", "words"),
-    [
-        (1, "PeerLost", str(PeerLost(1, "x", "y"))),
-        (1, "PeerLost", str(PeerLost(99, "x", "y"))),
-        (1, "PeerLost", OF_RANK_0),
-        (1, "Misconduct", "node 0 sent Shutdown on the tensor plane"),
-        (0, "PeerLost", SILENT),
-        (1, "OutOfMemory", "no memory"),
-    ],
-    ids=["itself", "no node", "rank 0", "junk of rank 0", "rank 0's word", "its own"],
-)
-def test_what_is_no_word_of_a_worker_on_another(rank: int, kind: str, words: str) -> None:
-    run = started("mesh", "w-1", "w-2", ready=True)
-    gave_up(run, rank, kind, words)
-    assert run.failure.disputed == ""
-
-
-@pytest.mark.parametrize("ready", [False, True])
-def test_by_the_star_no_worker_can_know_of_another(ready: bool) -> None:
-    run = started("star", "w-1", "w-2", ready=ready)
-    gave_up(run, 1, "PeerLost", SILENT)
-    assert run.failure.disputed == ""
-    assert run.failure.crashed == "w-1"
-    assert run.failure.unfit == (None if ready else "w-1")
-
-
-def test_two_nodes_have_nothing_between_workers() -> None:
-    run = started("mesh", "w-1", ready=True)
-    gave_up(run, 1, "Misconduct", JUNK)
-    assert run.failure.disputed == ""
-
-
-def test_who_is_overruled_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
-    run = Run("w-1", "w-2", served=dataclasses.replace(SERVED, collective="mesh"))
-    run.prepared()
-    run.session.launch(KEYS[-1], "the star for a while")
-    run.hello()
-    parts = [message for _, message in run.to_nodes if isinstance(message, Assign)]
-    assert {part.collective for part in parts} == {"star"}
-    run.node(0, Ready(EPOCH, 0, 1, 0.1, "star", "star", ""))
-    assert run.session.routing is not None
-    assert run.session.routing.why == "the star for a while"
-    (record,) = [one for one in caplog.records if "all-reduces" in one.message]
-    assert (record.levelno, "the star for a while" in record.message) == (logging.WARNING, True)
+    assert (words in run.failure.disputed) == (unfit is crashed is None)
+    assert (run.failure.unfit, run.failure.crashed) == (unfit, crashed)
 
 
 def collectives(story: Story) -> set[str]:
@@ -171,13 +123,3 @@ def test_after_a_dispute_everything_passes_rank_0_for_a_while(story: Story) -> N
     story.wait_for(lambda: story.ready and story.epoch != epoch and len(story.members()) == 3)
     assert collectives(story) == {"auto"}
     assert story.master.status.collective_why == "measured"
-
-
-def test_two_nodes_go_on_as_the_user_wants(story: Story) -> None:
-    story.join("w-1")
-    story.join("w-2")
-    story.settle()
-    story.agents["w-2"].frozen = True
-    dispute(story)
-    story.wait_for(lambda: story.ready and len(story.members()) == 2)
-    assert collectives(story) == {"auto"}

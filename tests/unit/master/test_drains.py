@@ -4,7 +4,6 @@ from concurrent.futures import Future
 
 import pytest
 
-from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, outcome, paused
 from tpiedge.master.reconciler import CannotDrain
 from tpiedge.wire.control import Finished, Shutdown
@@ -89,23 +88,6 @@ def test_a_worker_without_which_the_others_cannot_serve_keeps_its_part(trio: Sto
     assert all(agent.count(Prepare) == 1 for agent in trio.agents.values())
 
 
-def test_of_two_that_can_go_one_at_a_time_the_first_goes(trio: Story) -> None:
-    trio.min_workers = 1
-    first, second = trio.master.drain_worker("w-1"), trio.master.drain_worker("w-2")
-    trio.settle()
-    assert first.result(0.0) == "w-1"
-    assert "1 worker" in refusal(second)
-    assert trio.members() == ("master", "w-2")
-
-
-def test_the_same_again_changes_nothing(trio: Story) -> None:
-    drained(trio)
-    epoch = trio.epoch
-    trio.min_workers = 1  # without w-2, too, nobody could serve
-    drained(trio)
-    assert (trio.epoch, told(trio)) == (epoch, ["drained"])
-
-
 @pytest.mark.parametrize("name", ["w-1", "w-9"])
 def test_a_worker_that_is_away_has_nothing_to_give_back(trio: Story, name: str) -> None:
     trio.agents["w-1"].frozen = True
@@ -113,52 +95,3 @@ def test_a_worker_that_is_away_has_nothing_to_give_back(trio: Story, name: str) 
     ordered = trio.master.drain_worker(name)
     trio.turn()
     assert "is away" in refusal(ordered)
-
-
-def test_undone_it_has_a_part_again(trio: Story) -> None:
-    drained(trio)
-    trio.master.undrain_worker("w-1")
-    trio.settle()
-    assert trio.members() == ("master", "w-1", "w-2")
-    trio.master.undrain_worker("w-2")
-    trio.master.undrain_worker("nobody")
-    trio.settle()
-    assert trio.members() == ("master", "w-1", "w-2")
-    drained(trio)
-    assert told(trio) == 2 * ["drained"]
-
-
-def test_its_agent_that_comes_back_is_drained_still_and_one_that_was_started_anew_is_not(trio: Story) -> None:
-    drained(trio)
-    for _ in range(5):  # who is switched off is no flapping worker
-        trio.agents["w-1"].frozen = True
-        trio.wait(3.0)
-        assert trio.worker().state == "lost"
-        trio.agents["w-1"].frozen = False
-        trio.settle()
-        assert trio.worker().state == "drained"
-    trio.agents["w-1"].say(offer("w-1", nonce=2))
-    trio.settle()
-    assert trio.members() == ("master", "w-1", "w-2")
-
-
-def test_with_too_few_left_the_reason_names_the_drained_one(trio: Story) -> None:
-    trio.min_workers = 1
-    drained(trio)
-    trio.agents["w-2"].offers = False
-    trio.agents["w-2"].say(Leaving(0))
-    trio.settle()
-    assert not trio.ready
-    reason = "0 of 1 worker here; pi: it was stopped there; pi is drained"
-    assert trio.master.status.reason == reason
-    trio.master.undrain_worker("w-1")
-    trio.settle()
-    assert trio.members() == ("master", "w-1")
-
-
-def test_an_order_that_nobody_waits_for_is_not_carried_out(trio: Story) -> None:
-    given_up, ordered = trio.master.drain_worker("w-2"), trio.master.drain_worker("w-1")
-    assert given_up.cancel()
-    trio.settle()
-    assert ordered.result(0.0) == "w-1"
-    assert trio.members() == ("master", "w-2")

@@ -1,15 +1,16 @@
 """What is planned and stocked while nothing is wrong: the foresight alone, and in a master."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, assignments_of, two_machines
+from tests.unit.master.test_placement import machine, placement
 from tpiedge.master.assignments import Assignments, NoPlan
-from tpiedge.master.foresight import Foresight
+from tpiedge.master.foresight import Foresight, what_if
 from tpiedge.master.roster import Machine
+from tpiedge.units import MIB
 from tpiedge.wire.epochs import NodeEnded, Stock, Stocked
+from tpiedge.wire.probing import LinkSpeed
 
 
 class Ahead:
@@ -75,31 +76,6 @@ def test_what_is_known_already_is_not_told_again() -> None:
     assert set(foresight.stocked) == {"a"}
 
 
-def test_an_agent_that_was_started_anew_is_told_again() -> None:
-    told: list[str] = []
-    foresight = Foresight(Ahead(), lambda _stock, name: told.append(name), "p1", stock=True)
-    look(foresight, "ab", "a")
-    foresight.heard("a", Stocked(0, 1, 5, False, "the disk is full"))
-    again = [
-        replace(one, offer=offer(one.name, nonce=7)) if one.name == "a" else one for one in machines("ab")
-    ]
-    for _ in range(2):
-        foresight.look(again, ("a",))
-    assert told == ["a", "b", "a"]
-    assert not foresight.stocked
-
-
-def test_who_is_gone_is_forgotten_and_who_was_told_nothing_is_not_heard() -> None:
-    foresight = Foresight(Ahead(), lambda _stock, _name: None, "p1", stock=True)
-    look(foresight, "ab", "a")
-    for number, name in enumerate("abx", 1):
-        foresight.heard(name, Stocked(0, number, 5, True, ""))
-    assert set(foresight.stocked) == {"a", "b"}
-    look(foresight, "a", "a")
-    foresight.heard("b", Stocked(0, 2, 5, True, ""))
-    assert set(foresight.stocked) == {"a"}
-
-
 def test_without_stock_machines_are_asked_for_what_they_have() -> None:
     told: dict[str, Stock] = {}
     foresight = Foresight(Ahead(), lambda stock, name: told.__setitem__(name, stock), "p1", stock=False)
@@ -107,13 +83,6 @@ def test_without_stock_machines_are_asked_for_what_they_have() -> None:
     assert [stock.shares for stock in told.values()] == [(), ()]
     foresight.heard("a", Stocked(0, 1, 5, True, ""))
     assert (foresight.stocked["a"].held_bytes, foresight.stocked["a"].complete) == (5, False)
-
-
-def test_a_machine_without_any_part_in_a_plan_has_nothing_to_stock() -> None:
-    told: dict[str, Stock] = {}
-    foresight = Foresight(Ahead(), lambda stock, name: told.__setitem__(name, stock), "p1", stock=True)
-    look(foresight, "a", "a")
-    assert told == {"a": Stock(0, 1, "p1", shares(1))}, "without it there is no plan"
 
 
 def test_a_master_that_serves_looks_ahead_after_a_while_and_shows_what_it_hears(story: Story) -> None:
@@ -147,3 +116,31 @@ def test_the_plan_after_a_loss_was_made_before_it(story: Story, leaves: bool) ->
         story.agents["w-2"].say(NodeEnded(story.epoch, "", "its process was killed"))
     story.wait_for(lambda: story.planned != [])
     assert set(story.planned) <= set(story.foreseen)
+
+
+LINK = LinkSpeed(1e-6, 1e12)
+TWO = [machine("w-1", LINK), machine("w-2", LINK)]
+
+
+def test_fewer_are_slower_and_more_are_faster() -> None:
+    less, more = what_if(placement(), TWO, "w-2"), what_if(placement(), TWO, "")
+    assert less.now_s is not None
+    assert less.then_s is not None
+    assert more.then_s is not None
+    assert more.then_s < less.now_s < less.then_s
+    assert (less.machines, less.takes_part, less.why) == (2, True, "")
+    assert (more.machines, more.takes_part, more.now_s) == (4, True, less.now_s)
+
+
+def test_who_cannot_be_spared() -> None:
+    found = what_if(placement(min_workers=2), TWO, "w-1")
+    assert (found.then_s, found.machines) == (None, 0)
+    assert "1 of 2 workers" in found.why
+    assert found.takes_part
+
+
+def test_one_more_may_be_what_is_missing() -> None:
+    short = placement(memory_bytes=400 * MIB, min_workers=3)
+    found = what_if(short, TWO, "")
+    assert found.now_s is None
+    assert found.then_s is not None

@@ -9,11 +9,9 @@ from tests.unit.master.players import FakeNode
 from tests.unit.master.stories import SERVED, Story, paused
 from tpiedge.master.journal import Resumed
 from tpiedge.wire.control import Assign, Carried, Halt, Halted, Resume, Shutdown, Token
-from tpiedge.wire.requests import GenerationRequest
 
 #: Bytes of a KV head for each position.
 LITTLE, MUCH = 1024.0, 1e9
-PROMPT = 64
 
 
 @pytest.fixture
@@ -56,18 +54,6 @@ def test_rank_0_halts_and_the_next_nodes_are_told_what_it_left(trio: Story) -> N
     assert trio.root.order().answer_ids == (5,)
 
 
-def test_nothing_is_asked_of_nodes_with_which_nobody_talks(trio: Story) -> None:
-    before = trio.root
-    drain(trio)
-    assert before.count(Shutdown) == 1
-    assert before.count(Halt) == 0
-    assert only(trio.root, Assign).carried is None
-
-
-def test_the_first_plan_finds_nothing(trio: Story) -> None:
-    assert only(trio.root, Assign).carried is None
-
-
 @pytest.mark.parametrize("left", [0, 5])
 def test_what_could_not_be_left_is_computed_anew(trio: Story, left: int, caplog) -> None:
     ask(trio)
@@ -75,16 +61,6 @@ def test_what_could_not_be_left_is_computed_anew(trio: Story, left: int, caplog)
     drain(trio)
     assert (only(trio.root, Assign).carried is None) == (left == 0)
     assert ("does not travel: no room" in caplog.text) == (left == 0)
-
-
-def test_nothing_is_said_where_there_was_nothing_to_leave(trio: Story, caplog) -> None:
-    ask(trio)
-    before, before.halts = trio.root, False
-    drain(trio)
-    before.say(Halted(before.epoch, 0, before.epoch + 1, 0, ""))
-    trio.settle()
-    assert only(trio.root, Assign).carried is None
-    assert "does not travel" not in caplog.text
 
 
 def test_answers_are_told_why_they_pause_where_halting_takes_long(trio: Story) -> None:
@@ -115,25 +91,6 @@ def test_a_rank_0_that_does_not_answer_is_not_waited_for_without_end(trio: Story
     assert trio.root.order().answer_ids == (5,)
 
 
-def test_no_request_starts_while_rank_0_halts(trio: Story) -> None:
-    ask(trio)
-    before, before.halts = trio.root, False
-    drain(trio)
-    trio.submit("r-2")
-    trio.wait(1.0)
-    assert before.asked == ["r-1"]
-
-
-def test_tokens_on_their_way_still_count(trio: Story) -> None:
-    ask(trio)
-    before, before.halts = trio.root, False
-    drain(trio)
-    before.token(token=6)
-    before.say(Halted(before.epoch, 0, before.epoch + 1, 5, ""))
-    trio.settle()
-    assert trio.root.order().answer_ids == (5, 6)
-
-
 def test_rank_0_goes_on_when_the_plan_comes_to_nothing(trio: Story) -> None:
     running = ask(trio)
     before, before.halts = trio.root, False
@@ -152,57 +109,3 @@ def test_rank_0_goes_on_when_the_plan_comes_to_nothing(trio: Story) -> None:
     trio.settle()
     assert only(trio.root, Assign).carried.pages == 7
     assert not running.unwanted
-
-
-def test_a_loss_while_it_halts_is_a_loss(trio: Story) -> None:
-    ask(trio)
-    before, before.halts = trio.root, False
-    drain(trio)
-    trio.agents["w-2"].spoke.close()
-    trio.agents.pop("w-2")
-    trio.nodes.pop((2, before.epoch))
-    trio.wait_for(lambda: trio.epoch not in (0, before.epoch), 20.0)
-    trio.settle()
-    assert only(trio.root, Assign).carried is None
-
-
-@pytest.mark.parametrize(("story", "travels"), [(LITTLE, True), (MUCH, False)], indirect=["story"])
-def test_what_travels_for_longer_than_it_takes_to_read_anew_is_read_anew(trio: Story, travels: bool) -> None:
-    running = trio.master.submit(GenerationRequest("r-1", tuple(range(PROMPT)), 4))
-    trio.turn()
-    trio.wait(0.5)
-    before = trio.root
-    before.token()
-    trio.turn()
-    drain(trio)
-    assert before.count(Halt) == travels
-    assert (only(trio.root, Assign).carried is not None) == travels
-    assert paused(running) == "a new plan begins"
-
-
-def test_a_prompt_that_is_read_does_not_hold_the_plan_up_where_it_travels(trio: Story) -> None:
-    running = trio.submit()
-    trio.turn()
-    before = trio.root
-    drain(trio)
-    assert before.count(Halt) == 1
-    assert trio.root is not before
-    assert paused(running) == "a new plan begins"
-
-
-@pytest.mark.parametrize("story", [1.1e6], indirect=True)
-def test_what_travels_for_more_than_a_minute_is_no_stuck_request(trio: Story) -> None:
-    """Reading anew would take longer."""
-    trio.master.submit(GenerationRequest("r-1", tuple(range(PROMPT)), 4))
-    trio.turn()
-    trio.wait(58.0)
-    trio.root.token()
-    trio.turn()
-    before, before.halts = trio.root, False
-    drain(trio)
-    trio.wait(64.0)
-    assert trio.root is before
-    assert before.count(Shutdown) == 0
-    before.say(Halted(before.epoch, 0, before.epoch + 1, 5, ""))
-    trio.settle()
-    assert only(trio.root, Assign).carried is not None

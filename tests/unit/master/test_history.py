@@ -1,21 +1,21 @@
-"""What is counted, listed and said of what became of plans and machines."""
+"""What is counted, listed, said and shown of what became of plans and machines."""
 
 import queue
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, two_machines
-from tpiedge.errors import OutOfMemory, PeerError, PeerLost, TpiedgeError
+from tpiedge.errors import PeerError
 from tpiedge.master.blame import Failure
-from tpiedge.master.history import EVENTS, LOSS_CAUSES, History, LossCause, PlanHistory
+from tpiedge.master.history import LOSS_CAUSES, History, LossCause
 from tpiedge.master.journal import Paused
 from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.roster import STOPPED, Roster
+from tpiedge.master.status import NodeStatus
 from tpiedge.master.workers import WorkerEvent
-from tpiedge.wire.epochs import Leaving
 
 
 class Book:
@@ -27,7 +27,7 @@ class Book:
         self.history = History(self.roster, lambda: 1000.0 + self.now)
 
     def offers(self, name: str, nonce: int = 1) -> None:
-        self.roster.offered(name, replace(offer(nonce=nonce), host=f"{name}'s"), self.now)
+        self.roster.offered(name, structs.replace(offer(nonce=nonce), host=f"{name}'s"), self.now)
 
     def new(self) -> list[tuple[str, str, str]]:
         """What is new with a look, the earliest first."""
@@ -57,25 +57,6 @@ def test_machines_come_and_go() -> None:
     assert book.new() == [("revoked", "bob's", "")]
 
 
-def test_one_that_was_lost_and_is_back_before_the_next_look() -> None:
-    book = Book()
-    book.offers("ann")
-    book.new()
-    book.now = 5.0
-    book.roster.lose("ann", "its agent was started anew", 0.0)
-    book.offers("ann", nonce=2)
-    assert book.new() == [("lost", "ann's", "its agent was started anew"), ("joined", "ann's", "")]
-    assert book.history.events[0].at == 1005.0
-
-
-def test_a_changed_offer_is_no_event() -> None:
-    book = Book()
-    book.offers("ann")
-    book.new()
-    book.roster.offered("ann", replace(offer(), host="ann's", threads=8), 1.0)
-    assert book.new() == []
-
-
 def test_plans() -> None:
     history = Book().history
     history.no_plan("too few")
@@ -102,29 +83,6 @@ def test_plans() -> None:
     ]
 
 
-def test_only_the_last_ones_are_kept() -> None:
-    history = Book().history
-    for number in range(2 * EVENTS):
-        history.failed(PeerError(str(number)), serves=False)
-    assert len(history.events) == EVENTS
-    assert (history.events[0].detail, history.events[-1].detail) == (str(2 * EVENTS - 1), str(EVENTS))
-
-
-def test_the_story_of_a_master(story: Story) -> None:
-    story.join("w-1")
-    story.settle()
-    agent = story.join("w-2")
-    story.settle()
-    assert story.members() == ("master", "w-1", "w-2")
-    agent.say(Leaving(0))
-    agent.frozen = True
-    story.settle()
-    assert story.members() == ("master", "w-1")
-    told = [event.kind for event in reversed(story.master.events)]
-    assert told[:2] == ["joined", "planned"]
-    assert told[told.index("left") :] == ["left", "interrupted", "planned", "recovered"]
-
-
 # --- what is counted
 
 FAILURE = Failure(PeerError("gone"))
@@ -132,10 +90,6 @@ FAILURE = Failure(PeerError("gone"))
 
 def losses(history: History) -> dict[str, int]:
     return {cause: count for cause, count in zip(LOSS_CAUSES, history.so_far.losses, strict=True) if count}
-
-
-def test_nothing_has_happened() -> None:
-    assert Book().history.so_far == PlanHistory()
 
 
 def test_a_loss_and_the_way_back() -> None:
@@ -179,79 +133,6 @@ def test_causes(failure: Failure | None, breached: bool, cause: LossCause) -> No
 
 # --- what is told to those whose answers pause
 
-LOST = PeerLost(2, "the work", "its process ended or its connection broke", "dell-1")
-
-
-def pauses(hosts: Iterable[str] = ("dell-1", "attic")) -> tuple[History, Roster]:
-    """The workers of these computers are w-dell-1, w-attic."""
-    roster = Roster(1.5)
-    for host in hosts:
-        roster.offered(f"w-{host}", replace(offer(), host=host), 0.0)
-    return History(roster, lambda: 0.0), roster
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (LOST, "dell-1 was lost: its process ended or its connection broke"),
-        (PeerLost(0, "the work", "killed", "the master"), "node 0 (the master) was lost: killed"),
-        (
-            PeerLost(2, "its preparation", "silent", "dell-1"),
-            "dell-1 was lost during its preparation: silent",
-        ),
-        (PeerLost(2, "the work", "killed"), "node 2 was lost: killed"),
-        (OutOfMemory("on node 2 (dell-1): no memory"), "on node 2 (dell-1): no memory"),
-    ],
-)
-def test_a_loss(error: TpiedgeError, words: str) -> None:
-    told, _ = pauses()
-    told.lost(error, None, ["w-dell-1"], 0.0)
-    assert told.undecided("") == words
-    assert told.undecided("; later") == f"{words}; later"
-
-
-def test_a_master_that_was_started_again_says_so_until_a_plan_or_a_loss() -> None:
-    told, _ = pauses()
-    words = told.started_again()
-    assert words == "the master was started again"
-    assert told.going_on(["w-attic"]) == told.undecided("") == words
-    assert told.waiting("0 of 1 worker here") == "0 of 1 worker here"
-    told.lost(LOST, None, ["w-dell-1"], 0.0)
-    assert told.going_on([]).endswith("going on without it")
-    told.started_again()
-    assert told.planned() == told.going_on([]) == "a new plan begins"
-
-
-@pytest.mark.parametrize(
-    ("machines", "words"),
-    [
-        (["w-attic"], "going on without it"),
-        ([], "going on without dell-1, attic"),
-        (["w-attic", "w-dell-1", "w-new"], "going on with the same machines"),
-        (["w-dell-1"], "going on without attic"),
-    ],
-)
-def test_who_goes_on(machines: list[str], words: str) -> None:
-    told, _ = pauses()
-    told.lost(LOST, None, ["w-dell-1", "w-attic"], 0.0)
-    loss = "dell-1 was lost: its process ended or its connection broke"
-    assert told.going_on(machines) == f"{loss}; {words}"
-
-
-def test_who_is_waited_for() -> None:
-    told, roster = pauses()
-    assert told.waiting("nothing fits") == "nothing fits"
-    told.lost(LOST, None, ["w-dell-1", "w-attic"], 0.0)
-    assert told.waiting("nothing fits") == "nothing fits"
-    roster.lose("w-dell-1", "cut off", 0.0)
-    assert told.waiting("1 of 2 workers here") == "waiting for dell-1: 1 of 2 workers here"
-
-
-def test_a_planned_change_is_no_loss() -> None:
-    told, _ = pauses()
-    told.lost(LOST, None, ["w-dell-1"], 0.0)
-    assert told.planned() == told.going_on([]) == told.undecided("") == "a new plan begins"
-
 
 def said(answering: PendingAnswer) -> list[str]:
     """What it was told since the last look."""
@@ -294,3 +175,26 @@ def test_what_is_told_follows_what_happens(story: Story) -> None:
     back.failed("its process was killed by SIGKILL")
     story.turn()
     assert said(running)[0] == "pi was lost: its process was killed by SIGKILL"
+
+
+def worker(story: Story, name: str = "w-1") -> NodeStatus:
+    (found,) = [node for node in story.master.status.nodes if node.name == name]
+    return found
+
+
+def test_a_worker_that_fetches_shows_how_far_it_is(story: Story) -> None:
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    assert worker(story).state == "preparing", "nothing is known to be missing"
+    agent.preparing(done=4)
+    story.turn()
+    found = worker(story)
+    assert (found.state, found.fetched_bytes, found.fetch_total_bytes, found.fetch_bytes_per_s) == (
+        "fetching",
+        4,
+        10,
+        1.0,
+    )
+    assert found.host == "pi"
+    assert found.rank is None

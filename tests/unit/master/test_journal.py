@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.master.stories import request
-from tpiedge.master.journal import GUILTY, MEAGRE, SUSPECT, Journal
+from tpiedge.master.journal import GUILTY, SUSPECT, Journal
 from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
@@ -16,14 +16,6 @@ SAMPLED = GenerationRequest("r-1", (1, 2, 3), 8, Sampling(temperature=1.0, seed=
 
 def token(index: int, token_id: int = 5) -> Token:
     return Token(1, "r-1", index, token_id, ())
-
-
-def test_the_rest_of_a_request_is_the_request_and_what_came_of_its_answer() -> None:
-    journal = Journal(SAMPLED)
-    assert journal.rest is SAMPLED
-    for index, token_id in enumerate((4, 6)):
-        journal.take(token(index, token_id))
-    assert journal.rest == replace(SAMPLED, answer_ids=(4, 6))
 
 
 @given(st.lists(st.integers(0, 6), max_size=40))
@@ -96,7 +88,7 @@ def dies(journal: Journal, *, tokens: int, alone: bool = True) -> None:
 
 def test_a_request_is_guilty_after_deaths_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
     journal = Journal(request())
-    for number in range(1, GUILTY * MEAGRE):
+    for number in range(1, 3 * GUILTY):
         dies(journal, tokens=0, alone=False)
         assert journal.suspect == (number >= SUSPECT)
         assert not journal.guilty
@@ -109,44 +101,9 @@ def test_a_token_between_deaths_is_progress() -> None:
     for _ in range(GUILTY - 1):
         dies(journal, tokens=0)
     assert journal.suspect
-    dies(journal, tokens=1)
+    dies(journal, tokens=2)
     assert not journal.suspect
-    for _ in range(GUILTY - 1):
-        dies(journal, tokens=0)
+    for _ in range(3 * GUILTY):
         assert not journal.guilty
-    dies(journal, tokens=0)
-    assert journal.guilty
-
-
-@pytest.mark.parametrize("alone", [1, GUILTY * MEAGRE])
-def test_one_token_in_every_epoch_is_little_progress(alone: int) -> None:
-    """`alone`: in how many of the last ones."""
-    journal = Journal(request())
-    for left in range(GUILTY * MEAGRE, 0, -1):
-        assert not journal.guilty
-        dies(journal, tokens=1, alone=left <= alone)
-        assert journal.suspect == (left <= (GUILTY - SUSPECT) * MEAGRE + 1)
-    assert journal.guilty
-
-
-@given(st.lists(st.integers(0, 3), max_size=40))
-def test_nodes_that_die_whatever_it_gains_end_a_request_or_let_it_get_on(gained: list[int]) -> None:
-    """It is guilty by the end of the first row of deaths that is long enough, and of no shorter one."""
-    journal, barren, meagre = Journal(replace(request(), max_tokens=1000)), 0, 0
-    for tokens in gained:
-        assert not journal.guilty
-        dies(journal, tokens=tokens)
-        barren = barren + 1 if tokens == 0 else 0
-        meagre = meagre + 1 if tokens <= 1 else 0
-        assert journal.guilty == (barren >= GUILTY or meagre >= GUILTY * MEAGRE)
-        if journal.guilty:
-            return
-
-
-def test_plans_and_other_losses_are_no_deaths_and_a_pause_begins_once() -> None:
-    journal = Journal(request())
-    for now in range(5):
-        journal.interrupted(float(now), "loss" if now else "plan")
-    assert journal.paused == 0.0
-    assert journal.interruptions == 5
-    assert not journal.suspect
+        dies(journal, tokens=1)
+    assert journal.guilty, "the first token comes of the prompt alone"

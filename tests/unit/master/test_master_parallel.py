@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.master.stories import SERVED, Story, failure, outcome, paused
+from tests.unit.master.stories import SERVED, Story, failure, outcome
 from tpiedge.errors import UserError
-from tpiedge.wire.control import Assign, Cancel, Shutdown
-from tpiedge.wire.epochs import Launch
+from tpiedge.wire.control import Cancel
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 PARALLEL = replace(SERVED, capacity_tokens=256, sequences=3, speculate=4)
@@ -21,13 +20,6 @@ def story() -> Iterator[Story]:
     yield found
     found.master.close()
     found.hub.close()
-
-
-def test_nodes_are_told_how_many_requests_run_at_once_and_how_long_they_are(story: Story) -> None:
-    story.settle()
-    (assign,) = [message for message in story.root.heard if isinstance(message, Assign)]
-    assert (assign.capacity_tokens, assign.context_tokens) == (256, 64)
-    assert (assign.sequences, assign.speculate) == (3, 4)
 
 
 def test_what_is_wrong_with_a_request_is_its_own_end_alone(story: Story) -> None:
@@ -50,41 +42,3 @@ def test_what_is_wrong_with_a_request_is_its_own_end_alone(story: Story) -> None
     assert isinstance(outcome(cancelled), list)
     assert isinstance(outcome(good), list)
     assert story.ready
-
-
-def test_a_wanted_change_of_plans_waits_for_prompts_that_are_read_but_not_for_ever(story: Story) -> None:
-    story.settle()
-    reading, _ = story.submit("r-0"), story.submit("r-1")
-    story.turn()
-    alone, agent = story.root, story.join("w-1")
-    alone.token("r-1")
-    story.settle()
-    late = story.submit("r-2")
-    story.wait(20.0)
-    assert alone.count(Shutdown) == 0
-    assert alone.asked == ["r-0", "r-1"], "no other prompt is begun"
-    story.wait(15.0)
-    assert agent.count(Launch) == 1
-    assert story.root.asked == ["r-0", "r-1", "r-2"]
-    for name in ("r-0", "r-1", "r-2"):
-        story.root.finish(name)
-    story.turn()
-    assert isinstance(outcome(reading), list)
-    assert isinstance(outcome(late), list)
-
-
-def test_rank_0_is_stuck_where_none_of_its_requests_gets_on(story: Story) -> None:
-    story.join("w-1")
-    story.settle()
-    first, second = story.submit("r-0"), story.submit("r-1")
-    story.turn()
-    old = story.epoch
-    for _ in range(3):
-        story.wait(40.0)
-        story.root.token("r-1")
-    story.root.finish("r-1")
-    story.wait(40.0)
-    assert story.epoch == old, "what one of them says shows that rank 0 works"
-    assert isinstance(outcome(second), list)
-    story.wait(30.0)
-    assert "without progress in a request" in paused(first)

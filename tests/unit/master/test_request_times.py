@@ -1,10 +1,17 @@
 """What is measured of requests, as their readers see it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.master.histogram import SECONDS, GrowingHistogram, Histogram
-from tpiedge.master.request_times import RequestTimes, Timeline
+from tpiedge.master.request_times import (
+    Histogram,
+    Reading,
+    ReadingProgress,
+    ReadingRate,
+    RequestHistograms,
+    Timeline,
+)
 
 
 def count(histogram: Histogram) -> int:
@@ -12,7 +19,7 @@ def count(histogram: Histogram) -> int:
 
 
 def test_the_life_of_a_request() -> None:
-    times, line = RequestTimes(), Timeline(accepted=10.0)
+    times, line = RequestHistograms(), Timeline(accepted=10.0)
     times.started(line, 12.0)
     times.token(line, 15.0)
     times.token(line, 16.0)
@@ -20,7 +27,7 @@ def test_the_life_of_a_request() -> None:
     times.started(line, 17.0)  # again, after a loss
     times.token(line, 20.0)
     times.finished(line, 21.0, 30, 3)
-    found = times.histograms()
+    found = times
     assert (found.queue.total, found.first_token.total, found.prefill.total) == (2.0, 5.0, 3.0)
     assert (count(found.between_tokens), found.between_tokens.total) == (2, 5.0)
     assert (found.decode.total, found.per_token.total, found.latency.total) == (5.0, 2.5, 11.0)
@@ -31,12 +38,12 @@ def test_the_life_of_a_request() -> None:
 
 
 def test_of_an_earlier_masters_request_only_what_is_seen_here_counts() -> None:
-    times, line = RequestTimes(), Timeline()
+    times, line = RequestHistograms(), Timeline()
     times.started(line, 1.0)
     times.token(line, 2.0)
     times.token(line, 2.5)
     times.finished(line, 3.0, 30, 40)
-    found = times.histograms()
+    found = times
     assert (count(found.between_tokens), found.between_tokens.total) == (1, 0.5)
     for none in (
         found.queue,
@@ -49,23 +56,65 @@ def test_of_an_earlier_masters_request_only_what_is_seen_here_counts() -> None:
         assert count(none) == 0
 
 
-def test_an_answer_of_one_token_has_no_time_between_two() -> None:
-    times, line = RequestTimes(), Timeline(accepted=0.0)
-    times.started(line, 0.0)
-    times.token(line, 1.0)
-    times.finished(line, 1.0, 1, 1)
-    assert count(times.histograms().per_token) == 0
-    assert count(times.histograms().decode) == 1
-
-
 @given(st.lists(st.floats(0.0, 1e6)))
 def test_every_value_is_counted_below_its_bound(values: list[float]) -> None:
-    growing = GrowingHistogram(SECONDS)
+    found = Histogram.empty()
     for value in values:
-        growing.observe(value)
-    found = growing.histogram()
+        found.observe(value)
     below = 0
     for bound, more in zip(found.bounds, found.counts, strict=False):
         below += more
         assert below == sum(value <= bound for value in values)
     assert count(found) == len(values)
+
+
+def rate_of(*readings: tuple[float, tuple[int, ...]]) -> float:
+    """After times with prompts: the seconds of each, and the tokens of the prompts."""
+    rate, now = ReadingRate(), 0.0
+    for seconds, prompts in readings:
+        for _ in prompts:
+            rate.begin(now)
+        for tokens in prompts:
+            rate.read(tokens)
+        now += seconds
+        rate.rest(now)
+        rate.rest(now + 1.0)
+        now += 100.0
+    return rate.token_s
+
+
+@pytest.mark.parametrize(
+    ("readings", "token_s"),
+    [
+        ([], 0.0),
+        ([(2.0, (200,))], 0.01),
+        ([(40.0, (4000, 10))], 40 / 4010),
+        ([(4.0, (200, 200))], 0.01),
+        ([(9.0, (63,))], 0.0),
+        ([(0.2, (200,)), (2.0, (200,))], 0.01),
+        ([(2.0, (200,)), (0.2, (200,))], 0.01),
+        ([(2.0, (200,)), *[(0.2, (200,))] * 16], 0.001),
+        ([(5.0, ())], 0.0),
+    ],
+    ids=str,
+)
+def test_the_slowest_of_late_counts_and_prompts_beside_each_other_together(
+    readings: list[tuple[float, tuple[int, ...]]], token_s: float
+) -> None:
+    """A fast one may have been kept from before."""
+    assert rate_of(*readings) == pytest.approx(token_s)
+
+
+def test_the_first_report_says_nothing_of_the_rate() -> None:
+    progress = ReadingProgress()
+    assert progress.reading(100) is None
+    assert not progress.take(40, 3.0)
+    assert progress.reading(100) == Reading(40, 100, 0.0, None)
+
+
+def test_the_rest_takes_as_long_as_what_was_read_so_far() -> None:
+    progress = ReadingProgress()
+    assert [progress.take(done, now) for done, now in ((40, 3.0), (50, 4.0), (50, 5.0), (45, 6.0), (80, 7.0))] == [
+        False, True, False, False, True,
+    ]  # fmt: skip
+    assert progress.reading(120) == Reading(80, 120, 10.0, 4.0)

@@ -1,16 +1,10 @@
 """Whose request begins next: a client that floods makes nobody wait for longer than its turn."""
 
 from collections import Counter, deque
-from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.unit.master.stories import request
-from tpiedge.master.remembered import REMEMBERED
 from tpiedge.master.request_queue import QueueFull, RequestQueue
-from tpiedge.master.turns import Turns
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -59,16 +53,6 @@ def test_whoever_comes_behind_a_flood_has_the_next_free_place() -> None:
     for _ in range(3):
         desk.end()
     assert desk.begun == [FLOOD, FLOOD, OTHER, FLOOD, OTHER, FLOOD]
-
-
-def test_clients_with_alike_requests_take_turns_in_the_order_in_which_they_came() -> None:
-    desk = Desk()
-    for client in "aaabbbccc":
-        desk.ask(client)
-    desk.start()
-    for _ in range(8):
-        desk.end()
-    assert "".join(desk.begun) == "abcabcabc"
 
 
 def test_long_prompts_and_long_answers_count_as_what_they_are() -> None:
@@ -122,66 +106,3 @@ def test_a_flood_leaves_places_for_others() -> None:
     desk.ask("fourth")
     with pytest.raises(QueueFull, match="8 requests are waiting already, 0 of this client"):
         desk.ask("fifth")
-
-
-def test_only_who_floods_loses_answers_that_nobody_waits_for() -> None:
-    desk = Desk(limit=4)
-    desk.requests.submit(request("kept"), OTHER).attend(False)
-    left = [desk.requests.submit(request(f"left-{number}"), FLOOD) for number in range(4)]
-    left[1].attend(False)
-    desk.ask(FLOOD)
-    waiting = [line.id for line in desk.requests.lines]
-    assert waiting == ["kept", "left-0", "left-2", "left-3", "flood 1"]
-    with pytest.raises(QueueFull):
-        desk.ask(FLOOD)
-
-
-MOST = 50
-
-
-@given(
-    turns=st.lists(
-        st.tuples(st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, MOST)), min_size=1, max_size=60
-    )
-)
-def test_of_two_that_wait_all_the_time_nobody_is_given_much_more(turns: list[tuple[set[str], int]]) -> None:
-    """Whoever else comes and goes: over any such time they differ by two of the greatest requests at most."""
-    order = Turns()
-    #: By pair, since both have waited: how much more the first one was given, at each turn.
-    ahead: dict[tuple[str, str], list[int]] = {}
-    for waiting, tokens in turns:
-        pairs = set(combinations(sorted(waiting), 2))
-        ahead = {pair: ahead.get(pair, [0]) for pair in pairs}
-        turn = order.next(sorted(waiting), [])
-        assert order.given(turn) == min(map(order.given, waiting))
-        order.give(turn, tokens)
-        for (first, second), seen in ahead.items():
-            seen.append(seen[-1] + tokens * ((turn == first) - (turn == second)))
-            assert max(seen) - min(seen) <= 2 * MOST
-
-
-@given(waiting=st.lists(st.sampled_from("abcd"), min_size=1), running=st.lists(st.sampled_from("abcd")))
-def test_a_free_place_goes_to_who_has_the_fewest(waiting: list[str], running: list[str]) -> None:
-    turn = Turns().next(waiting, running)
-    assert turn in waiting
-    assert running.count(turn) == min(map(running.count, waiting))
-
-
-def test_ever_new_clients_take_no_more_memory() -> None:
-    turns = Turns()
-    for number in range(3 * REMEMBERED):
-        turns.give(f"client {number}", 1)
-    assert len(turns._given) == REMEMBERED
-
-
-def test_who_waits_but_cannot_begin_yet_is_not_away() -> None:
-    """As for a grammar: what it was given less than others still counts when it can."""
-    turns = Turns()
-    turns.give("busy", 9)
-    assert turns.next(["busy"], [], ["busy", "waits"]) == "busy"
-    turns.next(["busy"], [], ["busy"])
-    assert turns.given("waits") == 9
-    turns.give("more", 20)
-    assert turns.next(["more"], [], ["more", "waits"]) == "more"
-    assert turns.next(["more", "waits"], []) == "waits"
-    assert turns.given("waits") == 9

@@ -13,14 +13,11 @@ from tpiedge.master.workers import (
     HALVED_S,
     LONGEST_DUE_S,
     LONGEST_S,
-    MOST_CHANGES,
-    SOON_S,
     TRANSITIONS,
     Fault,
     Standing,
     WorkerEvent,
     WorkerState,
-    changed,
     failed,
     step,
 )
@@ -161,7 +158,7 @@ def waits_of(*faults: Fault, apart_s: float = 0.0) -> list[float]:
 def test_each_failure_doubles_the_wait() -> None:
     doubled = [FIRST_S * 2**times for times in range(6)]
     assert waits_of(*["lost"] * 8) == [*doubled, LONGEST_S, LONGEST_S]
-    assert waits_of("lost", "died", "unfit", "offers", "planner") == doubled[:5]
+    assert waits_of("lost", "died", "unfit") == doubled[:3]
     assert waits_of("breach", "lost") == [8 * FIRST_S, 16 * FIRST_S], "a breach counts four times"
 
 
@@ -181,39 +178,12 @@ def test_a_plan_that_needs_it_waits_a_little_longer_with_each_failure_in_a_row()
     assert step(one, E.CLEARED, 501.0)[0].due <= 501.0
 
 
-def test_a_machine_that_is_lost_again_and_again_makes_no_plan_wait_that_needs_it() -> None:
-    one = PRESENT
-    for number in range(6):
-        one = failed(one, float(number), "lost", "cut off")
-        assert one.due <= number
-
-
-@pytest.mark.parametrize(("fault", "barred"), [("breach", True), ("planner", True), ("died", False)])
-def test_who_breaks_the_protocol_or_the_planner_is_used_by_no_plan(fault: Fault, barred: bool) -> None:
+@pytest.mark.parametrize(("fault", "barred"), [("breach", True), ("died", False)])
+def test_who_breaks_the_protocol_is_used_by_no_plan(fault: Fault, barred: bool) -> None:
     one = failed(PRESENT, 0.0, fault, "it failed\x07")
     assert one.barred(one.until - 1.0) == barred
     assert not one.barred(one.until)
     assert one.why(one.until - 9.5) == "it failed\\x07 (for another 10 s)"
-
-
-@pytest.mark.parametrize("state", [S.PRESENT, S.SERVING])
-def test_who_changes_its_offer_too_often_is_not_heard_for_a_while(state: WorkerState) -> None:
-    one = Standing(state)
-    for number in range(MOST_CHANGES - 1):
-        one, actions = changed(one, float(number))
-        assert (actions, one.waits(number)) == (("plan",), False)
-    one, _ = changed(one, 10.0)
-    assert (one.deaf(10.0), one.until) == (True, 10.0 + FIRST_S)
-    assert one.state is (S.SERVING if state is S.SERVING else S.WAITING)
-    one, actions = step(one, E.OVER, one.until)
-    assert (one.state, "ask" in actions) == (state, True)
-
-
-def test_changes_of_an_offer_that_are_far_apart_are_none_too_many() -> None:
-    one = PRESENT
-    for number in range(3 * MOST_CHANGES):
-        one, _ = changed(one, number * SOON_S)
-    assert not one.waits(one.changed)
 
 
 EVENTS = st.lists(

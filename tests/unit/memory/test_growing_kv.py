@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpiedge.kv.pages import KVRoom
-from tpiedge.memory.pinning import Placement, SparePins, place
 from tpiedge.memory.residency import Instruction, Read, ReleasePages, Residency, smallest_ring
+from tpiedge.memory.sweep import Placement, SparePins, place
 
 POSITION_BYTES = 1  # of one layer
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)

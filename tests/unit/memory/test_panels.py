@@ -1,27 +1,23 @@
 """Quantised matrices: what a node is given are the panels of the pack, and rows of an embedding come out of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tpiedge.errors import IntegrityError, UserError
+from tpiedge.errors import UserError
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PANEL, PanelShape
-from tpiedge.kernels.quantise import dequantise_output, dequantise_unit, quantise_unit
+from tpiedge.kernels.quantise import dequantise_unit, quantise_unit
 from tpiedge.lab.random_weights import random_rows
 from tpiedge.memory import sweep
-from tpiedge.memory.pinning import Placement
-from tpiedge.memory.residency import smallest_ring
-from tpiedge.memory.sweep import Block, Sweep
+from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import NodeWeights
-from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.specs import Precision
 from tpiedge.pack.storage import Storage
 
 MakePack = Callable[..., Pack]
@@ -84,36 +80,6 @@ def test_a_share_of_a_block(make_pack: MakePack, precision: Precision) -> None:
         assert np.array_equal(found_down, quantised(original("1.down", HIDDEN, 200)[:, 128:], precision.bits))
 
 
-@pytest.mark.parametrize("precision", QUANTISED)
-def test_what_streams_has_the_bytes_of_what_is_pinned(make_pack: MakePack, precision: Precision) -> None:
-    def smallest(sweep: Sweep) -> Placement:
-        return Placement(smallest_ring(sweep.sizes, frozenset()), frozenset())
-
-    pack = make_pack(precision)
-    with loaded(pack) as pinned, loaded(pack, placement=smallest) as streamed:
-        for _ in range(2):
-            for block in pinned.sweep.blocks:
-                if not isinstance(block, Block):
-                    continue
-                with pinned.resident(block) as one, streamed.resident(block) as other:
-                    for name, matrix in one.matrices.items():
-                        assert torch.equal(matrix.data_B, other.matrices[name].data_B)
-            tiles = zip(pinned.head_tiles(), streamed.head_tiles(), strict=True)
-            assert all(torch.equal(one.data_B, other.data_B) for (_, one), (_, other) in tiles)
-
-
-def test_no_copy_is_made(make_pack: MakePack) -> None:
-    with loaded(make_pack(Precision.Q4)) as weights:
-        places = []
-        for _ in range(2):
-            with weights.resident(Block(0, "ffn")) as ffn:
-                places.append([matrix.data_B.data_ptr() for matrix in ffn.matrices.values()])
-        sizes = [piece.nbytes for piece in weights.sweep.blocks[Block(0, "ffn")]]
-        assert places[0] == places[1]
-        # Side by side, as the arena has them.
-        assert np.diff(places[0]).tolist() == sizes[:-1]
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("precision", QUANTISED)
 @pytest.mark.parametrize("units_of_a_tile", [1, 3, 100])
@@ -159,33 +125,3 @@ def test_rows_of_a_quantised_embedding(make_pack: MakePack, precision: Precision
     table = original("embedding", VOCABULARY, HIDDEN)
     units = [quantised(table[start : start + 128], precision.bits) for start in range(0, VOCABULARY, 128)]
     assert np.array_equal(found_TH.numpy(), np.concatenate(units)[ids])
-
-
-def test_an_unquantised_embedding_beside_quantised_layers(make_pack: MakePack) -> None:
-    ids = [3, 1002, 3]
-    with loaded(make_pack(Precision.Q4)) as weights:
-        stored = torch.from_numpy(original("embedding", VOCABULARY, HIDDEN)[ids]).view(torch.bfloat16)
-        assert torch.equal(weights.embedding_rows(ids), stored.float())
-
-
-def test_damage_in_a_quantised_embedding_is_seen_at_first_use(make_pack: MakePack) -> None:
-    pack = tied_pack(make_pack, Precision.Q8)
-    path = pack.blob_path("embedding")
-    data = bytearray(path.read_bytes())
-    data[pack.layout("embedding").matrix("embedding").span(3, 4)[0]] ^= 1
-    with loaded(pack) as weights:  # the head, which is the same matrix, has been read
-        path.write_bytes(data)
-        weights.embedding_rows([0, 3 * 128 - 1])
-        with pytest.raises(IntegrityError, match="unit 3 of embedding"):
-            weights.embedding_rows([0, 3 * 128])
-
-
-@given(st.sampled_from([4, 8]), st.integers(1, 140), st.integers(0, 2**32 - 1))
-def test_a_row_of_a_panel(bits: int, inputs: int, seed: int) -> None:
-    """The numbers that the whole panel has there."""
-    shape = PanelShape(bits, PANEL, inputs)
-    values = np.random.default_rng(seed).standard_normal((PANEL, inputs), np.float32)
-    panel, _ = quantise_unit(values, shape)
-    expected_OI = dequantise_unit(panel, shape)
-    found: Sequence[np.ndarray] = [dequantise_output(panel, shape, output) for output in range(PANEL)]
-    assert np.array_equal(np.stack(found), expected_OI)

@@ -38,21 +38,6 @@ def test_a_sweep_reads_ahead_as_far_as_there_is_room_and_around_its_end() -> Non
     assert machine.leave() == [Read(4, 0, 1)]
 
 
-def test_pinned_pieces_are_read_once_and_the_others_pass_between_them() -> None:
-    machine = Residency([[1], [1], [1]], 1, {0, 2}, 9)
-    assert machine.start() == [Read(1, 0, None), Read(2, 1, 0), Read(3, 2, None)]
-    for ticket in (1, 2, 3):
-        machine.loaded(ticket)
-    ticket = 4
-    for _ in range(3):
-        for block, asked in ((0, []), (1, [Read(ticket, 1, 0)]), (2, [])):
-            machine.enter(block)
-            assert machine.ready(block)
-            assert machine.leave() == asked
-        machine.loaded(ticket)
-        ticket += 1
-
-
 def test_a_sweep_that_is_cut_off_forgets_what_was_read_ahead() -> None:
     machine = Residency([[1], [1], [1], [1]], 2, NOTHING, 9)
     machine.start()
@@ -65,14 +50,6 @@ def test_a_sweep_that_is_cut_off_forgets_what_was_read_ahead() -> None:
     assert not machine.ready(0)
     machine.loaded(4)
     assert machine.ready(0)
-
-
-def test_memory_that_a_read_still_writes_to_is_not_used_for_another() -> None:
-    machine = Residency([[1], [1], [1], [1]], 2, NOTHING, 9)
-    assert machine.start() == [Read(1, 0, 0), Read(2, 1, 1)]
-    assert machine.enter(2) == []
-    assert machine.loaded(2) == []  # the older one comes first
-    assert machine.loaded(1) == [Read(3, 2, 0), Read(4, 3, 1)]
 
 
 def test_no_more_is_read_at_a_time_than_the_limit_admits() -> None:
@@ -98,36 +75,6 @@ def test_what_is_unpinned_goes_at_once_unless_it_is_in_use() -> None:
     machine.leave()
     machine.enter(1)
     assert machine.leave() == [ReleasePages(), Read(4, 1, None)]
-
-
-def test_between_two_blocks_nothing_relies_on_what_is_unpinned() -> None:
-    """What was read ahead of its use makes room for it, as soon as no read writes to that memory."""
-    machine = Residency([[1], [1], [1], [1]], 2, {0, 1}, 9)
-    assert machine.start() == [Read(1, 0, None), Read(2, 1, None), Read(3, 2, 0), Read(4, 3, 1)]
-    for ticket in (1, 2, 3):
-        machine.loaded(ticket)
-    assert machine.repin({0}) == [Drop(1)]
-    assert machine.loaded(4) == [Read(5, 1, 0), Read(6, 2, 1)]
-    machine.enter(0)
-    assert machine.ready(0)
-    machine.leave()
-    machine.enter(1)
-    assert not machine.ready(1)
-    machine.loaded(5)
-    assert machine.ready(1)
-    assert machine.place(1) == 0
-
-
-def test_what_is_unpinned_while_it_is_read_goes_when_it_has_come() -> None:
-    """And not a sweep later: the cursor waits for it."""
-    machine = Residency([[1], [1], [1], [1]], 2, {0, 1, 2}, 9)
-    assert machine.start() == [Read(1, 0, None), Read(2, 1, None), Read(3, 2, None), Read(4, 3, 0)]
-    machine.loaded(1)
-    machine.loaded(4)
-    assert machine.repin({0}) == []
-    assert machine.loaded(3) == [Drop(2)]
-    assert machine.loaded(2) == [Drop(1), Read(5, 1, 0), Read(6, 2, 1)]
-    assert machine.pinned_bytes == 1
 
 
 def test_a_block_streams_if_a_piece_of_it_came_through_the_ring() -> None:
@@ -164,15 +111,6 @@ def test_a_ring_that_cannot_work_is_a_defect() -> None:
     machine = Residency([[9]], 8, {0}, 1)
     with pytest.raises(InternalError, match="8 bytes is too small: 9 are needed"):
         machine.repin(NOTHING)
-
-
-def test_blocks_are_entered_and_left_in_turn() -> None:
-    machine = Residency([[1], [1]], 2, NOTHING, 9)
-    with pytest.raises(InternalError, match="not entered"):
-        machine.leave()
-    machine.enter(0)
-    with pytest.raises(InternalError, match="block 1 was entered inside block 0"):
-        machine.enter(1)
 
 
 class Schedules(RuleBasedStateMachine):

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.errors import InternalError
-from tpiedge.memory.pinning import Placement
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.memory.sweep import Block, Sweep
+from tpiedge.memory.sweep import Block, Placement, Sweep
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
@@ -51,10 +49,3 @@ def test_reads_and_waits(make_pack: Callable[..., Pack], tmp_path: Path) -> None
             read = nbytes[piece.matrix, piece.key]
             assert read % piece.nbytes == 0
             assert (SWEEPS - 1) * piece.nbytes <= read <= (SWEEPS + 1) * piece.nbytes
-
-
-def test_weights_that_are_closed_are_not_traced(make_pack: Callable[..., Pack]) -> None:
-    weights = NodeWeights(make_pack(), SHARE, True, narrow)
-    weights.close()
-    with pytest.raises(InternalError, match="closed"):
-        weights.trace(Tracer(1))

@@ -1,23 +1,18 @@
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-import tpiedge
-from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
+from tpiedge.errors import IntegrityError, InternalError, UserError
 from tpiedge.lab.random_weights import random_rows, random_vector
 from tpiedge.memory.arena import DTYPES
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.specs import Precision
 
 MakePack = Callable[..., Pack]
 EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
@@ -70,16 +65,6 @@ def test_a_share_of_a_block(
         assert torch.equal(block.matrices["up"][:72], original(precision, "1.up", 200, 60)[128:])
 
 
-def test_rows_of_padding_yield_nothing(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
-    """Sums over padded units equal sums over the original matrices: the engine relies on it."""
-    weights = load(make_pack())
-    x = torch.randn(3, 60, generator=torch.Generator().manual_seed(0))
-    with weights.resident(Block(0, "ffn")) as block:
-        padded = (x @ block.matrices["up"].T) @ block.matrices["down"]
-    up, down = original(Precision.F32, "0.up", 200, 60), original(Precision.F32, "0.down", 60, 200)
-    torch.testing.assert_close(padded, x @ up.T @ down.T)
-
-
 def test_what_a_share_lacks_is_absent(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
     weights = load(make_pack(), NodeShare(Share(0, 0), Share(0, 1)))
     with weights.resident(Block(0, "attention")) as block:
@@ -104,19 +89,6 @@ def test_bytes_are_counted(make_pack: MakePack, load: Callable[..., NodeWeights]
     assert weights.embedding_bytes_read == 3 * 60 * 2
 
 
-def test_repeated_layers_take_memory_each(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
-    """As those of a real model do."""
-    pack = make_pack(layers=3, distinct=1)
-    weights = load(pack)
-    assert weights.weight_bytes == pack.layout(0).nbytes * 3
-    places = set()
-    for layer in range(3):
-        with weights.resident(Block(layer, "ffn")) as block:
-            places.add(block.matrices["gate"].data_ptr())
-            assert torch.equal(block.matrices["gate"][:128], original(Precision.F32, "0.gate", 200, 60)[:128])
-    assert len(places) == 3
-
-
 @pytest.mark.parametrize("precision", list(DTYPES))
 @pytest.mark.parametrize("tied", [False, True])
 def test_rank_0_has_embedding_and_head(
@@ -138,24 +110,6 @@ def test_rank_0_has_embedding_and_head(
     assert next_row == 1003
     norm = weights.head_vectors()["final_norm"]
     assert (norm.dtype, norm.shape) == (torch.float32, (60,))
-
-
-def test_token_ids_beyond_the_vocabulary(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
-    weights = load(make_pack(), rank0=True)
-    for row in (1003, -1):
-        with pytest.raises(UserError, match=f"has rows 0 to 1002, not {row}"):
-            weights.embedding_rows([0, row])
-
-
-def test_only_rank_0_has_a_head(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
-    weights = load(make_pack())
-    for ask in (
-        lambda: weights.embedding_rows([1]),
-        lambda: list(weights.head_tiles()),
-        weights.head_vectors,
-    ):
-        with pytest.raises(InternalError, match="not rank 0"):
-            ask()
 
 
 def flip(path: Path, offset: int) -> None:
@@ -184,17 +138,9 @@ def test_damage_in_the_embedding_is_seen_at_first_use(
             weights.embedding_rows([0, 130])
 
 
-def test_a_short_blob_is_a_read_fault(make_pack: MakePack) -> None:
-    pack = make_pack()
-    path = pack.blob_path(0)
-    path.write_bytes(path.read_bytes()[:-8192])
-    with pytest.raises(ReadFault, match=re.escape(str(path))):
-        NodeWeights(pack, EVERYTHING, rank0=True)
-
-
 def test_a_share_beyond_the_model(make_pack: MakePack) -> None:
     for share in (NodeShare(Share(0, 7), Share(0, 2)), NodeShare(Share(0, 6), Share(0, 3))):
-        with pytest.raises(UserError, match="plan again"):
+        with pytest.raises(UserError, match="has units 0 to"):
             NodeWeights(make_pack(), share, rank0=False)
 
 
@@ -206,47 +152,3 @@ def test_closed_weights_are_not_used(make_pack: MakePack) -> None:
         weights.resident(Block(0, "ffn"))
     with pytest.raises(InternalError, match="closed"):
         weights.embedding_rows([1])
-
-
-_PROBE = """
-import re, sys
-from pathlib import Path
-from tpiedge.memory.weights import NodeWeights
-from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.layout import *
-from tpiedge.pack.specs import *
-from tpiedge.lab.random_weights import RandomSource
-from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
-
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-
-pack = Pack.open(Path(sys.argv[1]))
-share = NodeShare(Share(0, 16), Share(0, 32))
-before = peak()
-weights = NodeWeights(pack, share, rank0=False)
-print(peak() - before - weights.weight_bytes)
-weights.close()
-"""
-
-
-def test_no_second_copy_of_the_weights(tmp_path: Path) -> None:
-    from tpiedge.lab.random_weights import RandomSource
-    from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
-    from tpiedge.pack.writing.writer import write_pack
-
-    shapes = {"q": (2048, 128), "k": (512, 128), "o": (2048, 128), "gate": (4096, 128), "down": (4096, 128)}
-    layer = BlobSpec(tuple(MatrixSpec(name, name, rows, 2048, unit) for name, (rows, unit) in shapes.items()))
-    embedding = BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),))
-    spec = ModelSpec(embedding, (layer,) * 4, BlobSpec(), {})
-    write_pack(spec, RandomSource.for_spec(1, spec, "BF16"), Precision.BF16, tmp_path / "pack", 1)
-    root = str(Path(tpiedge.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE, str(tmp_path / "pack")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": root},
-    )
-    assert int(done.stdout) < 30 << 20

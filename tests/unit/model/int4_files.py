@@ -9,8 +9,8 @@ import numpy as np
 from safetensors import torch as safetensors_torch
 from safetensors.numpy import save_file
 
+from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.writing.export import export_safetensors
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

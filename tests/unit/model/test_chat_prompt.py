@@ -1,13 +1,11 @@
 """Prompts of conversations: what templates of several families get, as transformers gives it to them."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tpiedge.errors import UserError
-from tpiedge.model.call_forms import short_call_id
+from tpiedge.model.call_reader import short_call_id
 from tpiedge.model.chat_prompt import GivenArguments, chat_prompt
 from tpiedge.model.template import ChatTemplate
 
@@ -85,29 +83,6 @@ class TestArguments:
         strange["tool_calls"][0]["function"]["arguments"] = GivenArguments("{oh", "{oh")
         assert prompt(calls("{{ c.function.arguments | tojson }}"), USER, strange) == 'hello"{oh"'
 
-    def test_are_looked_into_once_per_template(self) -> None:
-        class Counting(ChatTemplate):
-            rendered = 0
-
-            def render(self, messages: Sequence[Any], **options: Any) -> str:
-                self.rendered += 1
-                return super().render(messages, **options)
-
-        template = Counting({"default": calls("{{ c.function.arguments }}")}, {})
-        for _ in range(2):
-            assert prompt(template, USER, calling(), result()) == f"hello{TEXT}seen"
-        assert template.rendered <= 6
-        first = template.rendered
-        prompt(template, USER, calling(), result())
-        assert template.rendered == first + 1
-
-    def test_nothing_is_looked_into_without_calls(self) -> None:
-        class Failing(ChatTemplate):
-            def habits(self, tools: object) -> Any:
-                raise AssertionError
-
-        assert prompt(Failing({"default": "{{ messages[0].content }}"}, {}), USER) == "hello"
-
 
 class TestContentBesideCalls:
     """None and "" are handed over as they are given wherever the template takes both."""
@@ -151,14 +126,6 @@ class TestIds:
         assert short.isalnum()
         assert prompt(self.MISTRAL, USER, calling(identity=LONG_ID), result(LONG_ID)) == f"[{short}]({short})"
 
-    def test_that_a_template_takes_stay(self) -> None:
-        template = self.MISTRAL.replace("!= 9", "== 0")
-        assert prompt(template, USER, calling(identity=LONG_ID), result(LONG_ID)) == f"[{LONG_ID}]({LONG_ID})"
-
-    def test_of_nine_marks_stay_beside_others(self) -> None:
-        messages = USER, calling(), result(), calling(identity=LONG_ID), result(LONG_ID)
-        assert prompt(self.MISTRAL, *messages).startswith("[abcdefgh1](abcdefgh1)[")
-
 
 def test_thoughts_have_the_names_that_templates_know() -> None:
     template = (
@@ -166,16 +133,6 @@ def test_thoughts_have_the_names_that_templates_know() -> None:
     )
     said = {"role": "assistant", "content": "x", "reasoning_content": "hm"}
     assert prompt(template, USER, said) == ",,hm,hm,hm"
-
-
-def test_thoughts_that_a_template_refuses_beside_content_and_calls_are_left_out() -> None:
-    """gpt-oss's does."""
-    refusing = (
-        "{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('not both') }}{% endif %}"
-    )
-    template = calls("[{{ c.function.arguments | tojson }}]", refusing + "{{ m.content }}")
-    said = calling("I look", reasoning_content="hm")
-    assert prompt(template, USER, said) == 'hello[{"at": "sky"}]I look'
 
 
 class TestBegunAnswers:
@@ -215,13 +172,6 @@ class TestBegunAnswers:
         begun = {"role": "assistant", "content": "world"}
         assert prompt(template, USER, begun, begun=True) == "<U>hello<A><think>\nworld"
 
-    def test_begin_behind_the_generation_prompt_where_the_template_refuses_the_turn(self) -> None:
-        template = (
-            "{% if messages[-1].role != 'user' %}{{ raise_exception('user last') }}{% endif %}" + self.R1
-        )
-        begun = {"role": "assistant", "content": "world"}
-        assert prompt(template, USER, begun, begun=True) == "<U>hello<A><think>\nworld"
-
 
 class TestStrictTemplates:
     SYSTEM_FIRST = (
@@ -248,9 +198,6 @@ class TestStrictTemplates:
         self, template: str, messages: list[dict[str, Any]]
     ) -> None:
         assert prompt(template, *messages) == "<system>Be brief.\n\nBe kind.<user>hello"
-
-    def test_two_messages_of_the_system_stay_where_a_template_takes_them(self) -> None:
-        assert prompt(self.FREE, SYSTEM, USER, self.LATER) == "<system>Be brief.<user>hello<system>Be kind."
 
     def test_turns_that_must_alternate_are_joined(self) -> None:
         again = {"role": "user", "content": "again"}
@@ -285,21 +232,3 @@ class TestStrictTemplates:
 
     def test_words_of_the_system_are_the_users_where_a_template_knows_no_system(self) -> None:
         assert prompt(self.ALTERNATING, SYSTEM, USER, self.SAID) == "<user>Be brief.\n\nhello<assistant>hi"
-
-    def test_the_first_refusal_counts_where_nothing_helps(self) -> None:
-        template = "{{ raise_exception('never ' ~ messages[0].role) }}"
-        with pytest.raises(UserError, match="failed: never system"):
-            prompt(template, SYSTEM, USER)
-
-    def test_a_template_that_takes_too_much_is_not_asked_again(self) -> None:
-        class Slow(ChatTemplate):
-            rendered = 0
-
-            def render(self, messages: Sequence[Any], **options: Any) -> str:
-                self.rendered += 1
-                raise UserError("it took too much time")
-
-        template = Slow({"default": ""}, {})
-        with pytest.raises(UserError, match="too much time"):
-            prompt(template, SYSTEM, USER, self.LATER)
-        assert template.rendered == 1

@@ -38,10 +38,6 @@ def test_presets_are_read_as_transformers_reads_them(name: str) -> None:
     assert ModelConfig.from_json(json.loads(json.dumps(ours.to_json()))) == ours
 
 
-def test_openllama_3b_has_heads_of_100() -> None:
-    assert parse(preset("llama2-3b")).head_dim == 100
-
-
 @pytest.mark.parametrize(
     ("changes", "biases"),
     [
@@ -100,28 +96,6 @@ def test_windows_by_family(
         assert (theirs.sliding_window,) * 2 == windows
 
 
-@pytest.mark.parametrize(
-    ("model_type", "missing", "field", "value"),
-    [
-        ("llama", "num_key_value_heads", "num_kv_heads", 4),
-        ("llama", "torch_dtype", "dtype", "float32"),
-        ("qwen3", "head_dim", "head_dim", 128),
-        ("qwen2", "head_dim", "head_dim", 4),
-    ],
-)
-def test_missing_keys_take_the_families_defaults(
-    small_config: dict[str, Any], model_type: str, missing: str, field: str, value: object
-) -> None:
-    small_config["model_type"] = model_type
-    small_config.pop(missing, None)
-    assert getattr(parse(small_config), field) == value
-
-
-def test_dtype_is_read_under_both_names(small_config: dict[str, Any]) -> None:
-    assert parse(small_config | {"torch_dtype": "torch.bfloat16"}).dtype == "bfloat16"
-    assert parse(small_config | {"dtype": "float16"}).dtype == "float16"
-
-
 class TestTokenIds:
     def test_one_or_many_ids_end_a_text(self, small_config: dict[str, Any]) -> None:
         assert parse(small_config | {"eos_token_id": 7}).eos_ids == (7,)
@@ -131,15 +105,6 @@ class TestTokenIds:
         (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 4}')
         config = ModelConfig.open(folder)
         assert (config.bos_id, config.eos_ids) == (4, (5, 6))
-
-    def test_generation_config_that_says_nothing_changes_nothing(self, folder: Path) -> None:
-        (folder / "generation_config.json").write_text('{"temperature": 0.6}')
-        config = ModelConfig.open(folder)
-        assert (config.bos_id, config.eos_ids) == (1, (2,))
-
-    def test_ids_beyond_the_vocabulary_are_refused(self, small_config: dict[str, Any]) -> None:
-        with pytest.raises(UserError, match="eos_token_id is 300"):
-            parse(small_config | {"eos_token_id": 300})
 
 
 IMPOSSIBLE: list[tuple[str, Any]] = [
@@ -214,42 +179,6 @@ def test_impossible_windows_are_refused(
         parse(small_config | {"model_type": "qwen2"} | changes)
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "model_type",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "vocab_size",
-        "num_attention_heads",
-    ],
-)
-def test_missing_keys_are_named(small_config: dict[str, Any], field: str) -> None:
-    del small_config[field]
-    with pytest.raises(UserError, match=f"config.json: {field} is missing"):
-        parse(small_config)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"[]", b"{", b"\xff\xfe", b"null", b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"1" * 10_000 + b"}"],
-    ids=lambda data: repr(data[:8]),
-)
-def test_broken_files_are_refused_in_one_line(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "config.json").write_bytes(data)
-    with pytest.raises(UserError, match=r"config\.json") as raised:
-        ModelConfig.open(tmp_path)
-    assert str(raised.value).isprintable()
-
-
-def test_huge_config_is_refused_unread(tmp_path: Path) -> None:
-    with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(UserError, match="at most"):
-        ModelConfig.open(tmp_path)
-
-
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -257,7 +186,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_any_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
     ours = parse(preset("qwen3-0.6b")).to_json()
@@ -272,7 +201,7 @@ def test_any_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
     assert config is None or ModelConfig.from_json(config.to_json()) == config
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 @pytest.mark.fault("F4", "read, or refused by name")
 def test_any_huggingface_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:

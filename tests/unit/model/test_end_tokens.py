@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.model.vocabularies import KINDS
-from tpiedge.model.end_tokens import ending_ids
+from tpiedge.model.named_tokens import ending_ids
 from tpiedge.model.text_child import LoadedTokenizer
 from tpiedge.model.tokenizer import Tokenizer
 

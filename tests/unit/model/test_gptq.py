@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tests.unit.model.int4_files import Int4Checkpoint, exported
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.sources.imported import ImportedSource, open_tensors, tensor_from_json, tensor_to_json
-from tpiedge.pack.writing.writer import write_pack
+from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.specs import Precision
+from tpiedge.pack.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,7 +28,7 @@ def packed(folder: Path, precision: Precision | None = None) -> tuple[Pack, Mapp
     assert checkpoint.quantisation is not None
     spec = model_spec(checkpoint.config)
     checkpoint.check(spec)
-    with closing(open_tensors(checkpoint.tensors)) as source:
+    with closing(CheckpointSource(checkpoint.tensors)) as source:
         write_pack(spec, source, precision or checkpoint.quantisation.precision, folder / "pack")
     pack = Pack.open(folder / "pack")
     return pack, exported(pack.path, folder / "back")
@@ -53,94 +51,10 @@ def test_nothing_is_lost(tmp_path: Path, group: int, symmetric: bool) -> None:
     assert_layers(back, numbers)
 
 
-def test_symmetric_codes_fit_eight_bits_too(tmp_path: Path) -> None:
-    numbers = Int4Checkpoint(symmetric=True).write(tmp_path / "m")
-    assert_layers(packed(tmp_path / "m", Precision.Q8)[1], numbers)
-
-
 def test_the_second_format_has_zero_points_as_they_are(tmp_path: Path) -> None:
     changes = {"checkpoint_format": "gptq_v2"}
     numbers = Int4Checkpoint(zero_offset=0, quantization=changes).write(tmp_path / "m")
     assert_layers(packed(tmp_path / "m")[1], numbers)
-
-
-def test_a_stored_zero_point_of_fifteen_is_sixteen(tmp_path: Path) -> None:
-    """One less than 16 is stored as 15; nothing wraps around."""
-    checkpoint = Int4Checkpoint()
-    checkpoint.write(tmp_path / "m")
-    tensors = load_file(tmp_path / "m" / "model.safetensors")
-    for name in tensors:
-        if name.endswith("qzeros"):
-            tensors[name] = np.full_like(tensors[name], -1)
-    save_file(tensors, tmp_path / "m" / "model.safetensors")
-    opened = Checkpoint.open(tmp_path / "m").tensors
-    name = "model.layers.0.mlp.up_proj.weight"
-    with closing(ImportedSource(opened)) as source:
-        values = source.read_rows(name, 0, 8)
-        codes = source.read_codes(name, range(8), range(64), 8)
-    assert values.max() <= 0
-    assert codes is not None
-    np.testing.assert_array_equal(codes.values(), values)
-
-
-def test_inputs_out_of_order_are_read_and_rounded(tmp_path: Path) -> None:
-    numbers = Int4Checkpoint(act_order=True, group=32).write(tmp_path / "m")
-    with closing(open_tensors(Checkpoint.open(tmp_path / "m").tensors)) as source:
-        for name, values in numbers.items():
-            if "proj" in name:
-                np.testing.assert_array_equal(source.read_rows(name, 0, values.shape[0]), values)
-    back = packed(tmp_path / "m")[1]
-    name = "model.layers.0.mlp.down_proj.weight"
-    error = np.abs(back[name] - numbers[name]).max() / np.abs(numbers[name]).max()
-    assert 0 < error < 0.01
-
-
-@pytest.mark.parametrize("precision", [Precision.Q4, Precision.BF16, Precision.F32])
-def test_other_precisions(tmp_path: Path, precision: Precision) -> None:
-    numbers = Int4Checkpoint().write(tmp_path / "m")
-    pack, back = packed(tmp_path / "m", precision)
-    assert pack.precision is precision
-    bound = {Precision.Q4: 0.1, Precision.BF16: 2.0**-8, Precision.F32: 0}[precision]
-    for name, values in numbers.items():
-        if "proj" in name:
-            assert np.square(back[name] - values).mean() <= bound**2 * np.square(values).mean()
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_scales_of_other_types(tmp_path: Path, dtype: Any) -> None:
-    numbers = Int4Checkpoint(scale_dtype=dtype).write(tmp_path / "m")
-    with closing(ImportedSource(Checkpoint.open(tmp_path / "m").tensors)) as source:
-        name = "model.layers.0.self_attn.q_proj.weight"
-        np.testing.assert_array_equal(source.read_rows(name, 0, 64), numbers[name])
-        # An f32 scale that f16 does not hold cannot be handed on.
-        assert (source.read_codes(name, range(64), range(64), 8) is None) == (dtype is np.float32)
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), method=st.sampled_from(["gptq", "awq"]), act_order=st.booleans())
-def test_any_rectangle(
-    tmp_path_factory: pytest.TempPathFactory, data: Any, method: str, act_order: bool
-) -> None:
-    folder = tmp_path_factory.mktemp("int4") / "m"
-    numbers = Int4Checkpoint(method, 64, act_order=act_order and method == "gptq").write(folder)
-    name = data.draw(st.sampled_from(sorted(name for name in numbers if "proj" in name)))
-    rows, cols = numbers[name].shape
-    row, col = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, cols - 1))
-    height, width = data.draw(st.integers(1, rows - row)), data.draw(st.integers(1, cols - col))
-    part = numbers[name][row : row + height, col : col + width]
-    with closing(ImportedSource(Checkpoint.open(folder).tensors)) as source:
-        np.testing.assert_array_equal(source.read_block(name, row, height, col, width), part)
-        codes = source.read_codes(name, range(row, row + height), range(col, col + width), 8)
-        if codes is not None:
-            np.testing.assert_array_equal(codes.values(), part)
-        assert codes is not None or act_order or col % 32
-
-
-def test_tensors_cross_to_the_child(tmp_path: Path) -> None:
-    for name, options in (("a", {}), ("b", {"method": "awq"}), ("c", {"act_order": True})):
-        Int4Checkpoint(**options).write(tmp_path / name)  # type: ignore[arg-type]
-        for tensor in Checkpoint.open(tmp_path / name).tensors.values():
-            assert tensor_from_json(json.loads(json.dumps(tensor_to_json(tensor)))) == tensor
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -172,12 +86,6 @@ def test_as_it_once_was_published(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     (tmp_path / "m" / "quantize_config.json").write_text(json.dumps(old | {"damp_percent": 0.01}))
     assert_layers(packed(tmp_path / "m")[1], numbers)
-
-
-def test_plain_weights_are_plain_whatever_the_config_says(tmp_path: Path) -> None:
-    numbers = Int4Checkpoint().write(tmp_path / "m")
-    save_file(numbers, tmp_path / "m" / "model.safetensors")
-    assert Checkpoint.open(tmp_path / "m").quantisation is None
 
 
 def open_and_check(folder: Path) -> None:
@@ -222,7 +130,7 @@ def test_groups_that_are_not_there(tmp_path: Path) -> None:
     tensors = load_file(path)
     save_file(tensors | {f"{_UP}.g_idx": np.full(64, 9, np.int32)}, path)
     with (
-        closing(ImportedSource(Checkpoint.open(tmp_path / "m").tensors)) as source,
+        closing(CheckpointSource(Checkpoint.open(tmp_path / "m").tensors)) as source,
         pytest.raises(UserError, match="g_idx names a group that is not there"),
     ):
         source.read_rows(f"{_UP}.weight", 0, 8)

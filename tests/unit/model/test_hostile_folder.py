@@ -2,14 +2,12 @@
 
 import json
 import re
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tpiedge.errors import UserError
@@ -18,9 +16,9 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.layout import Precision
-from tpiedge.pack.sources.source import CheckpointSource
-from tpiedge.pack.writing.writer import write_pack
+from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.specs import Precision
+from tpiedge.pack.writer import write_pack
 
 INDEX = "model.safetensors.index.json"
 SMALL_LLAMA: dict[str, Any] = {
@@ -65,6 +63,7 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.fault("F2", "a link that leads out of the folder is refused by name")
 @pytest.mark.parametrize("name", list(READERS))
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])
 def test_no_link_leads_out_of_the_folder(folder: Path, secret: Path, name: str, relative: bool) -> None:
@@ -73,18 +72,6 @@ def test_no_link_leads_out_of_the_folder(folder: Path, secret: Path, name: str, 
     path.symlink_to(Path("..", secret.relative_to(folder.parent)) if relative else secret)
     with pytest.raises(UserError, match=f"{re.escape(name)} links to a file outside of the model's folder"):
         READERS[name](folder)
-
-
-@pytest.mark.parametrize("linked", ["additional_chat_templates", "additional_chat_templates/tool_use.jinja"])
-def test_no_link_to_other_templates_leads_out_of_the_folder(folder: Path, secret: Path, linked: str) -> None:
-    elsewhere = secret.parent / "templates"
-    elsewhere.mkdir()
-    (elsewhere / "tool_use.jinja").write_text("x")
-    path = folder / linked
-    path.parent.mkdir(exist_ok=True)
-    path.symlink_to(elsewhere if linked.endswith("templates") else elsewhere / "tool_use.jinja")
-    with pytest.raises(UserError, match=r"tool_use\.jinja links to a file outside of the model's folder"):
-        ChatTemplate.open(folder, {})
 
 
 @pytest.mark.parametrize("name", list(READERS))
@@ -107,41 +94,6 @@ def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
         (snapshot / name).symlink_to(blobs / "1")
         with pytest.raises(UserError, match="links to a file outside"):
             READERS[name](snapshot)
-
-
-def test_an_index_leads_to_a_file_that_is_a_link_outside(folder: Path, secret: Path) -> None:
-    (folder / "part.safetensors").symlink_to(secret)
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
-    with pytest.raises(UserError, match="links to a file outside"):
-        Checkpoint.open(folder)
-
-
-@pytest.mark.parametrize("name", ["a\0", "a\n", "\x1b[31m", "\u202eevil", "\ud800"])
-def test_a_tensor_s_name_that_would_spoil_a_terminal(
-    folder: Path, make_safetensors: Callable[..., bytes], name: str
-) -> None:
-    (folder / "model.safetensors").write_bytes(make_safetensors({name: ("F32", [1], 4)}))
-    with pytest.raises(UserError, match="unprintable") as raised:
-        Checkpoint.open(folder)
-    assert str(raised.value).isprintable()
-    (folder / "model.safetensors").rename(folder / "part.safetensors")
-    (folder / "part.safetensors").write_bytes(make_safetensors({"a": ("F32", [1], 4)}))
-    (folder / INDEX).write_text(json.dumps({"weight_map": {name: "part.safetensors"}}))
-    with pytest.raises(UserError, match="is missing, though") as raised:
-        Checkpoint.open(folder)
-    assert str(raised.value).isprintable()
-
-
-def test_tensors_whose_names_differ_in_case_are_two(
-    folder: Path, make_safetensors: Callable[..., bytes]
-) -> None:
-    data = bytearray(make_safetensors({"W": ("F32", [2], 8), "w": ("F32", [2], 8)}))
-    data[-16:] = struct.pack("<4f", 1, 2, 3, 4)
-    (folder / "model.safetensors").write_bytes(data)
-    source = CheckpointSource(Checkpoint.open(folder).tensors)
-    np.testing.assert_array_equal(source.read_vector("W"), [1, 2])
-    np.testing.assert_array_equal(source.read_vector("w"), [3, 4])
-    source.close()
 
 
 @pytest.mark.fault("F2", "names are no paths")

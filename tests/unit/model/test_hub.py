@@ -1,9 +1,6 @@
 """Pulling from a hub on this computer, over real sockets."""
 
 import json
-import shutil
-import subprocess
-import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,15 +9,12 @@ import huggingface_hub
 import pytest
 
 from tests.hub_server import Hub, Repo, commit_of, running_hub
-from tpiedge.errors import DiskFull, HubError, TpiedgeError, UserError
+from tpiedge.errors import HubError, TpiedgeError, UserError
 from tpiedge.model.hub.cache import HubCache, HubName, parse_hub_name
 from tpiedge.model.hub.client import PullReport, pull
-from tpiedge.model.hub.transfer import RETRIES
-from tpiedge.model.pooling import usual_pooling
 from tpiedge.model.presets import preset
 from tpiedge.model.source import resolve_model
-from tpiedge.model.template import ChatTemplate
-from tpiedge.pack.writing.target import lock_target
+from tpiedge.pack.target import lock_target
 
 NAME = "org/tiny"
 WEIGHTS = bytes(range(256)) * 1200
@@ -54,6 +48,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr(
             huggingface_hub, "get_token", lambda: None
         )  # the developer's own is not for tests
+        monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts
+        monkeypatch.setattr("tpiedge.model.hub.client._CHUNK", 10_000)
         hub.repos[NAME] = Repo(dict(FILES))
         yield hub
 
@@ -61,7 +57,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 def fetch(name: str = NAME, progress: Callable[[int, int], None] = lambda done, total: None) -> PullReport:
     hub_name = parse_hub_name(name)
     assert hub_name is not None
-    return pull(hub_name, HubCache(), progress, pause=lambda seconds: None)
+    return pull(hub_name, HubCache(), progress)
 
 
 def refusal(name: str = NAME, kind: type[TpiedgeError] = UserError) -> str:
@@ -89,29 +85,6 @@ def test_a_pull_takes_weights_configs_and_templates_and_nothing_else(hub: Hub):
     assert report.commit == commit_of("first") == report.folder.name
 
 
-def test_a_pull_takes_the_other_chat_templates_too(hub: Hub):
-    more = {
-        "chat_template.json": b"{}",
-        "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
-        "additional_chat_templates/weights.safetensors": WEIGHTS,
-        "additional_chat_templates/deep/rag.jinja": b"",
-    }
-    hub.repos[NAME] = Repo({**FILES, **more})
-    folder = fetch().folder
-    assert names_in(folder) == TAKEN | {"chat_template.json", "additional_chat_templates"}
-    assert names_in(folder / "additional_chat_templates") == {"tool_use.jinja"}
-    assert ChatTemplate.open(folder, {}).source(tools=True) == "{{ tools }}"
-
-
-def test_how_embeddings_are_pooled_is_pulled_from_its_folder(hub: Hub):
-    hub.repos[NAME].files["1_Pooling/config.json"] = b'{"pooling_mode_lasttoken": true}'
-    hub.repos[NAME].files["2_Normalize/config.json"] = b"{}"
-    report = fetch()
-    assert names_in(report.folder) == TAKEN | {"1_Pooling"}
-    assert usual_pooling(report.folder) == "last"
-    assert [found.nbytes for found in HubCache().pulled()] == [report.fetched]
-
-
 def test_what_was_pulled_is_found_by_its_name_without_network(hub: Hub):
     report = fetch()
     asked = len(hub.requests)
@@ -125,21 +98,6 @@ def test_the_hubs_own_client_reads_the_cache(hub: Hub):
     report = fetch()
     found = huggingface_hub.snapshot_download(NAME, cache_dir=HubCache().folder, local_files_only=True)
     assert Path(found) == report.folder
-
-
-def test_a_second_pull_transfers_nothing(hub: Hub):
-    fetch()
-    hub.requests.clear()
-    assert fetch().fetched == 0
-    assert all(path.startswith("/api/") for path, _ in hub.requests)
-
-
-def test_a_pinned_commit_asks_nobody_once_it_is_here(hub: Hub):
-    name = f"{NAME}@{commit_of('first')}"
-    fetch(name)
-    hub.requests.clear()
-    assert fetch(name).fetched == 0
-    assert hub.requests == []
 
 
 def test_a_moved_branch_is_followed_and_equal_files_are_not_fetched_again(hub: Hub):
@@ -174,7 +132,7 @@ def test_a_cut_connection_resumes_where_it_was_cut(hub: Hub):
 
 
 def test_the_next_pull_resumes_what_an_earlier_one_left(hub: Hub):
-    hub.cuts["model.safetensors"] = [70_000] + [0] * RETRIES
+    hub.cuts["model.safetensors"] = [70_000] + [0] * 5
     assert "type the same command again to resume" in refusal(kind=HubError)
     with pytest.raises(UserError, match=f"tpiedge pull {NAME}"):
         resolve_model(NAME)
@@ -185,32 +143,16 @@ def test_the_next_pull_resumes_what_an_earlier_one_left(hub: Hub):
     assert (report.folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_attempts_without_a_new_byte_are_counted_and_end(hub: Hub):
-    hub.cuts["model.safetensors"] = [0] * 50
-    refusal(kind=HubError)
-    assert len(hub.ranges("model.safetensors")) == RETRIES
-
-
-def test_a_server_that_ignores_ranges_is_read_from_the_start(hub: Hub):
-    hub.ignores_ranges = True
-    hub.cuts["model.safetensors"] = [100_000]
-    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
-
-
-def test_a_busy_server_is_asked_again(hub: Hub):
-    hub.statuses["model.safetensors"] = [503, 429]
-    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
-
-
 def test_a_rest_that_the_server_no_longer_has_is_fetched_anew(hub: Hub):
-    hub.cuts["model.safetensors"] = [70_000] + [0] * RETRIES
+    hub.cuts["model.safetensors"] = [70_000] + [0] * 5
     refusal(kind=HubError)
     hub.statuses["model.safetensors"] = [416]
+    assert "pull again later" in refusal(kind=HubError)
     assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
 def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):
-    hub.cuts["model.safetensors"] = [70_000] + [0] * RETRIES
+    hub.cuts["model.safetensors"] = [70_000] + [0] * 5
     refusal(kind=HubError)
     (partial,) = HubCache().entry(NAME).glob("blobs/*.incomplete")
     partial.write_bytes(b"z" * 70_000)
@@ -231,25 +173,6 @@ def test_who_pulls_the_same_model_is_told_to_wait(hub: Hub, monkeypatch: pytest.
     fetch()
 
 
-def test_the_lock_of_a_killed_pull_is_no_hindrance(hub: Hub):
-    """The kernel lets go of it; what had arrived is kept."""
-    hub.cuts["model.safetensors"] = [70_000] + [0] * RETRIES
-    refusal(kind=HubError)
-    entry = HubCache().entry(NAME)
-    code = (
-        "import sys; from pathlib import Path; from tpiedge.pack.writing.target import lock_target\n"
-        "with lock_target(Path(sys.argv[1]), 0.0): print('held', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(entry)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        holder.kill()
-    hub.requests.clear()
-    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
-    assert hub.ranges("model.safetensors") == ["bytes=70000-"]
-
-
 # --- refusals ---
 
 
@@ -258,13 +181,6 @@ def test_a_gated_model_names_its_page_and_the_variable(hub: Hub):
     message = refusal()
     assert f"accept the licence at {hub.endpoint}/{NAME}" in message
     assert "set HF_TOKEN" in message
-
-
-def test_a_token_opens_a_gated_model_and_goes_along(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
-    hub.repos[NAME].gated = True
-    fetch()
-    assert set(hub.tokens) == {"Bearer hf_secret"}
 
 
 def test_a_token_stays_with_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch):
@@ -294,7 +210,7 @@ def test_what_the_hub_lacks_is_named(hub: Hub, name: str, named: str):
 @pytest.mark.parametrize(
     ("files", "named"),
     [
-        ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "only pickle files"),
+        ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "pickle files (.bin) can run code"),
         ({"config.json": b"{}", "tiny.gguf": b"x"}, "only GGUF files"),
         ({"config.json": b"{}"}, r"neither model.safetensors nor model.safetensors.index.json"),
         ({"model.safetensors": b"x"}, "has no config.json"),
@@ -318,32 +234,7 @@ def test_a_name_outside_of_the_repository_is_refused(hub: Hub, bad: str, tmp_pat
     assert not list(tmp_path.rglob("*evil*"))
 
 
-def test_an_index_that_names_a_file_elsewhere_is_refused(hub: Hub):
-    files = {name: data for name, data in FILES.items() if name != "model.safetensors"}
-    index = json.dumps({"weight_map": {"tensor": "../../evil.safetensors"}}).encode()
-    hub.repos[NAME] = Repo(files | {"model.safetensors.index.json": index})
-    assert "which the repository lacks" in refusal()
-
-
-def test_too_small_a_disk_is_refused_before_the_weights(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, len(WEIGHTS)))
-    assert "are needed in all" in refusal(kind=DiskFull)
-    assert hub.ranges("model.safetensors") == []
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, len(WEIGHTS) * 105 // 100))
-    fetch()
-
-
 # --- offline ---
-
-
-def test_offline_without_a_copy_says_what_to_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    with running_hub() as gone:
-        pass
-    monkeypatch.setenv("HF_ENDPOINT", gone.endpoint)
-    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path))
-    message = refusal(kind=HubError)
-    assert f"cannot reach the model hub at {gone.endpoint}" in message
-    assert "stays usable" not in message
 
 
 def test_offline_with_a_copy_says_that_it_stays_usable(hub: Hub, monkeypatch: pytest.MonkeyPatch):
@@ -353,17 +244,6 @@ def test_offline_with_a_copy_says_that_it_stays_usable(hub: Hub, monkeypatch: py
     monkeypatch.setenv("HF_ENDPOINT", gone.endpoint)
     assert "stays usable" in refusal(kind=HubError)
     assert resolve_model(NAME) == folder
-
-
-def test_an_endpoint_without_a_scheme_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("HF_ENDPOINT", "example.org")
-    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path))
-    assert "write it like https://" in refusal()
-
-
-def test_answers_of_something_that_is_no_hub_are_refused(hub: Hub):
-    hub.repos[NAME].revisions["main"] = "../../../etc"
-    assert "does not say which commit" in refusal()
 
 
 # --- removing ---

@@ -98,13 +98,6 @@ CASES: dict[str, tuple[Files, dict[str, int]]] = {
         {"<|im_start|>": 401, "<|pad|>": 402, "<|im_end|>": 403},
     ),
     "the map overrules": ({CONFIG: USUAL, MAP: {"eos_token": "<|im_end|>"}}, {"<|im_end|>": 401}),
-    "the map adds to a list": (
-        {
-            CONFIG: {"extra_special_tokens": ["<|pad|>"]},
-            MAP: {"extra_special_tokens": ["<|pad|>", "<|image|>"]},
-        },
-        {"<|pad|>": 401, "<|image|>": 402},
-    ),
     "the map beside numbers": (
         {CONFIG: USUAL | {"added_tokens_decoder": OWN}, MAP: {"additional_special_tokens": START_END}},
         {},
@@ -136,23 +129,6 @@ def test_ids_are_those_of_transformers(tmp_path: Path, case: str, kind: str) -> 
     if kind == "byte-level":
         assert {text: ours.token_id(text) for text in ids} == ids
         assert ours.vocab_size == 401 + len(ids)
-
-
-def test_the_end_is_the_named_token(tmp_path: Path) -> None:
-    ours = Tokenizer.open(written(tmp_path, CASES["extra"][0]))
-    assert ours.eos_id == 401
-    assert ours.decode(ours.encode("fox<|im_end|>")) == "fox"
-    assert ours.special_tokens == NAMED
-
-
-def test_tokens_of_a_model_are_known_by_their_names(tmp_path: Path) -> None:
-    ours = Tokenizer.open(written(tmp_path, CASES["extra by name"][0]))
-    assert ours.special_tokens == USUAL | {"image_token": "<|image|>"}
-
-
-def test_the_map_names_what_the_config_leaves_out(tmp_path: Path) -> None:
-    files = {CONFIG: {"added_tokens_decoder": OWN}, MAP: USUAL}
-    assert Tokenizer.open(written(tmp_path, files)).eos_id == 2
 
 
 @pytest.mark.parametrize(

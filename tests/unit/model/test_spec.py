@@ -10,11 +10,10 @@ import torch
 from tpiedge.errors import UserError
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.spec import TILE_ROWS, config_of_pack, model_spec
-from tpiedge.pack.layout import Precision
+from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.writing.writer import write_pack
+from tpiedge.pack.specs import ModelSpec, Precision
+from tpiedge.pack.writer import write_pack
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -46,24 +45,6 @@ def test_tensors_are_those_of_transformers(small_config: dict[str, Any], changes
     if spec.tied:
         del expected["lm_head.weight"]
     assert sources(spec) == expected
-
-
-def test_units_are_heads_and_tiles(small_config: dict[str, Any]) -> None:
-    spec = model_spec(ModelConfig.from_huggingface(small_config))
-    matrices = {matrix.name: matrix for matrix in spec.layers[0].matrices}
-    assert list(matrices) == ["q", "k", "v", "o", "gate", "up", "down"]
-    assert {name for name, matrix in matrices.items() if matrix.transposed} == {"o", "down"}
-    assert [matrices[name].rows_per_unit for name in ("q", "k", "v", "o")] == [4] * 4
-    assert [matrices[name].rows_per_unit for name in ("gate", "up", "down")] == [TILE_ROWS] * 3
-    assert (matrices["o"].rows, matrices["o"].cols) == (16, 16)
-    assert (matrices["down"].rows, matrices["down"].cols) == (200, 16)
-    assert spec.head.vectors[0].name == "final_norm"
-    assert spec.embedding.matrices[0].rows_per_unit == TILE_ROWS
-
-
-def test_config_in_the_spec_reads_back(small_config: dict[str, Any]) -> None:
-    config = ModelConfig.from_huggingface(small_config)
-    assert ModelConfig.from_json(model_spec(config).config) == config
 
 
 class TestPackOfAConfig:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.errors import UserError
-from tpiedge.model.text import StopMatcher
+from tests.unit.model.vocabularies import TOKENIZERS
+from tpiedge.model.tokenizer import StopMatcher, TextWriter
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:
@@ -17,38 +17,6 @@ def run(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:
         if stopped:
             return shown, True
     return [*shown, matcher.finish()], False
-
-
-@pytest.mark.parametrize(
-    ("stops", "pieces", "shown", "stopped"),
-    [
-        ([], ["a", "b"], ["a", "b", ""], False),
-        (["x"], ["abc"], ["abc", ""], False),
-        (["END"], ["one ", "E", "N", "D two"], ["one ", "", "", ""], True),
-        (["END"], ["one E", "N", "E"], ["one ", "", "EN", "E"], False),
-        (["\n\n"], ["a\n", "b\n", "\nc"], ["a", "\nb", ""], True),
-        (["aab"], ["aa", "ab"], ["", "a"], True),
-        (["abcd", "bc"], ["abc"], ["a"], True),
-        (["bc", "abc"], ["abc"], [""], True),
-        (["</s>"], ["x</", "p>"], ["x", "</p>", ""], False),
-        (["."], ["No. Yes."], ["No"], True),
-        (["é😀"], ["caf", "é", "😀!"], ["caf", "", ""], True),
-    ],
-)
-def test_cases(stops: list[str], pieces: list[str], shown: list[str], stopped: bool) -> None:
-    assert run(stops, pieces) == (shown, stopped)
-
-
-def test_after_the_stop_nothing_is_shown() -> None:
-    matcher = StopMatcher(["x"])
-    assert matcher.feed("ax") == ("a", True)
-    assert matcher.feed("more") == ("", True)
-    assert matcher.finish() == ""
-
-
-def test_empty_stop_string_is_refused() -> None:
-    with pytest.raises(UserError, match="empty"):
-        StopMatcher(["a", ""])
 
 
 def cut_by_character(stops: list[str], text: str) -> str:
@@ -72,3 +40,20 @@ def test_the_cut_is_where_the_definition_says(stops: list[str], pieces: list[str
     shown, stopped = run(stops, pieces)
     assert "".join(shown) == cut_by_character(stops, text)
     assert stopped == any(stop in text for stop in stops)
+
+
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [((), "one 😀 two"), (("😀",), "one "), (("two three",), "one 😀 two"), (("wo", "two"), "one 😀 ")],
+)
+def test_a_text_made_of_tokens_is_whole_up_to_the_stop_string(stops: tuple[str, ...], expected: str) -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    writer, text = TextWriter(tokenizer, stops), ""
+    for token in tokenizer.encode("one 😀 two", add_special=False):
+        piece, stopped = writer.push(token)
+        text += piece
+        if stopped:
+            break
+    else:
+        text += writer.finish()[0]
+    assert (text, bool(writer.stop)) == (expected, expected in ("one ", "one 😀 "))

@@ -7,19 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+from tests.contract.networks import Network
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.peer_channel import node_name
 from tpiedge.launch.bootstrap import NodeBootstrap
-from tpiedge.master.epoch import Epoch, EpochEvent
-from tpiedge.master.membership import Membership
+from tpiedge.master.epoch import Epoch, EpochEvent, Membership
 from tpiedge.node.control_link import ClusterLiveness
 from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
-from tpiedge.planner.linking import connects_to, listens
-from tpiedge.transport.endpoint import Endpoint
-from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.transport.mesh import ZmqMesh
-from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import Assign, Connect, Hello, Listening
 from tpiedge.wire.fields import CollectiveChoice
 from tpiedge.wire.messages import PROTOCOL, Message
@@ -27,7 +21,6 @@ from tpiedge.wire.weights import ALL_PINNED
 
 EPOCH = 4
 WAIT_S = 20.0
-_HOST = "tcp://127.0.0.1:*"
 
 
 class Joining:
@@ -127,42 +120,23 @@ class Linked:
         self.size = size
         self.clock = MonotonicClock()
         self.alive = [ClusterLiveness(self.clock, timeout_s=60.0, stall_s=60.0) for _ in range(size)]
-        keys = [CurveKeys.generate() for _ in range(size)]
-        hubs: dict[int, ZmqHub] = {}
-        self.endpoints: list[Endpoint] = []
-        for rank in range(size):
-            name = node_name(rank)
-            if listens(rank, size, "mesh"):
-                allowed = {keys[peer].public: node_name(peer) for peer in range(rank + 1, size)}
-                hubs[rank] = ZmqHub(_HOST, keys[rank], name, allowed, plane=TENSOR)
-            spokes = {
-                node_name(other): ZmqSpoke(
-                    hubs[other].address,
-                    keys[other].public,
-                    keys[rank],
-                    name,
-                    hub_name=node_name(other),
-                    plane=TENSOR,
-                )
-                for other in connects_to(rank, size, "mesh")
-            }
-            self.endpoints.append(ZmqMesh(name, hubs.get(rank), spokes))
+        self._network = Network("zeromq")
+        self.endpoints = self._network.mesh(size)
 
     def __enter__(self) -> "Linked":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for endpoint in self.endpoints:
-            endpoint.close()
+        self._network.close()
 
     def lose(self, rank: int, cause: str = "the test said so") -> None:
         """The master tells everybody."""
         for alive in self.alive:
             alive.lose(rank, cause)
 
-    def run(self, work: Callable[[int], Any], *ranks: int) -> list[Any]:
-        """Results and errors of `ranks`, or else of all."""
-        return outcomes(work, ranks or range(self.size))
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        """Results and errors by rank."""
+        return outcomes(work, range(self.size))
 
 
 def outcomes(work: Callable[[int], Any], ranks: Any) -> list[Any]:

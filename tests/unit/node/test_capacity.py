@@ -75,20 +75,3 @@ def test_a_machine_that_is_slow_is_measured_by_one_product_each(clocked, library
     found, clock = clocked(library, 5.0)
     assert clock.products == (2 if library() is not None else 1)
     assert found.weight_bytes_per_s == pytest.approx(min(1.0, usable_cores()) * BUFFER / 5.0)
-
-
-def test_the_buffer_exceeds_the_cache_but_not_the_memory(monkeypatch):
-    monkeypatch.setattr(capacity, "_last_level_cache_bytes", lambda: 48 * MIB)
-    monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 8 << 30)
-    assert capacity._buffer_bytes() == 96 * MIB
-    monkeypatch.setattr(capacity, "available_memory_bytes", lambda: 100 * MIB)
-    assert capacity._buffer_bytes() == 25 * MIB
-
-
-def test_the_largest_cache_counts(tmp_path):
-    for index, size in enumerate(["32K", "1024K", "33M"]):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
-    assert capacity._last_level_cache_bytes(tmp_path) == 33 * MIB
-    (tmp_path / "index0" / "size").write_text("?\n")
-    assert capacity._last_level_cache_bytes(tmp_path) == 0

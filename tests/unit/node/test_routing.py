@@ -31,22 +31,16 @@ def test_two_nodes_exchange(wanted: CollectiveChoice) -> None:
     assert route(wanted, 2, None, ROW, CHUNK, "f32")[0] == Route("mesh", "mesh")
 
 
-@pytest.mark.parametrize("wanted", ["star", "mesh", "two-shot", "tree", "ring"])
+@pytest.mark.parametrize("wanted", ["star", "mesh", "two-shot"])
 def test_what_is_wanted_is_used_where_all_are_linked(wanted: CollectiveName) -> None:
     assert route(wanted, 4, facts(4), ROW, CHUNK, "bf16") == (Route(wanted, wanted, 0, "bf16"), "")
 
 
-@pytest.mark.parametrize("wanted", ["mesh", "two-shot", "tree", "ring"])
+@pytest.mark.parametrize("wanted", ["mesh", "two-shot"])
 def test_one_link_that_is_missing_leaves_the_star(wanted: CollectiveName) -> None:
-    """The ring does without the link of 1 and 3, but a node without all its links takes no other way."""
     chosen, why = route(wanted, 4, facts(4, (1, 3)), ROW, CHUNK, "f32")
     assert chosen == Route("star", "star")
     assert why == f"{wanted} is not possible: nodes 1 and 3 cannot reach each other"
-
-
-def test_the_star_needs_no_other_links() -> None:
-    assert route("star", 4, facts(4, (1, 3)), ROW, CHUNK, "f32") == (Route("star", "star"), "")
-    assert route("star", 4, None, ROW, CHUNK, "f32") == (Route("star", "star"), "")
 
 
 def test_auto_says_which_nodes_cannot_reach_each_other() -> None:
@@ -62,21 +56,13 @@ def test_latency_decides_for_a_row_and_bytes_for_a_chunk() -> None:
     assert why.startswith("predicted for 8.2 kB: ") or "mesh" in why
 
 
-def test_what_travels_counts_and_not_what_is_summed() -> None:
-    exact = route("auto", 8, facts(8), ROW, CHUNK, "f32")[0]
-    half = route("auto", 8, facts(8), ROW, CHUNK, "bf16")[0]
-    quarter = route("auto", 8, facts(8), ROW, CHUNK, "int8")[0]
-    assert exact.small_bytes < half.small_bytes <= quarter.small_bytes
-    assert (half.wire, quarter.wire) == ("bf16", "int8")
-
-
 _LATENCIES = st.one_of(st.just(0.0), st.just(5e8), st.floats(0.0, 5e8))
 _RATES = st.none() | st.floats(1.0, 1e18)
 
 
 @given(
     size=st.integers(3, 6),
-    wanted=st.sampled_from(("auto", "star", "mesh", "two-shot", "tree", "ring")),
+    wanted=st.sampled_from(("auto", "star", "mesh", "two-shot")),
     wire=st.sampled_from(("f32", "bf16", "int8")),
     hosts=st.lists(st.integers(0, 2), min_size=6, max_size=6),
     data=st.data(),

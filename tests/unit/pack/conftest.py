@@ -1,9 +1,6 @@
 """A model of awkward shapes: head_dim 20, hidden 60, FFN 200 (128 + 72), vocabulary 1003, 3 KV heads."""
 
-import os
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +8,11 @@ import pytest
 
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.layout import Precision, RowLayout
+from tpiedge.pack.layout import RowLayout
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
-from tpiedge.pack.writing.writer import write_pack
+from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
+from tpiedge.pack.writer import write_pack
 
 HEAD_DIM, HIDDEN, FFN, VOCABULARY, HEADS, KV_HEADS = 20, 60, 200, 1003, 6, 3
 
@@ -50,23 +47,6 @@ def build_spec(layers: int = 2, tied: bool = False) -> ModelSpec:
         ),
         {"hidden_size": HIDDEN, "nested": [1, {"a": None}]},
     )
-
-
-@pytest.fixture
-def make_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """make_disk("1m"): a file system of its own, of that size."""
-    folder = tmp_path / "disk"
-
-    def make(size: str) -> Path:
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("root: needed to mount a file system")
-        stack.callback(subprocess.run, ["umount", str(folder)], check=True)
-        return folder
-
-    with ExitStack() as stack:
-        yield make
 
 
 @pytest.fixture

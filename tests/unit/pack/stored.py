@@ -1,11 +1,12 @@
-"""What a pack's blobs must hold of a matrix."""
+"""What a pack's blobs must hold of a matrix, and how the shard store gets it."""
 
 import numpy as np
 
 from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
-from tpiedge.pack.layout import PanelLayout, RowLayout
+from tpiedge.pack.layout import HashedRange, PanelLayout, RowLayout
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.shard_copy import LayerRanges, ShardCopy
 from tpiedge.pack.specs import MatrixSpec
 
 
@@ -31,3 +32,12 @@ def check_matrix(pack: Pack, key: int | str, spec: MatrixSpec, values_OI: np.nda
         offset, length = matrix.span(unit, unit + 1)
         np.testing.assert_array_equal(blob[offset : offset + len(expected)], expected)
         assert not blob[offset + len(expected) : offset + length].any()
+
+
+def write(copy: ShardCopy, layer: int, item: HashedRange, data: memoryview) -> bool:
+    """Stores one whole range durably; False where the bytes are not those of its hash."""
+    with copy.writer(LayerRanges(layer, (item,))) as writer:
+        writer.write(data)
+        assert writer.complete
+        writer.commit(writer.take())
+        return not writer.damaged

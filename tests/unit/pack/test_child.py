@@ -4,21 +4,48 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.unit.pack.children import first_event, pack_child
 from tpiedge.errors import Cancelled, DiskFull, InternalError, OutOfMemory, ResourceError, UserError
-from tpiedge.pack.layout import Precision
+from tpiedge.pack import process
+from tpiedge.pack.process import PackRequest, run_pack_child
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
+from tpiedge.pack.source import SourceTensor
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.pack.storage import Storage
-from tpiedge.pack.writing import parent
-from tpiedge.pack.writing.child import CheckpointTensors, PackRequest, RandomTensors
-from tpiedge.pack.writing.parent import run_pack_child
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(process.__file__).parents[2])}
+_CHILD = ("-P", "-m", "tpiedge.pack.process")
+
+
+@contextmanager
+def pack_child(request: PackRequest, program: Sequence[str] = _CHILD) -> Iterator["subprocess.Popen[bytes]"]:
+    """A child that was given the request. Its standard input stays open: the end of that would end it."""
+    with subprocess.Popen(
+        [sys.executable, *program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+    ) as child:
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
+        child.stdin.flush()
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def first_event(child: "subprocess.Popen[bytes]") -> object:
+    """The kind of what it says first."""
+    assert child.stdout is not None
+    return json.loads(child.stdout.readline())["event"]
+
 
 # A few hundred megabytes of random numbers: long enough to be interrupted.
 _ROWS = 16384
@@ -29,7 +56,7 @@ def long_request(tmp_path: Path) -> PackRequest:
     layers = tuple(BlobSpec((MatrixSpec("q", f"q{layer}", _ROWS, 4096, 128),)) for layer in range(8))
     embedding = BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),))
     spec = ModelSpec(embedding, layers, BlobSpec(), {})
-    return PackRequest(spec, RandomTensors(1), Precision.F32, tmp_path / "pack")
+    return PackRequest(spec, 1, Precision.F32, tmp_path / "pack")
 
 
 def ignore(done: int, total: int) -> None:
@@ -38,7 +65,7 @@ def ignore(done: int, total: int) -> None:
 
 def test_a_pack_from_a_child(tmp_path: Path, spec: ModelSpec) -> None:
     seen: list[tuple[int, int]] = []
-    request = PackRequest(spec, RandomTensors(5), Precision.BF16, tmp_path / "pack", 1)
+    request = PackRequest(spec, 5, Precision.BF16, tmp_path / "pack", 1)
     report = run_pack_child(request, lambda *at: seen.append(at))
     assert seen[-1] == (report.nbytes, report.nbytes)
     pack = Pack.open(report.path)
@@ -47,41 +74,19 @@ def test_a_pack_from_a_child(tmp_path: Path, spec: ModelSpec) -> None:
     assert run_pack_child(request, ignore).reused
 
 
-def test_requests_cross_as_json(tmp_path: Path, spec: ModelSpec) -> None:
-    for storage in (
-        Storage.of(Precision.BF16, tied=False),
-        Storage.of(Precision.Q4, tied=False, head=Precision.F32, search=False),
-    ):
-        random = PackRequest(spec, RandomTensors(5), storage, tmp_path / "pack", 1)
-        assert PackRequest.from_json(json.loads(json.dumps(random.to_json()))) == random
-
-
-class FileTensor:
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.dtype, self.shape, self.offset, self.nbytes = "BF16", (4, 6), 16, 48
-
-
-def test_a_checkpoint_crosses_as_its_table(tmp_path: Path, spec: ModelSpec) -> None:
-    source = CheckpointTensors({"a": FileTensor(tmp_path / "f")})
-    request = PackRequest(spec, source, Precision.F32, tmp_path / "pack")
-    crossed = PackRequest.from_json(json.loads(json.dumps(request.to_json()))).source
-    assert isinstance(crossed, CheckpointTensors)
-    tensor = crossed.tensors["a"]
-    assert (tensor.file, tensor.dtype, tensor.shape) == (tmp_path / "f", "BF16", (4, 6))
-    with pytest.raises(UserError, match=r"the checkpoint has no tensor model\.embed_tokens"):
-        run_pack_child(request, ignore)
-
-
-def test_a_file_that_is_gone(tmp_path: Path) -> None:
+def test_a_request_crosses_as_json_with_its_files(tmp_path: Path) -> None:
     embedding = BlobSpec((MatrixSpec("embedding", "a", 4, 6, 4),))
     spec = ModelSpec(embedding, (BlobSpec(),), BlobSpec(), {})
-    source = CheckpointTensors({"a": FileTensor(tmp_path / "gone")})
+    tensors = {"a": SourceTensor(tmp_path / "gone", "BF16", (4, 6), 16, 48)}
+    storage = Storage.of(Precision.Q4, tied=False, head=Precision.F32, search=False)
+    request = PackRequest(spec, tensors, storage, tmp_path / "pack", 1)
+    assert PackRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    request = replace(request, precision=Precision.F32)
     with pytest.raises(UserError, match=r"gone.*No such file"):
-        run_pack_child(PackRequest(spec, source, Precision.F32, tmp_path / "pack"), ignore)
+        run_pack_child(request, ignore)
     (tmp_path / "gone").write_bytes(bytes(40))
     with pytest.raises(ResourceError, match="cannot read 24 bytes at offset 40"):
-        run_pack_child(PackRequest(spec, source, Precision.F32, tmp_path / "pack"), ignore)
+        run_pack_child(request, ignore)
 
 
 def test_a_caller_that_gives_up_ends_the_child(tmp_path: Path, long_request: PackRequest) -> None:
@@ -91,28 +96,6 @@ def test_a_caller_that_gives_up_ends_the_child(tmp_path: Path, long_request: Pac
     with pytest.raises(KeyboardInterrupt):
         run_pack_child(long_request, give_up)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_child_that_has_to_be_killed_leaves_nothing(
-    tmp_path: Path, long_request: PackRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parent, "_STOP_TIMEOUT_S", 0.0)
-
-    def give_up(done: int, total: int) -> None:
-        assert any("partial" in entry.name for entry in tmp_path.iterdir())
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_pack_child(long_request, give_up)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def started_child(long_request: PackRequest) -> Iterator["subprocess.Popen[bytes]"]:
-    """A child that has begun to write."""
-    with pack_child(long_request) as child:
-        assert first_event(child) == "progress"
-        yield child
 
 
 @pytest.mark.parametrize("precision", [Precision.F32, Precision.Q4])
@@ -127,28 +110,17 @@ def test_sigterm_leaves_nothing(tmp_path: Path, long_request: PackRequest, preci
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_child_leaves_what_the_next_pack_removes(
-    tmp_path: Path, started_child: "subprocess.Popen[bytes]", spec: ModelSpec
-) -> None:
-    started_child.kill()
-    started_child.communicate(timeout=30)
-    assert any("partial" in entry.name for entry in tmp_path.iterdir())
-    run_pack_child(PackRequest(spec, RandomTensors(1), Precision.F32, tmp_path / "pack"), ignore)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
-
-
 def test_a_child_dies_with_its_parent(tmp_path: Path, long_request: PackRequest) -> None:
     program = (
         "import json, sys, os, signal\n"
-        "from tpiedge.pack.writing.child import PackRequest\n"
-        "from tpiedge.pack.writing.parent import run_pack_child\n"
+        "from tpiedge.pack.process import PackRequest, run_pack_child\n"
         "request = PackRequest.from_json(json.loads(sys.stdin.readline()))\n"
         "run_pack_child(request, lambda *at: os.kill(os.getpid(), signal.SIGKILL))\n"
     )
     subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps(long_request.to_json()).encode() + b"\n",
-        env=parent._environment(),
+        env=ENVIRONMENT,
         check=False,
     )
     emptied = threading.Event()
@@ -168,32 +140,34 @@ def test_errors_keep_their_kind(
     def tell(child: object, request: object) -> list[dict[str, str]]:
         return [{"event": "error", "kind": kind, "message": "one line"}]
 
-    monkeypatch.setattr(parent, "_events", tell)
-    request = PackRequest(spec, RandomTensors(1), Precision.F32, tmp_path / "pack")
+    monkeypatch.setattr(process, "_events", tell)
+    request = PackRequest(spec, 1, Precision.F32, tmp_path / "pack")
     with pytest.raises(expected, match="one line"):
         run_pack_child(request, ignore)
 
 
 def test_a_silent_end_is_explained(tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(child: "subprocess.Popen[bytes]", request: object) -> list[object]:
+        (tmp_path / "pack.partial-0badcafe").mkdir()
         os.kill(child.pid, signal.SIGKILL)
         return []
 
-    monkeypatch.setattr(parent, "_events", kill)
-    request = PackRequest(spec, RandomTensors(1), Precision.F32, tmp_path / "pack")
+    monkeypatch.setattr(process, "_events", kill)
+    request = PackRequest(spec, 1, Precision.F32, tmp_path / "pack")
     with pytest.raises(OutOfMemory, match="was killed"):
         run_pack_child(request, ignore)
+    assert list(tmp_path.iterdir()) == [], "nor does it leave anything"
 
 
-def test_packing_needs_no_torch(spec: ModelSpec, make_pack: Callable[..., Pack]) -> None:
-    program = "import sys, tpiedge.pack.writing.parent, tpiedge.pack.writing.export; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], env=parent._environment(), check=True)
+def test_packing_needs_no_torch() -> None:
+    program = "import sys, tpiedge.pack.process, tpiedge.pack.export; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, check=True)
 
 
 _PEAK = """
 import re, sys
 from pathlib import Path
-from tpiedge.pack.writing.child import main
+from tpiedge.pack.process import main
 
 status = main()
 print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
@@ -203,17 +177,15 @@ sys.exit(status)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("native", ["1", "0"])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_the_child_keeps_below_256_mb(tmp_path: Path, transposed: bool, native: str) -> None:
+def test_the_child_keeps_below_256_mb(tmp_path: Path, transposed: bool) -> None:
     """As a whole process, with shapes of which a unit or a row is much larger than any model's."""
     rows, cols, per_unit = (256, 65536, 128) if transposed else (256, 262144, 128)
     layer = BlobSpec((MatrixSpec("q", "q", rows, cols, per_unit, transposed),))
     embedding = BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),))
     spec = ModelSpec(embedding, (layer,), BlobSpec(), {})
-    request = PackRequest(spec, RandomTensors(1), Precision.Q4, tmp_path / "pack")
-    environment = {"TPIEDGE_NATIVE": "0"} if native == "0" else {}
-    with pack_child(request, ("-c", _PEAK), **environment) as child:
+    request = PackRequest(spec, 1, Precision.Q4, tmp_path / "pack")
+    with pack_child(request, ("-c", _PEAK)) as child:
         assert child.stdout is not None
         lines = child.stdout.read().splitlines()
         child.wait()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tpiedge.kernels.panels import PanelShape
 from tpiedge.kernels.quantise import dequantise_unit
-from tpiedge.pack.sources.codes import Codes, panels_of
+from tpiedge.pack.codes import Codes, panels_of
 
 
 def random_codes(bits: int, outputs: int, inputs: int, seed: int = 0) -> Codes:
@@ -32,24 +32,9 @@ def test_a_unit_holds_what_the_codes_say(bits: int, outputs: int, inputs: int, s
     assert codes.squares() == pytest.approx(float(np.square(values.astype(np.float64)).sum()), rel=1e-5)
 
 
-def test_what_fills_up_is_zero() -> None:
-    codes, shape = random_codes(4, 3, 33), PanelShape(4, 3, 33)
-    codes.codes_OI[:] = 15
-    unit = panels_of(codes, shape)
-    scales, blocks = unit[:64].view("<f2").reshape(2, 16), unit[64:].reshape(-1, 16, 4)
-    assert not scales[:, 3:].any()
-    assert not blocks[:, 3:].any()
-    assert blocks[4, :3].tolist() == [[15, 0, 0, 0]] * 3
-
-
 def test_cut_as_an_array() -> None:
     codes = random_codes(8, 20, 100)
     np.testing.assert_array_equal(codes[3:9].values(), codes.values()[3:9])
     np.testing.assert_array_equal(codes[:, 32:90].values(), codes.values()[:, 32:90])
     with pytest.raises(ValueError, match="input 33 is inside a group"):
         codes[:, 33:]
-
-
-def test_codes_of_another_unit() -> None:
-    with pytest.raises(ValueError, match="are not a unit"):
-        panels_of(random_codes(8, 20, 100), PanelShape(4, 20, 100))

@@ -1,21 +1,21 @@
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tpiedge.errors import IntegrityError, InternalError, UserError
+from tests.unit.pack.stored import check_matrix
+from tpiedge.errors import IntegrityError, UserError
+from tpiedge.kernels.quantise import dequantise_unit
 from tpiedge.lab.random_weights import RandomSource
+from tpiedge.pack import export
 from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.export import export_safetensors
+from tpiedge.pack.layout import PanelLayout
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.sources.safetensors_file import TensorEntry, header
-from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.writing import export
-from tpiedge.pack.writing.export import export_safetensors
+from tpiedge.pack.specs import ModelSpec, Precision
 
 MakePack = Callable[..., Pack]
 
@@ -79,25 +79,10 @@ def test_shards_have_an_index(make_pack: MakePack, tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == sum(bits.nbytes for bits in tensors_of(files).values())
 
 
-def test_repeated_layers_come_back_under_every_name(make_pack: MakePack, tmp_path: Path) -> None:
-    pack = make_pack(Precision.BF16, 1, layers=3)
-    found = tensors_of(export_safetensors(pack, tmp_path / "out"))
-    first, last = (found[f"model.layers.{layer}.o_proj.weight"] for layer in (0, 2))
-    np.testing.assert_array_equal(first, last)
-
-
 def test_nothing_is_overwritten(make_pack: MakePack, tmp_path: Path) -> None:
     pack = make_pack()
     with pytest.raises(UserError, match="exists already"):
         export_safetensors(pack, pack.path)
-
-
-def test_a_failed_export_leaves_nothing(make_pack: MakePack, tmp_path: Path) -> None:
-    pack = make_pack()
-    pack.blob_path("head").unlink()
-    with pytest.raises(UserError):
-        export_safetensors(pack, tmp_path / "out")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
 
 
 def test_damage_is_not_exported(make_pack: MakePack, tmp_path: Path) -> None:
@@ -110,25 +95,32 @@ def test_damage_is_not_exported(make_pack: MakePack, tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
 
 
-def _longer(tensors: Sequence[TensorEntry]) -> bytes:
-    """A header whose last tensor has one row more than follows."""
-    *others, last = tensors
-    return header([*others, replace(last, shape=(last.shape[0] + 1, *last.shape[1:]))])
-
-
-def _renamed(tensors: Sequence[TensorEntry]) -> bytes:
-    return header([replace(tensors[0], name="another"), *tensors[1:]])
-
-
-@pytest.mark.parametrize("wrong", [_longer, _renamed, lambda tensors: header(tensors)[:-1]])
-def test_what_the_library_does_not_find_is_not_published(
-    make_pack: MakePack,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    wrong: Callable[[Sequence[TensorEntry]], bytes],
+@pytest.mark.parametrize("precision", [Precision.Q8, Precision.Q4])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_quantised_pack_comes_back_as_the_numbers_that_it_means(
+    make_pack: MakePack, tmp_path: Path, precision: Precision, tied: bool
 ) -> None:
-    pack = make_pack()
-    monkeypatch.setattr(export, "header", wrong)
-    with pytest.raises(InternalError, match="what was written"):
-        export_safetensors(pack, tmp_path / "out")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
+    pack = make_pack(precision, tied=tied)
+    (file,) = export_safetensors(pack, tmp_path / "out")
+    with safe_open(file, "pt") as opened:
+        names = set(opened.keys())
+        dtypes = {name: str(opened.get_tensor(name).dtype) for name in names}
+        found = {name: opened.get_tensor(name).float().numpy() for name in names}
+    embedding = dtypes.pop("model.embed_tokens.weight")
+    assert embedding == ("torch.float32" if tied else "torch.bfloat16")
+    assert set(dtypes.values()) == {"torch.float32"}
+    for key in pack.keys:
+        for m in pack.blob_spec(key).matrices:
+            assert found[m.source].shape == m.source_shape
+            matrix = pack.layout(key).matrix(m.name)
+            if not isinstance(matrix, PanelLayout):
+                check_matrix(pack, key, m, found[m.source])
+                continue
+            blob = np.fromfile(pack.blob_path(key), np.uint8)
+            for unit in range(matrix.units):
+                offset, length = matrix.span(unit, unit + 1)
+                expected = dequantise_unit(blob[offset : offset + length], matrix.shape(unit))
+                first = unit * matrix.rows_per_unit
+                rows = slice(first, first + matrix.unit_rows(unit))
+                part = found[m.source][:, rows] if m.transposed else found[m.source][rows]
+                np.testing.assert_array_equal(part, expected)

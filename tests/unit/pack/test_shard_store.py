@@ -10,18 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.pack.stored import write
 from tpiedge.errors import DiskFull, ProtocolError, UserError
 from tpiedge.lab.random_weights import RandomSource
-from tpiedge.pack.held import HeldUnits
-from tpiedge.pack.identity import manifest_bytes, pack_id
-from tpiedge.pack.layout import Precision
-from tpiedge.pack.manifest import MANIFEST_NAME
+from tpiedge.pack.manifest import MANIFEST_NAME, manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.shard_copy import LayerRanges, ShardCopy
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.store.copy import LayerRanges, ShardCopy
-from tpiedge.pack.store.space import read_limit, write_limit
-from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.writing.writer import write_pack
+from tpiedge.pack.specs import Precision
+from tpiedge.pack.store import ShardStore, write_limit
+from tpiedge.pack.writer import write_pack
 
 SHARE = NodeShare(Share(2, 4), Share(0, 1))
 OTHER = NodeShare(Share(0, 3), Share(1, 2))
@@ -56,7 +54,7 @@ def content(pack: Pack, layer: int, item) -> memoryview:
 def fill(copy: ShardCopy, pack: Pack, share: NodeShare) -> None:
     for part in copy.missing(share):
         for item in part.ranges:
-            assert copy.write(part.layer, item, content(pack, part.layer, item))
+            assert write(copy, part.layer, item, content(pack, part.layer, item))
 
 
 @pytest.mark.parametrize("precision", [Precision.F32, Precision.Q4])
@@ -71,7 +69,6 @@ def test_a_filled_share_is_a_pack_with_holes(make_pack, tmp_path, precision):
         assert copy.verify(SHARE) == copy.verify(SHARE, fast=True) == []
         assert len(copy.missing(OTHER)) == 2
         opened = Pack.open(copy.path)
-    assert verify_pack(opened, SHARE) == sum(pack.share_bytes(layer, SHARE) for layer in (0, 1))
     for layer in (0, 1):
         mine = {item.index for item in pack.share_ranges(layer, SHARE)}
         for item in pack.layout(layer).ranges():
@@ -87,11 +84,9 @@ def test_what_is_not_the_hash_s_is_not_marked(pack, tmp_path):
         item = copy.missing(SHARE)[0].ranges[1]
         wrong = bytearray(content(pack, 0, item))
         wrong[5] ^= 1
-        assert not copy.write(0, item, memoryview(wrong))
+        assert not write(copy, 0, item, memoryview(wrong))
         assert item in copy.missing(SHARE)[0].ranges
-        with pytest.raises(ValueError, match="bytes for"):
-            copy.write(0, item, memoryview(wrong)[:-1])
-        assert copy.write(0, item, content(pack, 0, item))
+        assert write(copy, 0, item, content(pack, 0, item))
         assert item not in copy.missing(SHARE)[0].ranges
 
 
@@ -113,11 +108,6 @@ def test_forged_manifests_and_tables_are_refused(pack, tmp_path):
             with pytest.raises(ProtocolError, match="not the one of its blob"):
                 copy.adopt_table(0, forged)
         assert copy.missing_tables(SHARE) == [0, 1]
-    # What a killed process left of adopting goes with the next one.
-    left = tmp_path / "store" / "packs" / ".incoming-0123abcd"
-    left.mkdir()
-    store.adopt_manifest(manifest, pack_id(manifest))
-    assert not left.exists()
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -160,27 +150,6 @@ def test_a_crash_at_any_step_never_lies(pack, tmp_path, seed, crashes):
             fill(resumed, pack, SHARE)
             assert resumed.missing(SHARE) == resumed.verify(SHARE) == []
         shutil.rmtree(snapshot)
-
-
-def test_the_units_that_are_here_of_every_layer_are_told_of_the_packs_used_last(two_packs, tmp_path):
-    pack, other = two_packs
-    store = ShardStore(tmp_path / "store")
-    assert store.held_units(4) == {}
-    with adopt(store, pack) as copy:
-        assert store.held_units(4) == {copy.id: HeldUnits()}
-        fill(copy, pack, SHARE)
-        assert store.held_units(4) == {copy.id: HeldUnits(0b1100, 0b1)}
-        one = copy.pack.layout(1).matrix("k").ranges(1, 2).__next__()
-        copy.forget([LayerRanges(1, (one,))])
-        assert store.held_units(4) == {copy.id: HeldUnits(0, 0b1)}, "one layer lacks the KV head of both"
-    with adopt(store, other) as later:
-        os.utime(tmp_path / "store" / "packs" / later.id / "in-use", (time.time() + 9,) * 2)
-        assert list(store.held_units(4)) == [later.id, copy.id]
-        assert list(store.held_units(1)) == [later.id]
-    (tmp_path / "store" / "packs" / copy.id / MANIFEST_NAME).write_bytes(manifest_bytes(other.path))
-    assert list(store.held_units(4)) == [later.id]
-    shutil.rmtree(tmp_path / "store")
-    assert store.held_units(4) == {}
 
 
 def test_a_flipped_bit_is_found_forgotten_and_refilled(pack, tmp_path):
@@ -227,27 +196,12 @@ def test_a_local_pack_is_linked_and_never_changed(pack, tmp_path):
         assert copy.pack.blob_path(0).samefile(pack.blob_path(0))
         item = copy.pack.layout(0).matrix("q").ranges(0, 1).__next__()
         copy.forget([LayerRanges(0, (item,))])
-        assert copy.write(0, item, content(pack, 0, item))
+        assert write(copy, 0, item, content(pack, 0, item))
         assert not copy.pack.blob_path(0).samefile(pack.blob_path(0))
         assert copy.missing(ALL) == copy.verify(ALL) == []
     store.remove(copy.id)
     assert pack.blob_path(0).read_bytes() == original
     assert verify_pack(pack) > 0
-
-
-def test_a_local_pack_on_another_disk_is_referred_to(pack, tmp_path, monkeypatch):
-    def refuse(*_arguments: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refuse)
-    store = ShardStore(tmp_path / "store")
-    with adopt(store, pack, tables=False) as copy:
-        assert copy.import_from(pack) == 2
-        assert copy.pack.blob_path(0).is_symlink()
-        assert copy.verify(ALL) == []
-    shutil.rmtree(pack.path)
-    with store.open(copy.id) as copy:
-        assert [part.layer for part in copy.missing(SHARE)] == [0, 1]
 
 
 def test_packs_share_blobs_and_leave_with_the_last_of_them(make_pack, tmp_path):
@@ -304,32 +258,12 @@ def test_the_pack_used_longest_ago_makes_room(make_spec, tmp_path):
 
 
 def test_the_limit_is_kept(tmp_path):
-    assert read_limit(tmp_path) is None
+    assert ShardStore(tmp_path).limit_bytes is None
     write_limit(tmp_path, 5_000_000)
     assert ShardStore(tmp_path).limit_bytes == 5_000_000
     assert ShardStore(tmp_path, 7).limit_bytes == 7
     write_limit(tmp_path, None)
     assert ShardStore(tmp_path).limit_bytes is None
-
-
-def test_a_pack_of_the_same_name_with_other_weights_has_nothing_to_give(pack, make_spec, tmp_path):
-    """Packs go by their content: what a folder is called does not matter."""
-    source = RandomSource.for_spec(8, make_spec(), "F32")
-    other = Pack.open(write_pack(make_spec(), source, Precision.F32, tmp_path / "elsewhere" / "pack").path)
-    assert other.path.name == pack.path.name
-    store = ShardStore(tmp_path / "store")
-    with adopt(store, other) as copy:
-        fill(copy, other, ALL)
-    with adopt(store, pack) as copy:
-        wanted = copy.missing(ALL)
-        assert sum(part.nbytes for part in wanted) == sum(pack.share_bytes(layer, ALL) for layer in (0, 1))
-        assert not copy.overlaps(other)
-        assert copy.import_from(other) == 0
-        assert copy.missing(ALL) == wanted
-        assert copy.overlaps(pack)
-        fill(copy, pack, ALL)
-        assert copy.verify(ALL) == []
-    assert len(store.pack_ids) == 2
 
 
 @pytest.mark.parametrize("damage", ["another pack's", "one byte", "nothing"])
@@ -355,19 +289,6 @@ def test_a_manifest_that_is_not_its_name_s_is_fetched_again(pack, make_spec, tmp
         assert healed.missing(SHARE) == healed.verify(SHARE) == []
 
 
-def test_who_fetches_is_named(pack, tmp_path):
-    with adopt(ShardStore(tmp_path / "store"), pack) as copy, copy.fetch_lock() as held:
-        held.wait_alone(0.0, "busy")
-        with (
-            copy.fetch_lock() as second,
-            pytest.raises(UserError, match=f"busy: process {os.getpid()} is at it"),
-        ):
-            second.wait_alone(0.0, "busy")
-        held.close()
-        with copy.fetch_lock() as third:
-            third.wait_alone(0.0, "busy")
-
-
 @pytest.fixture
 def two_packs(make_spec, tmp_path) -> list[Pack]:
     sources = [RandomSource.for_spec(seed, make_spec(), "F32") for seed in range(2)]
@@ -377,44 +298,3 @@ def two_packs(make_spec, tmp_path) -> list[Pack]:
         for source, folder in zip(sources, folders, strict=True)
     ]
     return [Pack.open(report.path) for report in reports]
-
-
-@pytest.mark.parametrize("damage", ["unreadable", "gone"])
-def test_no_blob_leaves_while_the_manifest_of_a_pack_in_use_cannot_be_read(
-    two_packs, tmp_path, damage, caplog
-):
-    store = ShardStore(tmp_path / "store")
-    with adopt(store, two_packs[1]) as other:
-        fill(other, two_packs[1], SHARE)
-    with adopt(store, two_packs[0]) as copy:
-        fill(copy, two_packs[0], SHARE)
-        manifest = copy.path / MANIFEST_NAME
-        good = manifest.read_bytes()
-        manifest.write_bytes(b"") if damage == "unreadable" else manifest.unlink()
-        store.remove(other.id)
-        assert f"shards rm {copy.id[:12]}" in caplog.text
-        manifest.write_bytes(good)
-        assert copy.missing(SHARE) == copy.verify(SHARE) == []
-        store.adopt_manifest(manifest_bytes(two_packs[1].path), other.id)
-        store.remove(other.id)  # which finds what was left
-        assert len(list((tmp_path / "store" / "blobs").iterdir())) == len(
-            list((two_packs[0].path / "blobs").iterdir())
-        )
-
-
-def test_nothing_is_evicted_in_vain(two_packs, tmp_path):
-    store = ShardStore(tmp_path / "store")
-    for pack in two_packs:
-        with adopt(store, pack) as copy:
-            fill(copy, pack, SHARE)
-    good = manifest_bytes(copy.path)
-    (copy.path / MANIFEST_NAME).write_bytes(b"")
-    limited = ShardStore(tmp_path / "store", store.usage().held_bytes)
-    with pytest.raises(UserError, match=f"shards rm {copy.id[:12]}"):
-        limited.make_room(1000)
-    assert len(limited.pack_ids) == 2
-    store.adopt_manifest(good, copy.id)  # its weights are here still
-    with store.open(copy.id) as healed:
-        assert healed.missing(SHARE) == healed.verify(SHARE) == []
-    limited.make_room(1000)
-    assert len(limited.pack_ids) == 1

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.pack.layout import Precision
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, VectorSpec
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, Precision, VectorSpec
 from tpiedge.pack.storage import Storage
 
 F32, BF16, Q8, Q4 = Precision
@@ -82,16 +81,3 @@ def test_vectors_that_are_f32_anyway_are_not_said_to_be(storage: Storage) -> Non
         replace(storage, vectors_f32=True)
     with pytest.raises(UserError, match="vectors are f32 anyway"):
         Storage.from_json(storage.to_json() | {"vectors": "f32"})
-
-
-@pytest.mark.parametrize("kinds", [{"embedding": BF16}, {"embedding": Q8, "head": BF16}])
-def test_vectors_in_f32_beside_quantised_layers(kinds: dict[str, Precision]) -> None:
-    storage = replace(Storage.of(Q4, tied=False, **kinds), vectors_f32=True)
-    assert Storage.from_json(storage.to_json()) == storage
-
-
-def test_plain_packs_say_one_precision() -> None:
-    assert Storage.of(BF16, tied=False).to_json() == {"precision": "bf16"}
-    assert Storage.from_json({"precision": "f32"}) == Storage(F32, F32, F32)
-    with pytest.raises(UserError, match="precision is missing"):
-        Storage.from_json({})

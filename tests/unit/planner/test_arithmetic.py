@@ -3,15 +3,13 @@
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.specs import Precision
 from tpiedge.pack.storage import Storage
 from tpiedge.planner import arithmetic
 from tpiedge.planner.arithmetic import (
     check_compute,
-    check_head_width,
     check_native,
     computed_apart,
-    usual_compute,
 )
 from tpiedge.wire.fields import Compute, KVPrecision
 
@@ -34,12 +32,6 @@ def test_what_goes_together(stored: Precision, compute: Compute) -> None:
     assert f"--compute {compute}" in words
     assert "\n" not in words
     assert any(remedy in words for remedy in ("add --precision", "leave --compute out"))
-
-
-@pytest.mark.parametrize("stored", list(Precision))
-def test_what_is_usual_goes(stored: Precision) -> None:
-    assert usual_compute(stored) == ("int8" if stored.quantised else "f32")
-    check_compute(stored, usual_compute(stored))
 
 
 @pytest.mark.parametrize("layers", [Precision.Q8, Precision.Q4])
@@ -86,10 +78,3 @@ def test_what_needs_native_kernels(
     with pytest.raises(UserError) as refused:
         check_native(stored, kv)
     assert str(refused.value) == words
-
-
-def test_the_widest_heads_have_keys_and_values_in_numbers() -> None:
-    for kv, width in (("q8", 256), ("bf16", 257), ("f32", 999)):
-        check_head_width(kv, width)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="heads of 257 columns, more than 256, cannot be kept in q4: choose"):
-        check_head_width("q4", 257)

@@ -57,12 +57,6 @@ def test_every_node_gets_its_heads_and_none_twice(both: tuple[list[KVHolder], li
         assert units(heads) <= units(one.heads)
 
 
-@given(st.integers(1, 12).flatmap(plans))
-def test_nothing_travels_where_nothing_changes(old: list[KVHolder]) -> None:
-    found = carriage(old, old)
-    assert (found.sent, found.brought, found.stored) == ((), (), ())
-
-
 def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[KVHolder]:
     return [KVHolder(name, Share(start, stop), link if name else None) for name, start, stop in plan]
 
@@ -82,8 +76,3 @@ def test_the_time_that_it_takes(
 ) -> None:
     before, after = holders(*old), holders(*new)
     assert carriage_s(carriage(before, after), before, after, 1e6) == pytest.approx(seconds)
-
-
-def test_a_link_that_was_not_measured_is_a_slow_one() -> None:
-    before, after = holders(("", 0, 1)), holders(("", 0, 0), ("ann", 0, 1), link=0.0)
-    assert carriage_s(carriage(before, after), before, after, 1e6) > 0.9

@@ -8,9 +8,7 @@ from tests.unit.planner.test_solve import MODEL
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kv.cache import KVCache
 from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, whole_need
-from tpiedge.planner.solve import Plan, solve
-from tpiedge.units import GIB
+from tpiedge.planner.needs import ModelFacts, NodeFacts, whole_need
 from tpiedge.wire.fields import KVPrecision
 
 PRECISIONS: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
@@ -36,22 +34,3 @@ def test_what_is_planned_is_what_the_cache_reserves(kv: KVPrecision, head_dim: i
         precision=kv,
     )
     assert need.kv_bytes == cache.reserved_bytes > 0
-
-
-def test_fewer_bits_make_room_for_a_longer_context() -> None:
-    """The longest context of one node, found by halving."""
-
-    def longest(kv: KVPrecision) -> int:
-        node = NodeFacts(1.0, 8 * GIB)
-        low, high = 1, 1 << 22
-        while high - low > 1:
-            middle = (low + high) // 2
-            found = solve(facts(kv), [node], middle)
-            assert isinstance(found, Plan | Infeasible)
-            low, high = (middle, high) if isinstance(found, Plan) else (low, middle)
-        return low
-
-    contexts = {kv: longest(kv) for kv in PRECISIONS}
-    assert contexts["bf16"] == pytest.approx(2 * contexts["f32"], rel=0.2)
-    assert contexts["q8"] == pytest.approx(512 / 136 * contexts["f32"], rel=0.2)
-    assert contexts["q4"] == pytest.approx(512 / 80 * contexts["f32"], rel=0.2)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
-from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.planner.partition import (
     LayerShape,
     ShareWeight,
@@ -37,23 +36,6 @@ def both(*weights: float) -> list[ShareWeight]:
 )
 def test_apportion_table(weights: list[float], units: int, expected: list[int]) -> None:
     assert apportion(weights, units) == expected
-
-
-def test_cuts_fall_on_kv_heads_while_there_are_enough() -> None:
-    shares = partition(LayerShape(heads=32, kv_heads=4, ffn_tiles=44), both(1, 1, 1))
-    assert [share.attention for share in shares] == [Share(0, 16), Share(16, 24), Share(24, 32)]
-    assert [share.ffn for share in shares] == [Share(0, 15), Share(15, 30), Share(30, 44)]
-
-
-def test_more_nodes_than_kv_heads_share_them_by_query_head() -> None:
-    shares = partition(LayerShape(heads=9, kv_heads=3, ffn_tiles=5), both(1, 1, 1, 1, 1))
-    assert [len(share.attention) for share in shares] == [2, 2, 2, 2, 1]
-    assert kv_share(shares[1].attention, 3) == Share(0, 2), "query heads 2 and 3 need KV heads 0 and 1"
-
-
-def test_a_node_may_help_with_the_ffn_only() -> None:
-    shares = partition(LayerShape(8, 2, 10), parse_shares("1,0:1", 2))
-    assert shares == (NodeShare(Share(0, 8), Share(0, 5)), NodeShare(Share(8, 8), Share(5, 10)))
 
 
 weight_lists = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda w: sum(w) > 1e-3)

@@ -1,39 +1,32 @@
 """What a node keeps within a limit: a table of limits for one small model, and the same numbers as a real pack's."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.engine.steps import ACTIVATION_BYTES
 from tpiedge.lab.random_weights import RandomSource
-from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
-from tpiedge.memory.sweep import Sweep
-from tpiedge.pack.layout import Precision
+from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.pack.storage import Storage
-from tpiedge.pack.writing.writer import write_pack
-from tpiedge.planner.facts import model_facts
-from tpiedge.planner.fractions import fractions, node_bound
+from tpiedge.pack.writer import write_pack
 from tpiedge.planner.needs import (
-    NODE_BASE_BYTES,
     Infeasible,
     ModelFacts,
     NodeFacts,
     NodeNeed,
-    base_bytes,
+    model_facts,
     pieces_of_blocks,
     whole_need,
 )
 from tpiedge.planner.partition import LayerShape
-from tpiedge.planner.solve import Plan, solve
-from tpiedge.planner.streaming import node_need, node_seconds, smallest_bytes
+from tpiedge.planner.solve import solve
+from tpiedge.planner.streaming import node_need, smallest_bytes
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.weights import Keeping
 
@@ -85,21 +78,6 @@ def test_what_does_not_fit_streams_within_the_limit(pieces: int) -> None:
     assert need.streamed_bytes == (28 - pieces + min(pieces, 9)) * PIECE
 
 
-def test_more_memory_never_streams_more() -> None:
-    streamed = [fits(pieces).streamed_bytes for pieces in range(5, 29)]
-    assert streamed == sorted(streamed, reverse=True)
-
-
-def test_nothing_pinned_streams_everything_through_two_blocks() -> None:
-    need = fits(20, pin="none")
-    assert (need.weight_bytes, need.streamed_bytes) == (9 * PIECE, 28 * PIECE)
-
-
-@pytest.mark.parametrize("keeping", [{"pin": "all"}, {"window_bytes": 20 * PIECE}, {"window_blocks": 4}])
-def test_what_is_wanted_and_too_much_is_refused(keeping: dict[str, object]) -> None:
-    assert isinstance(fit(8, **keeping), Infeasible)
-
-
 def test_the_refusal_names_the_least() -> None:
     refusal = fit(4.9)
     assert isinstance(refusal, Infeasible)
@@ -107,18 +85,6 @@ def test_the_refusal_names_the_least() -> None:
     least = smallest_bytes(MODEL, 1, SHARE, NODE, TOKENS)
     assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least, None, 1), TOKENS), NodeNeed)
     assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least - 1, None, 1), TOKENS), Infeasible)
-
-
-def test_a_window_larger_than_the_model_is_the_model() -> None:
-    need = fits(None, pin="none", window_bytes=1 << 40)
-    assert need.weights.ring_bytes == need.weight_bytes == 28 * PIECE
-
-
-def test_a_disk_that_is_slower_than_the_processor_decides() -> None:
-    node = NodeFacts(100.0, disk_bytes_per_s=10.0)
-    need = NodeNeed(0, 0, 0, streamed_bytes=5 * PIECE)
-    assert node_seconds(MODEL, SHARE, node, need) == 5 * PIECE / 10
-    assert node_seconds(MODEL, SHARE, node, NodeNeed(0, 0, 0)) == 28 * PIECE / 100
 
 
 def write(
@@ -164,23 +130,6 @@ def test_the_planner_s_sizes_are_the_pack_s(
         _check_placement(model, rank, share, sizes)
 
 
-@pytest.mark.parametrize(
-    ("stored", "layers", "head"),
-    [
-        (Precision.F32, False, False),
-        (Precision.BF16, False, False),
-        (Precision.Q8, True, True),
-        (Precision.Q4, True, True),
-        (Storage(Precision.Q4, Precision.BF16, Precision.BF16), True, False),
-    ],
-)
-def test_the_planner_knows_which_weights_are_quantised(
-    tmp_path: Path, stored: Precision | Storage, layers: bool, head: bool
-) -> None:
-    model = model_facts(write(tmp_path / "pack", stored, 4, 2, 384, 256, 512), head_dim=64, kv="f32")
-    assert (model.quantised, model.head_quantised) == (layers, head)
-
-
 def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequence[Sequence[int]]) -> None:
     """With every limit the node can do what the planner says, and streams no more."""
     pieces = [size for block in sizes for size in block]
@@ -210,21 +159,6 @@ def _nodes(count: int) -> st.SearchStrategy[list[NodeFacts]]:
     return st.lists(node, min_size=1, max_size=count)
 
 
-@given(_nodes(5), st.integers(0, 5000))
-def test_fractions_keep_their_limits_and_sum_to_one(nodes: list[NodeFacts], tokens: int) -> None:
-    bounds = [node_bound(LARGE, rank, node, tokens) for rank, node in enumerate(nodes)]
-    limits = [bound.limit for bound in bounds]
-    found = fractions(bounds)
-    assert (found is None) == (min(limits) < 0 or sum(limits) < 1)
-    if found is not None:
-        assert sum(found[0]) == pytest.approx(1)
-        assert sum(bound.at(found[1]) for bound in bounds) >= 1 - 1e-6
-        least_s = max(bound.least_s for bound in bounds)
-        sooner = 0.999 * found[1]
-        assert found[1] == least_s or sum(bound.at(sooner) for bound in bounds) < 1, "no time is wasted"
-        assert all(-1e-9 <= part <= limit + 1e-6 for part, limit in zip(found[0], limits, strict=True))
-
-
 @given(_nodes(4), st.integers(0, 5000))
 def test_a_plan_with_streaming_keeps_every_limit(nodes: list[NodeFacts], tokens: int) -> None:
     plan = solve(LARGE, nodes, tokens)
@@ -235,26 +169,3 @@ def test_a_plan_with_streaming_keeps_every_limit(nodes: list[NodeFacts], tokens:
     for node, need in zip(nodes, plan.needs, strict=True):
         assert node.memory_bytes is None or need.total_bytes <= node.memory_bytes
         assert not need.streamed_bytes or node.streams
-
-
-@given(_nodes(3), st.integers(0, 3), st.sampled_from([256 * MIB, GIB]))
-def test_memory_that_is_added_never_slows(nodes: list[NodeFacts], which: int, more: int) -> None:
-    which %= len(nodes)
-    old = nodes[which]
-    if old.memory_bytes is None or old.keeping.pin == "none":
-        return
-    before = solve(LARGE, nodes, 100)
-    richer = NodeFacts(old.speed, old.memory_bytes + more, None, old.disk_bytes_per_s, old.keeping)
-    after = solve(LARGE, [*nodes[:which], richer, *nodes[which + 1 :]], 100)
-    if isinstance(before, Plan):
-        assert isinstance(after, Plan)
-        # Whole heads are coarse.
-        assert after.layers_s <= before.layers_s * 1.35
-
-
-def test_hidden_states_count_as_far_as_a_step_holds_them() -> None:
-    wide = replace(MODEL, row_bytes=4 * 4096)
-    short, long = base_bytes(wide, NODE, 100), base_bytes(wide, NODE, 100_000)
-    assert short == NODE_BASE_BYTES + 100 * 4 * 4096
-    assert long == NODE_BASE_BYTES + ACTIVATION_BYTES
-    assert base_bytes(wide, replace(NODE, alone=True), 100) < short

@@ -53,18 +53,6 @@ def good(request: Fetch) -> Envelope:
     return Envelope("master", chunk, (memoryview(data),))
 
 
-def cutter(total: int) -> Callable[[int], RequestedBytes | None]:
-    at = 0
-
-    def cut(limit: int) -> RequestedBytes | None:
-        nonlocal at
-        length = min(limit, total - at)
-        at += length
-        return RequestedBytes("blob", 3, "b", at - length, length) if length else None
-
-    return cut
-
-
 @pytest.fixture
 def master() -> Master:
     return Master(ManualClock())
@@ -72,7 +60,7 @@ def master() -> Master:
 
 def stream(master: Master, total: int, stopped: Callable[[], bool] = lambda: False) -> Iterator[ArrivedBytes]:
     window = RequestWindow(master, "p", master.clock, 10.0, stopped)  # type: ignore[arg-type]
-    return window.stream(cutter(total))
+    return window.stream(iter([RequestedBytes("blob", 3, "b", 0, total)]))
 
 
 def test_requested_bytes_arrive_in_order(master: Master) -> None:

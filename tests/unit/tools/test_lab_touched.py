@@ -3,12 +3,11 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tools.lab_touched import BUILT_BY, ROOT, UNTOUCHED, about
+from tools.lab_touched import BUILT_BY, ROOT, UNTOUCHED
 
 FILES = {
     "tpiedge/lab/some.py": "from tpiedge.used import name\nfrom tpiedge import direct\nimport tests.helper\n",
@@ -85,24 +84,6 @@ def test_what_is_imported_by_the_laboratory_counts(
     assert asked(checkout)[0] == (0 if touched else UNTOUCHED)
 
 
-@pytest.mark.parametrize("gone", ["tools/tool.py", "tpiedge/used.py", "tests/unit/lab/test_some.py"])
-def test_what_is_gone_counts(checkout: Path, gone: str) -> None:
-    (checkout / gone).unlink()
-    assert asked(checkout)[0] == 0
-
-
-@pytest.mark.parametrize("harm", [
-    lambda folder: (folder / ".ci/lab-passed").write_bytes(b"\xff"),
-    lambda folder: (folder / "tools/broken.py").write_text("bad = '"),
-    lambda folder: (folder / "tools/broken.py").write_bytes(b"'\xff'"),
-])  # fmt: skip
-def test_what_cannot_be_read_is_not_taken_for_unchanged(
-    checkout: Path, harm: Callable[[Path], object]
-) -> None:
-    harm(checkout)
-    assert asked(checkout)[0] != UNTOUCHED
-
-
 @pytest.mark.parametrize("written", ["", "0123456789012345678901234567890123456789\n", "--help", None])
 def test_a_commit_that_is_not_known_counts_as_changed(checkout: Path, written: str | None) -> None:
     passed = checkout / ".ci" / "lab-passed"
@@ -111,29 +92,3 @@ def test_a_commit_that_is_not_known_counts_as_changed(checkout: Path, written: s
         passed.write_text(written)
     status, words = asked(checkout)
     assert (status, "names no commit" in words) == (0, True)
-
-
-def test_what_is_not_committed_did_not_pass(checkout: Path) -> None:
-    before = (checkout / ".ci" / "lab-passed").read_text()
-    (checkout / "tools/new.py").touch()
-    status, words = asked(checkout, "--passed", head(checkout))
-    assert (status, "tools/new.py" in words) == (1, True)
-    assert (checkout / ".ci" / "lab-passed").read_text() == before
-
-
-def test_another_commit_than_the_last_did_not_pass(checkout: Path) -> None:
-    before = head(checkout)
-    (checkout / "README.md").touch()
-    commit(checkout)
-    assert asked(checkout, "--passed", before)[0] == 1
-
-
-def test_of_this_project_it_is_a_part() -> None:
-    found = about(ROOT, ["setup.py", "README.md"])
-    assert {
-        "tpiedge/local/launch.py",
-        "tools/lab_touched.py",
-        "tests/process/command.py",
-        "setup.py",
-    } <= found
-    assert found.isdisjoint({"README.md", "tpiedge/api/app.py"})

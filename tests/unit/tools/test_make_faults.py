@@ -53,11 +53,6 @@ def test_a_row_for_each_mark(tool: ModuleType) -> None:
     ]
 
 
-def test_a_mark_of_no_fault_is_an_error(tool: ModuleType) -> None:
-    with pytest.raises(ValueError, match=r"marked, but not in faults\.toml: B2"):
-        tool.page({"Wire": CATALOGUE["Wire"]}, found(tool))
-
-
 def test_a_fault_has_a_test_or_a_reason(tool: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"A1 has no test, and faults\.toml does not say why"):
         tool.page(CATALOGUE, {})

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,6 @@ PARTS = [
     "setup: installing the dependencies, torch among them: some minutes the first time",
     "setup: compiling the native kernels and installing tpiedge",
 ]
-KERNELS = (
-    "setup: the native kernels did not compile (is there a C++ compiler?): no q8, no q4, slower f32 and bf16"
-)
 #: It writes down what it is asked for, and fails at what FAILS names.
 INTERPRETER = """#!/bin/sh
 echo "$*" >> asked
@@ -86,39 +82,6 @@ def test_every_part_is_said_before_it_begins_and_the_time_in_the_end(checkout: P
     assert second == f"{quiet} --editable .[dev]"
 
 
-def test_what_is_there_is_not_made_again(checkout: Path) -> None:
-    setup(checkout)
-    assert "setup:" not in setup(checkout).stdout
-    os.utime(checkout / ".venv" / ".setup-done", (0, 0))
-    assert setup(checkout).stdout.splitlines()[:-1] == PARTS[1:]
-
-
-def test_kernels_that_did_not_compile_are_no_failure(checkout: Path) -> None:
-    ended = setup(checkout, compiles=False)
-    assert ended.returncode == 0
-    assert ended.stdout.splitlines()[:-1] == [*PARTS, KERNELS]
-
-
-@pytest.mark.parametrize(
-    ("python", "fails"),
-    [("./nowhere", ""), ("./python", "version_info")],
-)
-def test_no_fit_interpreter_is_one_line(checkout: Path, python: str, fails: str) -> None:
-    ended = setup(checkout, python, fails=fails)
-    assert complaints(ended) == [
-        f"setup: {python} is no Python 3.11 or newer: PYTHON=/path/to/python make setup"
-    ]
-    assert ended.stdout == ""
-
-
-def test_an_environment_that_cannot_be_made_is_one_line(checkout: Path) -> None:
-    ended = setup(checkout, fails="-m venv")
-    assert complaints(ended) == [
-        "setup: './python -m venv .venv' failed (Debian, Ubuntu: apt install python3-venv; run it to see why)"
-    ]
-    assert ended.stdout.splitlines() == PARTS[:1]
-
-
 @pytest.mark.parametrize(
     ("fails", "said"),
     [
@@ -132,15 +95,3 @@ def test_a_failed_installation_is_said_below_its_cause(checkout: Path, fails: st
     assert complaints(ended) == ["the cause", f"setup: {said}"]
     assert not (checkout / ".venv" / ".setup-done").exists()
     assert setup(checkout).returncode == 0, "the next one succeeds"
-
-
-def test_the_dependencies_are_those_of_the_project(checkout: Path) -> None:
-    """Told by the interpreter that runs this test, from the Makefile's own line."""
-    recipe = run(checkout, "make", "-n", "setup")
-    found = re.search(r"dependencies=\$\((.*?)\) &&", recipe.stdout)
-    assert found is not None
-    command = found[1].replace(".venv/bin/python", sys.executable)
-    told = run(checkout, "sh", "-c", command)
-    named = {re.split("[<>=]", item)[0] for item in told.stdout.split()}
-    assert {"torch", "click", "docker", "matplotlib", "pytest", "mypy"} <= named
-    assert not any("tpiedge" in item for item in named)

@@ -1,13 +1,8 @@
 """The presets against figures that were not used to write them: published parameter counts."""
 
 import importlib.util
-import json
-import math
 from pathlib import Path
 
-import pytest
-
-from tpiedge.errors import UserError
 from tpiedge.model.presets import PRESETS, preset
 
 TOOL = Path(__file__).parents[3] / "tools" / "make_checkpoint.py"
@@ -52,29 +47,3 @@ def test_every_preset_has_its_published_size():
         name: sum(t.nbytes for t in tool.tensors(tool.model(preset(name)), "f32")) // 4 for name in PRESETS
     }
     assert counted == PARAMETERS
-
-
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_transformers_reads_the_config_as_meant(name, tmp_path):
-    from transformers import AutoConfig
-
-    (tmp_path / "config.json").write_text(json.dumps(preset(name)))
-    read, facts = AutoConfig.from_pretrained(tmp_path), preset(name)
-    head_dim = facts.get("head_dim", facts["hidden_size"] // facts["num_attention_heads"])
-    assert getattr(read, "head_dim", None) in (head_dim, None)
-    assert read.rope_parameters["rope_theta"] == facts["rope_theta"]
-    scaling = facts.get("rope_scaling") or {"rope_type": "default"}
-    assert scaling.items() <= read.rope_parameters.items()
-    window = facts["sliding_window"] if facts["model_type"] == "mistral" else None
-    assert getattr(read, "sliding_window", None) == window
-    assert read.tie_word_embeddings == facts["tie_word_embeddings"]
-
-
-def test_a_preset_is_a_copy():
-    preset("llama3.1-8b")["rope_scaling"]["factor"] = math.inf
-    assert preset("llama3.1-8b")["rope_scaling"]["factor"] == 8.0
-
-
-def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(UserError, match=r"'llama9'.*llama2-7b.*tinyllama"):
-        preset("llama9")

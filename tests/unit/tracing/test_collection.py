@@ -11,7 +11,7 @@ import pytest
 from tpiedge.errors import DiskFull, UserError
 from tpiedge.lab.traces import read_trace
 from tpiedge.tracing import collection as module
-from tpiedge.tracing.collection import Collection, Joined, cannot_write
+from tpiedge.tracing.collection import Collection, Joined
 from tpiedge.tracing.tracer import COMPUTE, LOAD, REDUCE, WAIT, TraceEvent, Tracer
 
 
@@ -83,13 +83,6 @@ def test_the_file_is_what_perfetto_reads(tmp_path: Path) -> None:
         assert all(one["ts"] + one["dur"] <= other["ts"] for one, other in pairwise(found))
 
 
-def test_what_was_there_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    path.write_text("old")
-    joined(path)
-    assert read_trace(path).nodes
-
-
 def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "t.json")
     joined(tmp_path / "link")
@@ -138,11 +131,6 @@ def test_what_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str, ex
     assert not list(tmp_path.iterdir())
 
 
-def test_other_failures_are_told_with_the_path() -> None:
-    error = cannot_write(Path("t.json"), OSError(errno.EROFS, "Read-only file system"))
-    assert str(error) == "cannot write t.json: Read-only file system"
-
-
 GOOD: dict[str, Any] = {
     "ph": "X", "cat": "load", "pid": 1, "tid": 1, "ts": 0, "dur": 1, "args": {"kind": "up"},
 }  # fmt: skip
@@ -156,28 +144,18 @@ def file_with(*events: object) -> str:
     ("content", "expected"),
     [
         ("", "it is not JSON"),
-        ("\xff\x00", "it is not JSON"),
         ("[" * 100_000, "it is not JSON"),
-        ("[]", "it is not a JSON object"),
         ("{}", "it has no list of events"),
-        ('{"traceEvents": {}}', "it has no list of events"),
         ('{"traceEvents": [{"ph": "B"}]}', "another program wrote it"),
         ('{"traceEvents": [], "otherData": {}}', "another program wrote it"),
         ('{"traceEvents": [], "otherData": {"tpiedge_dropped": 1}}', "AttributeError"),
         (file_with(), "nothing happened in it"),
-        (file_with({"ph": "M"}), "nothing happened in it"),
-        (file_with(7), "TypeError"),
         (file_with({**GOOD, "cat": "zebra"}), "an event of lane 'zebra'"),
-        (file_with({**GOOD, "cat": []}), "ValueError"),
         (file_with({**GOOD, "ts": -1}), "ValueError"),
         (file_with({**GOOD, "dur": float("nan")}), "ValueError"),
-        (file_with({**GOOD, "dur": float("inf")}), "ValueError"),
         (file_with({**GOOD, "ts": 10**400}), "OverflowError"),
-        (file_with({**GOOD, "ts": "soon"}), "ValueError"),
         (file_with({**GOOD, "args": None}), "TypeError"),
         (file_with({**GOOD, "args": {"kind": "up", "step": 1 << 32}}), "an event of step 4294967296"),
-        (file_with({**GOOD, "args": {"kind": "up", "step": -2}}), "an event of step -2"),
-        (file_with({**GOOD, "pid": None}), "TypeError"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, expected: str) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.lab.traces import overlap, total
-from tpiedge.tracing.collection import clip, rows, union, without
+from tpiedge.tracing.collection import rows, union, without
 from tpiedge.tracing.tracer import Interval
 
 TICKS = 30
@@ -45,11 +45,6 @@ def test_what_is_left_outside_the_holes(whole: Interval, holes: list[Interval]) 
     found = without(whole, union(holes))
     assert all(start < end for start, end in found)
     assert ticks(found) == ticks([whole]) - ticks(holes)
-
-
-@given(stretches, stretch)
-def test_what_lies_within(intervals: list[Interval], window: Interval) -> None:
-    assert ticks(list(clip(intervals, *window))) == ticks(intervals) & ticks([window])
 
 
 @given(stretches)

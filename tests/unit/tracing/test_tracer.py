@@ -38,11 +38,6 @@ def test_what_has_no_room_is_counted(tmp_path: Path) -> None:
     assert part.dropped == 3
 
 
-def test_a_node_that_did_nothing_leaves_an_empty_part(tmp_path: Path) -> None:
-    Tracer().write(tmp_path / "part", 1)
-    assert read_part(tmp_path / "part") == TracePart(1, (), 0)
-
-
 def test_threads_record_at_the_same_time(tmp_path: Path) -> None:
     threads, events = 4, 500
     tracer = Tracer(threads * events - 100)

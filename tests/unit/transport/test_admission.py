@@ -28,12 +28,6 @@ def admission(clock: ManualClock) -> Admission:
     return Admission({KEYS[0]: "w0"}, GuestPolicy(name_of, limit=3, each=2, stay_s=20.0, grace_s=3.0), clock)
 
 
-def test_without_a_policy_strangers_stay_out() -> None:
-    admission = Admission({KEYS[0]: "w0"})
-    assert [admission.judge(key) for key in KEYS[:2]] == ["w0", None]
-    assert admission.counters.rejected == 1
-
-
 def test_guests_are_told_apart_from_members(admission: Admission) -> None:
     assert [admission.judge(key, "a") for key in KEYS[:2]] == ["w0", "w1"]
     assert admission.guests == ("w1",)
@@ -87,15 +81,6 @@ def test_a_guest_has_one_connection(admission: Admission, clock: ManualClock) ->
     assert admission.judge(KEYS[1]) == "w1"
 
 
-def test_who_loses_his_place_is_named_once(admission: Admission, clock: ManualClock) -> None:
-    for key in KEYS[1:3]:
-        admission.judge(key, "a")
-    clock.advance(3.0)
-    assert admission.judge(KEYS[3], "a") == "w3"
-    assert admission.overstayed() == ("w1",)
-    assert admission.overstayed() == ()
-
-
 FULL = Refused("limited", "full")
 
 
@@ -123,39 +108,6 @@ def test_without_a_ticket_the_crowd_is_told_once(crowded: Admission) -> None:
     assert crowded.refusal("w2", "for w2", None) is None  # it has had its turn
     assert crowded.refusal("w1", "for w1", None) is None
     assert crowded.admitted == {"w0", "w1"}
-
-
-def test_holders_of_tickets_are_limited_too(crowded: Admission, clock: ManualClock) -> None:
-    for key, answer in [(KEYS[2], None), (KEYS[3], FULL)]:
-        crowded.judge(key)
-        assert crowded.refusal(name_of(key), f"for {name_of(key)}", None) is answer
-    clock.advance(3.0)
-    assert [crowded.judge(key) for key in KEYS[4:]] == ["w4", "w5"]
-    assert crowded.refusal("w5", "for w5", None) is None
-    assert crowded.admitted == {"w0", "w4", "w5"}
-    assert set(crowded.overstayed()) == {"w1", "w2"}
-
-
-def test_a_denied_key_has_no_use_for_a_ticket(crowded: Admission) -> None:
-    crowded.judge(KEYS[2])
-    crowded.deny(KEYS[2])
-    assert crowded.refusal("w2", "for w2", None) is None
-    assert "w2" not in crowded.admitted
-    assert crowded.judge(KEYS[2]) is None
-
-
-@pytest.mark.parametrize("change", ["denied", "admitted"])
-def test_what_changes_while_a_ticket_is_looked_at_counts(clock: ManualClock, change: str) -> None:
-    def takes(_ticket: str, _name: str) -> bool:
-        admission.deny(KEYS[2]) if change == "denied" else admission.admit(KEYS[2], "w2")
-        return True
-
-    admission = Admission({}, GuestPolicy(name_of, limit=1, takes=takes, crowded=FULL), clock)
-    admission.judge(KEYS[1])
-    admission.judge(KEYS[2])
-    assert admission.refusal("w2", "for w2", None) is None
-    assert admission.guests == ("w1",)
-    assert ("w2" in admission.admitted) == (change == "admitted")
 
 
 def test_a_revoked_or_denied_key_is_no_guest_until_admitted(admission: Admission) -> None:

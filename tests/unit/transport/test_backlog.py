@@ -2,12 +2,9 @@
 
 import os
 import socket
-from unittest.mock import Mock
 
-import pytest
 import zmq
 
-from tests.contract.crowd import wait_until
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.backlog import Arrived, Backlog, Flow
 from tpiedge.transport.cutting import TcpConnection
@@ -47,14 +44,6 @@ def _look(flow: Flow, arrived: Arrived, meanwhile: int) -> Arrived:
     return flow.waiting(arrived, taken)
 
 
-def test_where_nothing_is_watched_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpiedge.transport.backlog.SUPPORTED", False)
-    backlog = Backlog(Mock(), 1000, Admission({}))
-    first = backlog.flow(TcpConnection(1, 2))
-    assert backlog.flow(TcpConnection(1, 2)) is not first
-    backlog.close()
-
-
 def test_a_descriptor_that_is_another_socket_s_by_now() -> None:
     """libzmq closes connections whose frames still wait, and any part of the process may open something instead."""
     one, other = socket.socketpair()
@@ -62,15 +51,4 @@ def test_a_descriptor_that_is_another_socket_s_by_now() -> None:
         backlog = Backlog(router, 1000, Admission({}))
         connection = TcpConnection(one.fileno(), os.fstat(one.fileno()).st_ino)
         assert backlog.flow(connection).address == ""
-        backlog.close()
-
-
-def test_a_connection_is_watched_from_its_first_moment() -> None:
-    """Whatever the owner of the ROUTER does after the bind: nobody has to tell the port."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        backlog = Backlog(router, 1000, Admission({}))
-        port = router.bind_to_random_port("tcp://127.0.0.1")
-        with socket.create_connection(("127.0.0.1", port)):
-            wait_until(lambda: len(backlog._flows) == 1)
-        wait_until(lambda: not backlog._flows)
         backlog.close()

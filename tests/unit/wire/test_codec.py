@@ -1,27 +1,30 @@
 """The codec: what fits, and what belongs to a message."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
-from tests.unit.wire.golden import REQUEST, ROW
+from tests.unit.wire.golden import REQUEST
 from tpiedge.errors import ProtocolError
-from tpiedge.wire.codec import decode, encode, tensors_of
-from tpiedge.wire.control import Generate, Ready, Shutdown
-from tpiedge.wire.data import Hidden, Partial, Segment, StepPlan
-from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS, MAX_TENSOR_HEADER
+from tpiedge.wire.codec import decode, encode
+from tpiedge.wire.control import Generate, Shutdown
+from tpiedge.wire.data import Segment, StepPlan, TableChange
+from tpiedge.wire.limits import (
+    MAX_ANSWER_TOKENS,
+    MAX_GRAMMAR,
+    MAX_PAGES,
+    MAX_PROMPT_TOKENS,
+    MAX_SEGMENTS,
+    MAX_TENSOR_HEADER,
+)
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 
-def test_whole_numbers_may_stand_for_floats_when_sending() -> None:
-    assert decode(encode(Ready(1, 0, 5, 2))) == Ready(1, 0, 5, 2.0)
-
-
 def test_the_longest_prompt_fits_and_a_longer_one_does_not() -> None:
-    longest = dataclasses.replace(REQUEST, prompt_ids=tuple(range(MAX_PROMPT_TOKENS)))
+    longest = replace(REQUEST, prompt_ids=tuple(range(MAX_PROMPT_TOKENS)))
     assert decode(encode(Generate(1, longest))) == Generate(1, longest)
     with pytest.raises(ProtocolError):
-        encode(Generate(1, dataclasses.replace(longest, prompt_ids=(1, *longest.prompt_ids))))
+        encode(Generate(1, replace(longest, prompt_ids=(1, *longest.prompt_ids))))
 
 
 def test_the_longest_request_fits_with_all_of_its_answer_but_the_last_token() -> None:
@@ -40,16 +43,13 @@ def test_the_longest_request_fits_with_all_of_its_answer_but_the_last_token() ->
 
 
 def test_the_longest_plan_fits_the_tensor_plane() -> None:
-    segments = (Segment(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1),) * 128
-    assert len(encode(StepPlan(1, 2**64 - 1, segments, 2**32 - 1, 2**32 - 1), MAX_TENSOR_HEADER)) < 4096
+    most = 2**32 - 1
+    segments = (Segment(most, most, most, most),) * MAX_SEGMENTS
+    tables = (TableChange(most, most, (most,) * MAX_PAGES, most),)
+    plan = StepPlan(1, 2**64 - 1, segments, most, most, tables=tables)
+    assert decode(encode(plan, MAX_TENSOR_HEADER)) == plan
 
 
 def test_encoding_keeps_the_limit() -> None:
     with pytest.raises(ProtocolError, match="at most 3 may be sent"):
         encode(Shutdown(1), limit=3)
-
-
-def test_tensors_of() -> None:
-    assert tensors_of(Hidden(1, 1, 0, ROW)) == (ROW,)
-    assert tensors_of(Partial(1, 1, 0, 0, 0, 1, None)) == ()
-    assert tensors_of(Shutdown(1)) == ()

@@ -1,6 +1,5 @@
 """Where a silent master is: what is looked at, and who is believed."""
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,8 @@ from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
-from tpiedge.worker import way
-from tpiedge.worker.way import Lookout, WayState, look_for_master
+from tpiedge.worker import masters
+from tpiedge.worker.masters import WayState, look_for_master
 
 NAMED, KNOWN = Address("kitchen.test", 7070), Address("127.0.0.9", 7070)
 KEYS, OTHERS = CurveKeys.generate(), CurveKeys.generate()
@@ -42,8 +41,8 @@ def look(
     monkeypatch: pytest.MonkeyPatch, *found: Address, key: str = KEYS.public, known: Address = KNOWN
 ) -> WayState:
     """Where the name means what was `found`."""
-    monkeypatch.setattr(way, "resolve_all", lambda _named: found)
-    monkeypatch.setattr(way, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(masters, "resolve_all", lambda _named: found)
+    monkeypatch.setattr(masters, "_ANSWER_S", 1.0)
     return look_for_master(NAMED, known, key)
 
 
@@ -54,13 +53,6 @@ def test_a_name_that_means_another_address_is_believed_where_the_master_s_key_is
         assert look(monkeypatch, address, key=OTHERS.public) == "unknown"
         assert look(monkeypatch, address) == "moved"
     assert look(monkeypatch, address) == "unknown", "nobody is there"
-
-
-def test_a_name_may_mean_several_addresses_of_which_a_few_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way, "_MOST_ADDRESSES", 2)
-    with master(OTHERS) as stranger, master(KEYS) as address:
-        assert look(monkeypatch, stranger, address) == "moved"
-        assert look(monkeypatch, stranger, stranger, address) == "unknown"
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -83,7 +75,7 @@ def test_a_name_that_means_nothing_moves_nobody(monkeypatch: pytest.MonkeyPatch)
     def unknown(_named: Address) -> tuple[Address, ...]:
         raise UserError("the host is not known here")
 
-    monkeypatch.setattr(way, "resolve_all", unknown)
+    monkeypatch.setattr(masters, "resolve_all", unknown)
     assert look_for_master(NAMED, KNOWN, KEYS.public) == "unknown"
 
 
@@ -91,75 +83,5 @@ def test_a_name_that_means_nothing_moves_nobody(monkeypatch: pytest.MonkeyPatch)
 def test_whether_large_packets_pass(
     monkeypatch: pytest.MonkeyPatch, passed: bool | None, seen: WayState
 ) -> None:
-    monkeypatch.setattr(way, "passes_large_packets", lambda *_address: passed)
+    monkeypatch.setattr(masters, "passes_large_packets", lambda *_address: passed)
     assert look(monkeypatch, KNOWN) == seen
-
-
-def test_it_looks_once_at_a_time_and_tells_once() -> None:
-    let, looks = threading.Event(), threading.Semaphore(0)
-
-    def slowly() -> WayState:
-        looks.release()
-        assert let.wait(WAIT_S)
-        return "narrow"
-
-    lookout = Lookout(slowly)
-    lookout.begin()
-    lookout.begin()
-    assert looks.acquire(timeout=WAIT_S)
-    assert lookout.seen() is None
-    let.set()
-    while (seen := lookout.seen()) is None:
-        let.wait(0.001)
-    assert (seen, lookout.seen()) == ("narrow", None)
-    assert not looks.acquire(blocking=False)
-    lookout.begin()
-    assert looks.acquire(timeout=WAIT_S)
-    while lookout.seen() is None:
-        let.wait(0.001)
-
-
-def seen_by(lookout: Lookout) -> WayState:
-    """The next look's."""
-    lookout.begin()
-    while (seen := lookout.seen()) is None:
-        threading.Event().wait(0.001)
-    return seen
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> int:
-    return sum(record.levelno >= logging.WARNING for record in caplog.records)
-
-
-def test_a_look_that_fails_is_said_once_and_the_next_one_looks(caplog: pytest.LogCaptureFixture) -> None:
-    found: list[WayState | Exception] = [OSError(24, "Too many open files")] * 2 + ["moved", ValueError("no")]
-
-    def fails() -> WayState:
-        one = found.pop(0)
-        if isinstance(one, Exception):
-            raise one
-        return one
-
-    lookout = Lookout(fails)
-    assert [(seen_by(lookout), warnings(caplog)) for _ in range(4)] == [
-        ("unknown", 1),
-        ("unknown", 1),
-        ("moved", 1),
-        ("unknown", 2),
-    ]
-    assert "OSError: [Errno 24] Too many open files" in caplog.text
-
-
-def test_a_machine_without_threads_looks_once_it_has_some(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_thread(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    lookout = Lookout(lambda: "moved")
-    with monkeypatch.context() as short:
-        short.setattr(threading.Thread, "start", no_thread)
-        assert [seen_by(lookout), seen_by(lookout)] == ["unknown", "unknown"]
-    assert warnings(caplog) == 1
-    assert "can't start new thread" in caplog.text
-    assert seen_by(lookout) == "moved"

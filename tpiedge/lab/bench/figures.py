@@ -1,13 +1,16 @@
-"""What the benchmarks have in common: a request that can be repeated, and how figures of several runs are told."""
+"""What benches share: requests that can be repeated, figures of several runs, links of a testbed that are varied."""
 
+import contextlib
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from tpiedge.clock import Clock
 from tpiedge.errors import UserError
-from tpiedge.local.answer import Answer, collect
-from tpiedge.local.cluster import LocalCluster
+from tpiedge.lab.testbed.description import Link
+from tpiedge.lab.testbed.running import RunningTestbed, describe
+from tpiedge.local.cluster import Answer, LocalCluster, collect
 from tpiedge.local.prepare import PreparedModel
+from tpiedge.units import counted
 from tpiedge.wire.requests import GenerationRequest
 
 
@@ -15,8 +18,6 @@ def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None
     """Raises UserError for what the model or `ask` cannot do."""
     if prompt_tokens + tokens > model.context_tokens:
         raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
-    if model.config.rope.depends_on_length:
-        raise UserError("models with dynamic RoPE cannot keep a prompt, which this benchmark relies on")
 
 
 def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
@@ -63,30 +64,88 @@ def milliseconds(found: dict[str, float], digits: int = 1) -> str:
     return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
-class Repeats:
-    """The repeats of `cases` cases, `least` to `most` of each, which are to end within `seconds` from now on.
+@dataclass(frozen=True)
+class LinkSetting:
+    """Links of a testbed as they are to be: one-way latency from device to device, and rate. None: as they are; a rate
+    of 0: without a limit."""
 
-    Each case may take an even part of the time that is left then, so what one does not take is the others'. `least`
-    counts more than the time.
-    """
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
 
-    def __init__(self, cases: int, seconds: float, clock: Clock, *, least: int, most: int) -> None:
-        self._cases = cases
-        self._end = clock.now() + seconds
-        self._clock = clock
-        self._least = least
-        self._most = most
+    def __str__(self) -> str:
+        latency = "" if self.latency_s is None else f"{1e3 * self.latency_s:g} ms"
+        rate = "" if self.bytes_per_s is None else _rate_text(self.bytes_per_s)
+        return ", ".join(filter(None, (latency, rate)))
 
-    def of_next_case(self) -> Iterator[int]:
-        """Yields the number of each repeat of the next case, once the one before it is done.
 
-        Beyond `least` a repeat comes only if it ends in time where it takes as long as those before it on average.
-        """
-        started = self._clock.now()
-        allowed_s = (self._end - started) / max(1, self._cases)
-        self._cases -= 1
-        for done in range(self._most):
-            spent_s = self._clock.now() - started
-            if done >= self._least and spent_s * (done + 1) / done > allowed_s:
-                return
-            yield done
+AS_THEY_ARE = LinkSetting()
+
+
+def latencies(text: str | None) -> list[float | None]:
+    """Seconds, of "0.5,1,5" in milliseconds. Raises UserError."""
+    return [None] if text is None else [value / 1e3 for value in _numbers("--latency", text, "ms")]
+
+
+def rates(text: str | None) -> list[float | None]:
+    """Bytes per second, of "100,300,none" in Mbit/s. Raises UserError."""
+    if text is None:
+        return [None]
+    items = ["0" if item.strip() == "none" else item for item in text.split(",")]
+    return [value * 1e6 / 8 for value in _numbers("--rate", ",".join(items), "Mbit/s")]
+
+
+class Dial:
+    """Changes the links of a testbed while it runs, and puts them back as they were. Two devices and more."""
+
+    def __init__(self, testbed: RunningTestbed) -> None:
+        self._testbed = testbed
+        self._links = testbed.links
+        self._latency_s = testbed.expected(*testbed.devices[:2]).latency_s
+
+    @contextlib.contextmanager
+    def turned(self, setting: LinkSetting) -> Iterator[None]:
+        """Within the block latencies are in proportion to what they were, the first two devices `latency_s` apart.
+        Raises UserError, ResourceError."""
+        if setting == AS_THEY_ARE:
+            yield
+            return
+        if setting.latency_s and not self._latency_s:
+            raise UserError(f"the links of {self._testbed.name} have no latency that could be varied")
+        wanted = {
+            name: (self._changed(setting, up), self._changed(setting, down))
+            for name, (up, down) in self._links.items()
+        }
+        try:
+            self._testbed.set_all(wanted)
+            yield
+        finally:
+            self._testbed.set_all(self._links)
+
+    def _changed(self, setting: LinkSetting, link: Link) -> Link:
+        if setting.latency_s is not None:
+            factor = setting.latency_s / self._latency_s if self._latency_s else 0.0
+            link = replace(link, latency_s=link.latency_s * factor)
+        if setting.bytes_per_s is not None:
+            link = replace(link, bytes_per_s=setting.bytes_per_s or None)
+        return link
+
+
+def check_devices(name: str, nodes: int) -> None:
+    """Raises UserError unless the testbed has as many devices, and two at least."""
+    devices = len(describe(name).devices)
+    if devices < max(2, nodes):
+        raise UserError(f"the testbed {name} has {counted(devices, 'device')}: {max(2, nodes)} are needed")
+
+
+def _numbers(flag: str, text: str, unit: str) -> list[float]:
+    try:
+        values = [float(item) for item in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} {text!r} is not a list of numbers in {unit} like 1,3,5") from None
+    if any(not 0 <= value < 1e6 for value in values):
+        raise UserError(f"{flag} {text!r} is out of range: 0 to 1000000 {unit}")
+    return values
+
+
+def _rate_text(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e6:g} Mbit/s" if bytes_per_s else "no limit"

@@ -4,6 +4,7 @@ T tokens, H hidden size, F columns of the FFN, N query heads, K KV heads, S posi
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tpiedge.errors import OutOfMemory
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.ffn import ffn
@@ -25,23 +27,21 @@ from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PanelShape, join_panels, split_panels
 from tpiedge.kernels.rope import rope, tables
 from tpiedge.kernels.swiglu import swiglu
-from tpiedge.lab.bench.kernel_memory import (
-    BITS,
-    GROUP,
-    PAGE_POSITIONS,
-    POSITIONS,
-    UNIT,
-    Rotation,
-    cache_nbytes,
-    heads_of,
-    matrix_nbytes,
-)
 from tpiedge.pack.layout import whole_pages
-from tpiedge.units import counted
+from tpiedge.units import MIB, counted, format_bytes
 from tpiedge.wire.fields import KVPrecision
 
 #: Of the sums of quantised matrices, which fit 32 bits then: outputs are 1 to 1000.
 GRID: Final = Grid(-16)
+
+UNIT = 128
+"""Rows of a quantised matrix that are one unit, as an FFN's."""
+GROUP = 4
+"""Query heads of a KV head."""
+POSITIONS = 2048
+PAGE_POSITIONS = 64
+"""Of a page of the KV cache."""
+BITS = {"q8": 8, "q4": 4}
 
 _EPS = 1e-5
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -83,52 +83,98 @@ class Case:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Rotation:
+    """So many bytes of operands at least, so that none is found in a cache where it was left."""
+
+    nbytes: int
+
+    def copies(self, nbytes: int) -> int:
+        """How many copies of operands of `nbytes` bytes to use in turn."""
+        return min(32, max(2, -(-self.nbytes // max(1, nbytes))))
+
+
+def heads_of(hidden: int) -> tuple[int, int, int]:
+    """(query heads, KV heads, their width) of a model of that hidden size."""
+    heads = max(1, hidden // 128)
+    return heads, -(-heads // GROUP), min(128, hidden)
+
+
+def matrix_nbytes(precision: KVPrecision, rows: int, cols: int, *, transposed: bool) -> int:
+    """Bytes of a matrix as the kernels are given it."""
+    if precision not in BITS:
+        return rows * cols * {"f32": 4, "bf16": 2}[precision]
+    shape = PanelShape(BITS[precision], *((cols, UNIT) if transposed else (UNIT, cols)))
+    return -(-rows // UNIT) * whole_pages(shape.nbytes)
+
+
+def check_room(
+    kernels: Sequence[str],
+    shapes: Sequence[tuple[int, int]],
+    precisions: Sequence[KVPrecision],
+    tokens: Sequence[int],
+    rotation: Rotation,
+    available_bytes: int,
+) -> None:
+    """Raises OutOfMemory before the first operand is made where the matrices of a case in all their copies, or keys and
+    values, and the activations beside them do not fit."""
+    for kernel, (hidden, columns), precision in itertools.product(kernels, shapes, precisions):
+        matrices = {"project": 1, "contract": 1, "ffn": 3}.get(kernel, 0)
+        own = matrix_nbytes(precision, columns, hidden, transposed=kernel == "contract")
+        operands = matrices * rotation.copies(own) * own
+        if kernel == "attention":
+            own = cache_nbytes(hidden, precision)
+            operands = rotation.copies(own) * own
+        activations = 4 * max(hidden, columns) * (sum(tokens) + 2 * max(tokens))
+        whole = operands + activations + rotation.nbytes + 64 * MIB  # for the probes, and what kernels widen
+        if whole > available_bytes:
+            raise OutOfMemory(
+                f"{kernel} {hidden}x{columns} in {precision} takes {format_bytes(whole)} with the copies that keep it "
+                f"out of the caches, and {format_bytes(available_bytes)} are free: give smaller --shapes or --tokens, "
+                "fewer --kernels or --precisions, or close other programs"
+            )
+
+
+def cache_nbytes(hidden: int, precision: KVPrecision) -> int:
+    """Bytes of all keys and values that a token looks at."""
+    _, kv_heads, width = heads_of(hidden)
+    return 2 * kv_heads * POSITIONS * KVFormat(precision, width).row_nbytes
+
+
+MakeCase = Callable[[int], Case]
+"""Makes the case of a number of tokens."""
+
+
+@dataclass(frozen=True)
+class _Block:
     """One shape of a model's block, one precision."""
 
     hidden: int
     ffn: int
     precision: KVPrecision
-    tokens: Sequence[int]
     rotation: Rotation
 
-    @property
-    def shape(self) -> str:
-        return f"{self.hidden}x{self.ffn}"
+    def matrices(self, *, transposed: bool) -> list[Weight]:
+        """Copies of a random matrix of the FFN."""
+        nbytes = matrix_nbytes(self.precision, self.ffn, self.hidden, transposed=transposed)
+        return [self._matrix(transposed) for _ in range(self.rotation.copies(nbytes))]
 
-    @property
-    def int8(self) -> bool:
-        return self.precision in BITS
-
-    def matrices(self, rows: int, cols: int, *, transposed: bool) -> list[Weight]:
-        """Copies of a random matrix."""
-        nbytes = matrix_nbytes(self.precision, rows, cols, transposed=transposed)
-        return [self._matrix(rows, cols, transposed) for _ in range(self.rotation.copies(nbytes))]
-
-    def _matrix(self, rows: int, cols: int, transposed: bool) -> Weight:
-        if self.int8:
-            return random_panels(BITS[self.precision], rows, cols, transposed=transposed)
-        return torch.empty(rows, cols, dtype=_DTYPES[self.precision]).uniform_(-0.05, 0.05)
+    def _matrix(self, transposed: bool) -> Weight:
+        if self.precision in BITS:
+            return random_panels(BITS[self.precision], self.ffn, self.hidden, transposed=transposed)
+        return torch.empty(self.ffn, self.hidden, dtype=_DTYPES[self.precision]).uniform_(-0.05, 0.05)
 
     def case(
-        self,
-        kernel: str,
-        tokens: int,
-        nbytes: int,
-        operations: int,
-        run: Run,
-        copies: int = 1,
-        shape: str = "",
+        self, kernel: str, tokens: int, moved: tuple[int, int], run: Run, copies: int = 1, shape: str = ""
     ) -> Case:
+        """`moved`: bytes, and operations."""
         of_weights = kernel in _OF_WEIGHTS
         return Case(
             kernel,
-            shape or self.shape,
+            shape or f"{self.hidden}x{self.ffn}",
             self.precision if of_weights or kernel == "attention" else "f32",
             tokens,
-            nbytes,
-            operations,
-            int8=self.int8 and of_weights,
+            *moved,
+            int8=self.precision in BITS and of_weights,
             streams=copies > 1,
             copies=copies,
             run=run,
@@ -158,88 +204,58 @@ def cases_of(
     tokens: Sequence[int],
     rotation: Rotation,
 ) -> Iterator[Callable[[], list[Case]]]:
-    """Makers of cases that share operands: gigabytes, some of them."""
-    for hidden, columns in shapes:
-        for precision in precisions:
-            wanted = _Wanted(hidden, columns, precision, tokens, rotation)
-            for kernel in kernels:
-                if _is_measured(kernel, precision, precisions):
-                    yield functools.partial(KERNELS[kernel], wanted)
+    """Makers of cases that share operands: gigabytes, some of them. Activations are f32, whatever the weights are: they
+    are measured with the first precision alone."""
+    for (hidden, columns), precision, kernel in itertools.product(shapes, precisions, kernels):
+        if kernel in (*_OF_WEIGHTS, "attention") or precision == precisions[0]:
+            block = _Block(hidden, columns, precision, rotation)
+            yield functools.partial(_cases, KERNELS[kernel], block, tokens)
 
 
-def case_count(
-    kernels: Sequence[str],
-    shapes: Sequence[tuple[int, int]],
-    precisions: Sequence[KVPrecision],
-    tokens: Sequence[int],
-) -> int:
-    """How many cases the makers of `cases_of` make in all."""
-    return len(shapes) * sum(
-        len(_attended(tokens) if kernel == "attention" else tokens)
-        for precision in precisions
-        for kernel in kernels
-        if _is_measured(kernel, precision, precisions)
-    )
+def _cases(kernel: Callable[[_Block], MakeCase], block: _Block, tokens: Sequence[int]) -> list[Case]:
+    make = kernel(block)
+    return [make(count) for count in tokens if kernel is not _attention or count <= POSITIONS]
 
 
-def _is_measured(kernel: str, precision: KVPrecision, precisions: Sequence[KVPrecision]) -> bool:
-    """Activations are f32, whatever the weights are: they are measured with the first precision alone."""
-    return kernel in _OF_WEIGHTS or kernel == "attention" or precision == precisions[0]
-
-
-def _attended(tokens: Sequence[int]) -> list[int]:
-    return [count for count in tokens if count <= POSITIONS]
-
-
-def _project(wanted: _Wanted) -> list[Case]:
-    weights = wanted.matrices(wanted.ffn, wanted.hidden, transposed=False)
-    return [_product(wanted, "project", weights, tokens) for tokens in wanted.tokens]
-
-
-def _contract(wanted: _Wanted) -> list[Case]:
-    weights = wanted.matrices(wanted.ffn, wanted.hidden, transposed=True)
-    return [_product(wanted, "contract", weights, tokens) for tokens in wanted.tokens]
-
-
-def _product(wanted: _Wanted, kernel: str, weights: list[Weight], tokens: int) -> Case:
+def _product(kernel: str, block: _Block) -> MakeCase:
     projects = kernel == "project"
-    x_TI = torch.randn(tokens, wanted.hidden if projects else wanted.ffn)
-
-    def run(linear: Linear, copy: int) -> object:
-        weight = weights[copy]
-        return linear.project(x_TI, weight) if projects else linear.contract(x_TI, weight, GRID)
-
-    nbytes = _nbytes(weights[0]) + 4 * tokens * (wanted.hidden + wanted.ffn)
-    operations = 2 * tokens * wanted.hidden * wanted.ffn
-    return wanted.case(kernel, tokens, nbytes, operations, run, len(weights))
-
-
-def _ffn(wanted: _Wanted) -> list[Case]:
-    gates, ups, downs = (
-        wanted.matrices(wanted.ffn, wanted.hidden, transposed=transposed)
-        for transposed in (False, False, True)
-    )
-    norm_H = torch.ones(wanted.hidden)
+    weights = block.matrices(transposed=not projects)
 
     def of(tokens: int) -> Case:
-        x_TH = torch.randn(tokens, wanted.hidden)
+        x_TI = torch.randn(tokens, block.hidden if projects else block.ffn)
+
+        def run(linear: Linear, copy: int) -> object:
+            weight = weights[copy]
+            return linear.project(x_TI, weight) if projects else linear.contract(x_TI, weight, GRID)
+
+        nbytes = _nbytes(weights[0]) + 4 * tokens * (block.hidden + block.ffn)
+        return block.case(kernel, tokens, (nbytes, 2 * tokens * block.hidden * block.ffn), run, len(weights))
+
+    return of
+
+
+def _ffn(block: _Block) -> MakeCase:
+    gates, ups, downs = (block.matrices(transposed=transposed) for transposed in (False, False, True))
+    norm_H = torch.ones(block.hidden)
+
+    def of(tokens: int) -> Case:
+        x_TH = torch.randn(tokens, block.hidden)
 
         def run(linear: Linear, copy: int) -> object:
             return ffn(x_TH, norm_H, _EPS, gates[copy], ups[copy], downs[copy], linear, grid=GRID)
 
-        nbytes = _nbytes(gates[0]) + _nbytes(ups[0]) + _nbytes(downs[0]) + 8 * tokens * wanted.hidden
-        operations = 6 * tokens * wanted.hidden * wanted.ffn
-        return wanted.case("ffn", tokens, nbytes, operations, run, len(gates))
+        nbytes = _nbytes(gates[0]) + _nbytes(ups[0]) + _nbytes(downs[0]) + 8 * tokens * block.hidden
+        return block.case("ffn", tokens, (nbytes, 6 * tokens * block.hidden * block.ffn), run, len(gates))
 
-    return [of(tokens) for tokens in wanted.tokens]
+    return of
 
 
-def _attention(wanted: _Wanted) -> list[Case]:
+def _attention(block: _Block) -> MakeCase:
     """The last tokens of 2048 positions; four query heads for each KV head."""
-    heads, kv_heads, width = heads_of(wanted.hidden)
-    stored = KVFormat(wanted.precision, width)
-    nbytes = cache_nbytes(wanted.hidden, wanted.precision)
-    count = wanted.rotation.copies(nbytes)
+    heads, kv_heads, width = heads_of(block.hidden)
+    stored = KVFormat(block.precision, width)
+    nbytes = cache_nbytes(block.hidden, block.precision)
+    count = block.rotation.copies(nbytes)
     layout, tables = _pages(stored, kv_heads, count)
     kv_of_head = kv_of_heads(0, heads, GROUP)
 
@@ -250,13 +266,11 @@ def _attention(wanted: _Wanted) -> list[Case]:
         def run(linear: Linear, copy: int) -> object:
             return attention_pages(q_TNd, spans[copy], layout, kv_of_head, pool=linear.pool)
 
-        moved = nbytes + 8 * q_TNd.numel()
         seen = tokens * POSITIONS - tokens * (tokens - 1) // 2
-        return wanted.case(
-            "attention", tokens, moved, 4 * seen * heads * width, run, count, f"{heads}/{kv_heads}x{width}"
-        )
+        moved = nbytes + 8 * q_TNd.numel(), 4 * seen * heads * width
+        return block.case("attention", tokens, moved, run, count, f"{heads}/{kv_heads}x{width}")
 
-    return [of(tokens) for tokens in _attended(wanted.tokens)]
+    return of
 
 
 def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, list[NDArray[np.int64]]]:
@@ -278,56 +292,62 @@ def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, lis
     return layout, tables
 
 
-def _rms_norm(wanted: _Wanted) -> list[Case]:
-    weight_H = torch.ones(wanted.hidden)
+def _rms_norm(block: _Block) -> MakeCase:
+    weight_H = torch.ones(block.hidden)
 
     def of(tokens: int) -> Case:
-        x_TH = torch.randn(tokens, wanted.hidden)
+        x_TH = torch.randn(tokens, block.hidden)
+        moved = 8 * x_TH.numel(), 4 * x_TH.numel()
+        return block.case(
+            "rms_norm",
+            tokens,
+            moved,
+            lambda linear, _copy: rms_norm(x_TH, weight_H, _EPS, linear.pool),
+            shape=str(block.hidden),
+        )
 
-        def run(linear: Linear, _copy: int) -> object:
-            return rms_norm(x_TH, weight_H, _EPS, linear.pool)
-
-        count = x_TH.numel()
-        return wanted.case("rms_norm", tokens, 8 * count, 4 * count, run, shape=str(wanted.hidden))
-
-    return [of(tokens) for tokens in wanted.tokens]
+    return of
 
 
-def _rope(wanted: _Wanted) -> list[Case]:
-    heads, _, width = heads_of(wanted.hidden)
+def _rope(block: _Block) -> MakeCase:
+    heads, _, width = heads_of(block.hidden)
 
     def of(tokens: int) -> Case:
         x_TNd = torch.randn(tokens, heads, width)
         cos_Td, sin_Td = tables(torch.arange(tokens), torch.rand(width // 2), 1.0)
+        moved = 8 * x_TNd.numel(), 3 * x_TNd.numel()
+        return block.case(
+            "rope",
+            tokens,
+            moved,
+            lambda linear, _copy: rope(x_TNd, cos_Td, sin_Td, linear.pool),
+            shape=f"{heads}x{width}",
+        )
 
-        def run(linear: Linear, _copy: int) -> object:
-            return rope(x_TNd, cos_Td, sin_Td, linear.pool)
-
-        count = x_TNd.numel()
-        return wanted.case("rope", tokens, 8 * count, 3 * count, run, shape=f"{heads}x{width}")
-
-    return [of(tokens) for tokens in wanted.tokens]
+    return of
 
 
-def _swiglu(wanted: _Wanted) -> list[Case]:
+def _swiglu(block: _Block) -> MakeCase:
     def of(tokens: int) -> Case:
         # torch's overwrites the gate, which must not become denormal: this one grows.
-        gate_TF, up_TF = (torch.full((tokens, wanted.ffn), value) for value in (3.0, 2.0))
+        gate_TF, up_TF = (torch.full((tokens, block.ffn), value) for value in (3.0, 2.0))
+        moved = 12 * gate_TF.numel(), 5 * gate_TF.numel()
+        return block.case(
+            "swiglu",
+            tokens,
+            moved,
+            lambda linear, _copy: swiglu(gate_TF, up_TF, linear.pool),
+            shape=str(block.ffn),
+        )
 
-        def run(linear: Linear, _copy: int) -> object:
-            return swiglu(gate_TF, up_TF, linear.pool)
-
-        count = gate_TF.numel()
-        return wanted.case("swiglu", tokens, 12 * count, 5 * count, run, shape=str(wanted.ffn))
-
-    return [of(tokens) for tokens in wanted.tokens]
+    return of
 
 
 _OF_WEIGHTS = ("project", "contract", "ffn")
 
-KERNELS: dict[str, Callable[[_Wanted], list[Case]]] = {
-    "project": _project,
-    "contract": _contract,
+KERNELS: dict[str, Callable[[_Block], MakeCase]] = {
+    "project": functools.partial(_product, "project"),
+    "contract": functools.partial(_product, "contract"),
     "ffn": _ffn,
     "attention": _attention,
     "rms_norm": _rms_norm,

@@ -14,7 +14,7 @@ from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.probes import Probes
 from tpiedge.kernels.shared_library import KernelLibrary
-from tpiedge.lab.bench.figures import Repeats, spread
+from tpiedge.lab.bench.figures import spread
 from tpiedge.lab.bench.kernel_cases import Case
 from tpiedge.units import counted
 
@@ -55,7 +55,7 @@ class Bench:
         self._say = say
 
     def measure(
-        self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: Repeats
+        self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: int
     ) -> list[dict[str, Any]]:
         """Cases with the same operands, each with every number of threads, as JSON tells of them."""
         found = []
@@ -65,7 +65,7 @@ class Bench:
                 found.append(self._measure(case, count, repeats))
         return found
 
-    def _measure(self, case: Case, threads: int, repeats: Repeats) -> dict[str, Any]:
+    def _measure(self, case: Case, threads: int, repeats: int) -> dict[str, Any]:
         torch.set_num_threads(threads)
         samples = _Samples()
         with ExitStack() as pools:
@@ -74,7 +74,7 @@ class Bench:
             own_timer, peer_timer = _CallTimer(case, own), None
             if not case.quantised:
                 peer_timer = _CallTimer(case, pools.enter_context(Linear(case.arithmetic, threads, None)))
-            for _ in repeats.of_next_case():
+            for _ in range(repeats):
                 if self._probes is not None:
                     # The peak first: torch's threads spin for some milliseconds after their work.
                     peak = self._probes.operations_per_s(threads, int8=case.int8, seconds=_SAMPLE_S)

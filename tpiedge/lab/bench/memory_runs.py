@@ -1,29 +1,27 @@
-"""One run of `tpiedge bench memory`: a setting, the disk, a cluster that decodes, perhaps in a control group."""
+"""One run of `tpiedge bench memory`: a setting, the disk, a cluster that decodes, perhaps in a control group; and what
+all runs of all settings come to."""
 
-import json
 import mmap
-import subprocess
-import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from typing import IO, Any
+from statistics import fmean, median
+from typing import Any
 
-from tpiedge.errors import OutOfMemory, UserError
+from tpiedge.errors import OutOfMemory, PeerLost, UserError
 from tpiedge.host.disk_speed import DiskSpeed
-from tpiedge.host.memory_group import ENTER, memory_group
-from tpiedge.lab.bench.figures import ask
+from tpiedge.lab.bench.figures import ask, spread
+from tpiedge.lab.memory_group import ENTER, memory_group
+from tpiedge.launch.child import Place
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.memory.pinning import Placement, placed
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
-from tpiedge.memory.sweep import Sweep
+from tpiedge.memory.sweep import Placement, Sweep, placed
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.solve import Plan
 from tpiedge.units import MIB, parse_bytes
@@ -166,9 +164,6 @@ def _unchecked(_data: memoryview) -> None:
     """What is read is not used."""
 
 
-_WARM_UP = 3
-
-
 @dataclass(frozen=True)
 class NodeSample:
     """One node's bytes, counts and seconds per token of decoding, and its memory in the end."""
@@ -199,17 +194,14 @@ class Sample:
         """Per token, of all nodes: they share the disk."""
         return sum(node.streamed_bytes for node in self.nodes)
 
-    @staticmethod
-    def of_json(record: Mapping[str, Any]) -> "Sample":
-        """Reads what `asdict` made of one in another process."""
-        return Sample(record["s_per_token"], tuple(NodeSample(**node) for node in record["nodes"]))
 
-
-def measure(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> Sample:
+def measure(
+    model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int, places: tuple[Place, ...] = ()
+) -> Sample:
     """A fresh cluster: a few tokens to warm up, then `tokens` in as many steps."""
     capacity = prompt_tokens + tokens
-    with launch(model, budget.layout, budget.plan, capacity) as cluster:
-        ask(cluster, model, prompt_tokens, min(tokens, _WARM_UP), keep=False)
+    with launch(model, budget.layout, budget.plan, capacity, places=places) as cluster:
+        ask(cluster, model, prompt_tokens, min(tokens, 3), keep=False)
         before = cluster.stats()
         answer = ask(cluster, model, prompt_tokens, tokens, keep=True)
         after = cluster.stats()
@@ -239,57 +231,125 @@ def _node(before: Stats, after: Stats, steps: int) -> NodeSample:
     )
 
 
-_ENDING_S = 10.0
+def measure_in_group(model: PreparedModel, budget: Budget, prompt_tokens: int, tokens: int) -> "SettingRun":
+    """As `measure`; all nodes share a limit of as many budgets as there are nodes. A failure below it is a finding."""
+    limit_bytes, sample, failure = budget.nbytes * budget.layout.nodes, None, ""
+    with memory_group(limit_bytes) as group:
+        place = Place(prefix=("sh", "-c", ENTER, str(group.members_file)))
+        try:
+            sample = measure(model, budget, prompt_tokens, tokens, (place,) * budget.layout.nodes)
+        except (OutOfMemory, PeerLost) as error:
+            failure = str(error)
+        use = group.use()
+    return SettingRun(sample, failure, GroupPeak(limit_bytes, use.peak_bytes, use.oom_kills))
 
 
 @dataclass(frozen=True)
-class GroupRun:
-    """What a command left: the JSON that it printed, or else why it failed; the most that its group used, page cache
-    included, and how many processes were killed for want of memory."""
+class GroupPeak:
+    """The limit of a run's control group and the most that it used, page cache included."""
 
-    record: dict[str, Any] | None
-    failure: str
+    limit_bytes: int
     peak_bytes: int
     oom_kills: int
 
 
-def run_in_group(limit_bytes: int, arguments: Sequence[str]) -> GroupRun:
-    """`tpiedge ARGUMENTS`, which prints JSON, below the limit. It is told of the end of this process by the end of its
-    standard input."""
-    with memory_group(limit_bytes) as group:
-        # -P: a folder named numpy in the user's working directory must not be imported.
-        entry = [sys.executable, "-P", "-c", "from tpiedge.cli.entry import main; main()"]
-        status, out, err = _run(["sh", "-c", ENTER, str(group.members_file), *entry, *arguments])
-        failure = "" if not status else f"status {status}: {err.strip().rpartition(chr(10))[2]}"
-        use = group.use()
-        return GroupRun(None if status else json.loads(out), failure, use.peak_bytes, use.oom_kills)
+@dataclass(frozen=True)
+class SettingRun:
+    """One run of a setting: what it measured, or why it failed; the disk's rate before and after it, and whether that
+    was measured past the page cache."""
+
+    sample: Sample | None
+    failure: str = ""
+    group: GroupPeak | None = None
+    disk: tuple[float, float] = (0.0, 0.0)
+    disk_is_direct: bool = True
+
+    @property
+    def disk_bytes_per_s(self) -> float:
+        return fmean(self.disk)
 
 
-def _run(command: Sequence[str]) -> tuple[int, str, str]:
-    """Status, output and errors of a command whose own waits are bounded. A session of its own: Ctrl-C reaches this
-    process alone, which ends it in order."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=out, stderr=err, start_new_session=True
-        )
-        try:
-            status = process.wait()
-        finally:
-            _end(process)
-        return status, _text(out), _text(err)
+def report(found: Sequence[Budget], runs: Mapping[str, Sequence[SettingRun]]) -> dict[str, Any]:
+    """The part of the record that comes from measuring. `runs` may hold one more setting, to compare with."""
+    compute_s, source = _compute(runs)
+    settings = {budget.name: _setting(budget, runs[budget.name], compute_s) for budget in found}
+    return {
+        "compute_s_per_token": compute_s,
+        "compute_from": source,
+        "disk_is_direct": all(run.disk_is_direct for of_setting in runs.values() for run in of_setting),
+        "target": 0.85,
+        "settings": settings,
+    }
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The end of its standard input asks it to go; SIGKILL follows if it does not."""
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(_ENDING_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def _compute(runs: Mapping[str, Sequence[SettingRun]]) -> tuple[float | None, str]:
+    """Seconds per token with everything in memory, or else of the setting that computes fastest, its waits for weights
+    left out."""
+    settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
+    samples = [sample for of_setting in settings for sample in of_setting]
+    if not samples:
+        return None, "no run"
+    resident = [sample.s_per_token for sample in samples if not _streams(sample)]
+    if resident:
+        return median(resident), "all in memory"
+    return min(median(map(_unstalled, found)) for found in settings if found), "streaming without waits"
 
 
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+def _unstalled(sample: Sample) -> float:
+    """Seconds per token without the waits of the node that waits longest, for which the others wait as they reduce."""
+    return sample.s_per_token - max(node.stall_s for node in sample.nodes)
+
+
+def _streams(sample: Sample) -> bool:
+    return any(node.reads for node in sample.nodes)
+
+
+def _setting(budget: Budget, runs: Sequence[SettingRun], compute_s: float | None) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "budget_bytes": budget.nbytes,
+        "memory_limit": budget.layout.memory_bytes,
+        "pin": budget.layout.keeping.pin,
+        "disk_bytes_per_s": spread([run.disk_bytes_per_s for run in runs]),
+        "disk_samples_bytes_per_s": [run.disk for run in runs],
+        "failures": [run.failure for run in runs if run.failure],
+    }
+    groups = [run.group for run in runs if run.group is not None]
+    if groups:
+        record["cgroup"] = _group(groups)
+    done = [(run.sample, run.disk_bytes_per_s) for run in runs if run.sample is not None]
+    if not done or compute_s is None:
+        return record
+    samples = [sample for sample, _ in done]
+    bounds = [max(sample.streamed_bytes / rate, compute_s) for sample, rate in done]
+    return record | {
+        "s_per_token": spread([sample.s_per_token for sample in samples]),
+        "streamed_bytes_per_token": median(sample.streamed_bytes for sample in samples),
+        "bound_s_per_token": spread(bounds),
+        "bound_reached": spread(
+            [bound / sample.s_per_token for sample, bound in zip(samples, bounds, strict=True)]
+        ),
+        "disk_busy": spread([_busy(sample) for sample in samples]),
+        "nodes": [_node_medians(samples, rank) for rank in range(len(samples[0].nodes))],
+    }
+
+
+def _busy(sample: Sample) -> float:
+    """The part of the time in which the node that reads most had a read under way: near 1 where the disk decides."""
+    return min(1.0, max(node.load_s for node in sample.nodes) / sample.s_per_token)
+
+
+def _node_medians(samples: Sequence[Sample], rank: int) -> dict[str, float]:
+    """The medians of a node's figures."""
+    nodes = [asdict(sample.nodes[rank]) for sample in samples]
+    return {name: median(node[name] for node in nodes) for name in nodes[0]}
+
+
+def _group(groups: Sequence[GroupPeak]) -> dict[str, Any]:
+    limit_bytes = groups[0].limit_bytes
+    peak_bytes = max(group.peak_bytes for group in groups)
+    return {
+        "limit_bytes": limit_bytes,
+        "peak_bytes": peak_bytes,
+        "part": peak_bytes / limit_bytes,
+        "oom_kills": sum(group.oom_kills for group in groups),
+    }

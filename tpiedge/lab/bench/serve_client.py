@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
+import h11
+
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.lab.bench.serve_figures import TimedAnswer
@@ -24,10 +26,8 @@ ServePrompt = str | tuple[int, ...]
 Arrival = tuple[float, bytes]
 """Seconds, and what arrived then."""
 
-_DATA = b"data: "
-_DONE = b"[DONE]"
-_OK = 200
-_MOST_WORDS = 200
+_SILENT_S = 900.0
+"""Without a byte of any answer: a prompt that takes longer is no prompt to measure with."""
 
 
 class _Unreadable(Exception):
@@ -41,47 +41,26 @@ def read_answer(
 
     `prompt_tokens` counts where the server does not say how many it had.
     """
-    reading = _Reading(prompt_tokens)
+    arrivals: list[float] = []
+    done, tokens = False, 0
     try:
         for time_s, payload in _events(pieces):
-            reading.take(time_s, payload)
-        error = failure or ("" if reading.done else "the server ended the answer early")
+            done = done or payload == b"[DONE]"
+            value = None if done else _value(payload)
+            match value:
+                case {"error": {"message": message}} | {"error": str(message)}:
+                    raise _Unreadable(sanitised_line(str(message), 200))
+                case {"choices": list(choices), **more}:
+                    match more.get("usage"):
+                        case {"prompt_tokens": int(prompt), "completion_tokens": int(count)}:
+                            prompt_tokens, tokens = prompt, count
+                    arrivals += [time_s] * sum(map(_tokens_of, choices))
+        error = "" if done else "the server ended the answer early"
     except _Unreadable as unreadable:
-        error = failure or str(unreadable)
-    return TimedAnswer(sent_s, reading.arrivals, ended_s, reading.prompt_tokens, error)
-
-
-class _Reading:
-    """What the events up to now say."""
-
-    def __init__(self, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.done = False
-        self._arrivals: list[float] = []
-        self._tokens: int | None = None
-
-    @property
-    def arrivals(self) -> tuple[float, ...]:
-        """Of each token. Those that the server counted beyond what it showed came with the last that it did show."""
-        missing = (self._tokens or 0) - len(self._arrivals)
-        return (*self._arrivals, *(self._arrivals[-1:] * missing))
-
-    def take(self, time_s: float, payload: bytes) -> None:
-        if payload == _DONE:
-            self.done = True
-            return
-        match _value(payload):
-            case {"error": {"message": message}} | {"error": str(message)}:
-                raise _Unreadable(sanitised_line(str(message), _MOST_WORDS))
-            case {"choices": choices, **more}:
-                self._count(more.get("usage"))
-                for choice in choices if isinstance(choices, list) else []:
-                    self._arrivals += [time_s] * _tokens_of(choice)
-
-    def _count(self, usage: object) -> None:
-        match usage:
-            case {"prompt_tokens": int(prompt), "completion_tokens": int(tokens)}:
-                self.prompt_tokens, self._tokens = prompt, tokens
+        error = str(unreadable)
+    # Tokens that the server counted beyond what it showed came with the last that it did show.
+    arrivals += arrivals[-1:] * (tokens - len(arrivals))
+    return TimedAnswer(sent_s, tuple(arrivals), ended_s, prompt_tokens, failure or error)
 
 
 def _tokens_of(choice: object) -> int:
@@ -103,36 +82,35 @@ def _value(payload: bytes) -> object:
 
 def _events(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
     """The data of each event, when its line was complete."""
-    head, body = _split(pieces)
-    status = _status(head)
-    chunked = b"transfer-encoding: chunked" in head.lower()
-    content = _unchunked(body) if chunked else iter(body)
-    if status != _OK:
-        raise _Unreadable(_refusal(status, b"".join(data for _, data in content)))
-    rest = b""
-    for time_s, data in content:
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(_DATA):
-                yield time_s, line.removeprefix(_DATA).strip()
+    status, rest = 0, b""
+    for time_s, event in _parsed(pieces):
+        if isinstance(event, h11.Response):
+            status = event.status_code
+        elif isinstance(event, h11.Data):
+            *lines, rest = (rest + bytes(event.data)).split(b"\n") if status == 200 else [rest + event.data]
+            for line in lines:
+                if line.startswith(b"data: "):
+                    yield time_s, line.removeprefix(b"data: ").strip()
+    if not status:
+        raise _Unreadable("the server closed the connection without an answer")
+    if status != 200:
+        raise _Unreadable(_refusal(status, rest))
 
 
-def _split(pieces: Sequence[Arrival]) -> tuple[bytes, list[Arrival]]:
-    """The head, and what came after it."""
-    head = b""
-    for index, (time_s, data) in enumerate(pieces):
-        head += data
-        end = head.find(b"\r\n\r\n")
-        if end >= 0:
-            return head[:end], [(time_s, head[end + 4 :]), *pieces[index + 1 :]]
-    raise _Unreadable("the server closed the connection without an answer")
-
-
-def _status(head: bytes) -> int:
-    words = head.split(b"\r\n", 1)[0].split()
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise _Unreadable("the server does not speak HTTP")
-    return int(words[1])
+def _parsed(pieces: Sequence[Arrival]) -> Iterator[tuple[float, h11.Event]]:
+    """What HTTP there is in the bytes."""
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="POST", target="/", headers=[("host", "server")]))
+    connection.send(h11.EndOfMessage())
+    for time_s, data in pieces:
+        try:
+            connection.receive_data(data)
+            while isinstance(event := connection.next_event(), h11.Event):
+                yield time_s, event
+                if isinstance(event, h11.EndOfMessage):
+                    return
+        except h11.RemoteProtocolError as error:
+            raise _Unreadable(f"the server does not speak HTTP as it should: {error}") from None
 
 
 def _refusal(status: int, body: bytes) -> str:
@@ -140,39 +118,7 @@ def _refusal(status: int, body: bytes) -> str:
         message = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
         message = "no reason is given"
-    return f"HTTP status {status}: {sanitised_line(str(message), _MOST_WORDS)}"
-
-
-def _unchunked(pieces: Sequence[Arrival]) -> Iterator[Arrival]:
-    """The content of the chunks that are complete."""
-    held = b""
-    for time_s, data in pieces:
-        held += data
-        content = b""
-        while (chunk := _first_chunk(held)) is not None:
-            text, held = chunk
-            content += text
-        yield time_s, content
-
-
-def _first_chunk(data: bytes) -> tuple[bytes, bytes] | None:
-    """Its content, and what follows it; None where it is not complete."""
-    size, found, rest = data.partition(b"\r\n")
-    if not found:
-        return None
-    try:
-        length = int(size.split(b";")[0], 16)
-    except ValueError:
-        raise _Unreadable("the server's chunks cannot be read") from None
-    return (rest[:length], rest[length + 2 :]) if len(rest) >= length + 2 else None
-
-
-_CONNECT_S = 10.0
-_GET_S = 30.0
-_SILENT_S = 900.0
-"""Without a byte of any answer: a prompt that takes longer is no prompt to measure with."""
-_READ_BYTES = 65536
-_OWN = "tpiedge"
+    return f"HTTP status {status}: {sanitised_line(str(message), 200)}"
 
 
 @dataclass(frozen=True)
@@ -210,7 +156,7 @@ class ServerAddress:
 
     def get(self, path: str) -> tuple[int, dict[str, object]]:
         """Status and JSON object. Raises PeerError where nobody answers, or not so."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=_GET_S)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=30.0)
         try:
             connection.request("GET", path, headers=self.headers)
             answer = connection.getresponse()
@@ -243,7 +189,7 @@ class MeasuredServer:
                 meta = card.get("meta")
                 more: Mapping[str, object] = meta if isinstance(meta, dict) else {}
                 context = card.get("context_length") or card.get("max_model_len") or more.get("n_ctx")
-                own = card.get("owned_by") == _OWN
+                own = card.get("owned_by") == "tpiedge"
                 return MeasuredServer(address, model, _count(context), _count(more.get("n_vocab")), own)
         error = found.get("error")
         words = error.get("message") if isinstance(error, dict) else "it names no model"
@@ -318,7 +264,7 @@ class Streams:
         address = self.server.address
         exchange = StreamedRequest(self.clock.now(), len(prompt) if isinstance(prompt, tuple) else 0)
         try:
-            connection = socket.create_connection((address.host, address.port), _CONNECT_S)
+            connection = socket.create_connection((address.host, address.port), 10.0)
         except OSError as error:
             return self._failed(exchange, error)
         try:
@@ -347,7 +293,7 @@ class Streams:
     def _read(self, exchange: StreamedRequest, connection: socket.socket) -> bool:
         """Whether that was the end."""
         try:
-            data = connection.recv(_READ_BYTES)
+            data = connection.recv(65536)
         except BlockingIOError:
             return False
         except OSError as error:

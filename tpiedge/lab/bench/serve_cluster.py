@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from tpiedge.errors import PeerError, ResourceError
-from tpiedge.host.ports import port_state
+from tpiedge.host.addresses import port_state
 from tpiedge.lab.bench.serve_client import MeasuredServer, ServerAddress
 from tpiedge.launch.child import Place
 from tpiedge.progress import say

@@ -1,4 +1,5 @@
-"""A testbed for a program: brought up if it is not, its devices, and being on one of them. Linux, root."""
+"""A testbed of namespaces: brought up for a program if it is not, its devices, being on one of them, and what
+is seen of it. Linux, root."""
 
 import contextlib
 import math
@@ -8,38 +9,39 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tpiedge.errors import ResourceError, UserError
-from tpiedge.lab.testbed import enter, forwarding
-from tpiedge.lab.testbed.containers.backend import in_containers
-from tpiedge.lab.testbed.description import Description, Device, Link
-from tpiedge.lab.testbed.groups import Controllers, processors
-from tpiedge.lab.testbed.measuring import Measured, longest_rtt_s, measure_pair
-from tpiedge.lab.testbed.namespaces import NAMESPACES, inside
-from tpiedge.lab.testbed.reading import load_scenario
-from tpiedge.lab.testbed.state import Network, Owner, TestbedState, names, prefix_of, read_state, require_root
-from tpiedge.lab.testbed.testbed import change_link, down, up
-from tpiedge.lab.testbed.topology import Expected, Topology
+from tpiedge.errors import ResourceError, TpiedgeError, UserError
+from tpiedge.lab.testbed import enter
+from tpiedge.lab.testbed.containers import in_containers
+from tpiedge.lab.testbed.description import Description, Device, Link, load_scenario
+from tpiedge.lab.testbed.isolation import Controllers, inside, processors
+from tpiedge.lab.testbed.measuring import End, Measured, longest_rtt_s, measure_pair
+from tpiedge.lab.testbed.state import (
+    Owner,
+    TestbedState,
+    names,
+    prefix_of,
+    read_state,
+    require_root,
+    socket_of,
+)
+from tpiedge.lab.testbed.switch import SwitchClient
+from tpiedge.lab.testbed.testbed import change_link, down, members, namespaces_of, switches, up
+from tpiedge.lab.testbed.topology import Expected, Topology, links_of, pairs_of
+from tpiedge.launch.bootstrap import Timing
 from tpiedge.launch.child import Place
-from tpiedge.launch.timing import Timing
 from tpiedge.progress import say
 
 
 @dataclass(frozen=True)
-class RunningDevice:
-    """`described`: its limits. A command after `enter_command` runs on it, as the same process: its id, its signals and
-    its standard input are the command's own."""
+class RunningDevice(End):
+    """A command after `enter_command` runs on it, as the same process: its id, its signals and its standard input are
+    the command's own."""
 
-    described: Device
-    address: str
-    namespace: Path
     enter_command: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.described.name
 
     @property
     def place(self) -> Place:
@@ -53,15 +55,10 @@ class RunningTestbed:
     def __init__(self, made: TestbedState) -> None:
         self._made = made
         self.name = made.name
-        self.network: Network = made.network
+        topology, namespaces = made.topology, namespaces_of(made)
         self.devices = tuple(
-            RunningDevice(
-                device,
-                made.topology.addresses[device.name],
-                NAMESPACES / f"{prefix_of(made.name)}{device.name}",
-                enter_command(made.name, device.name),
-            )
-            for device in made.topology.description.devices
+            RunningDevice(name, topology.addresses[name], path, enter_command(made.name, name, path))
+            for name, path in namespaces.items()
         )
 
     def device(self, name: str) -> RunningDevice:
@@ -89,22 +86,15 @@ class RunningTestbed:
 
     def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
         """Change links while they run; `links` as the property gives them. Raises UserError, ResourceError."""
-
-        def becomes(pair: tuple[Link, Link]) -> Callable[[Link, Link], tuple[Link, Link]]:
-            return lambda _up, _down: pair
-
         for name, pair in links.items():
-            self._made = change_link(self.name, name, becomes(pair))
+            self._made = change_link(self.name, name, partial(_both, *pair))
 
     def set_links(self, member: str, **changes: Any) -> None:
         """Changes the link between `member` and its uplink, in both directions, while it runs: latency_s, jitter_s,
         loss, bytes_per_s (None: no limit). Raises UserError, ResourceError.
         """
-
-        def changed(up_link: Link, down_link: Link) -> tuple[Link, Link]:
-            return replace(up_link, **changes), replace(down_link, **changes)
-
-        self._made = change_link(self.name, member, changed)
+        up, down = self.links[member]
+        self.set_all({member: (replace(up, **changes), replace(down, **changes))})
 
     def expected(self, source: RunningDevice | str, target: RunningDevice | str) -> Expected:
         """What the way between two devices should give, as the links are now."""
@@ -118,7 +108,7 @@ class RunningTestbed:
     def measure(self, source: str, target: str) -> Measured:
         """Takes some seconds. Raises ResourceError where nothing arrives."""
         longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
-        return measure_pair(self, self.device(source), self.device(target), longest_s)
+        return measure_pair(self.device(source), self.device(target), longest_s)
 
     def execute(self, device: str, command: Sequence[str]) -> NoReturn:
         """This process becomes the command on the device. Raises UserError for a device that is not there."""
@@ -133,7 +123,7 @@ class RunningTestbed:
 
 @contextlib.contextmanager
 def open_testbed(
-    given: str, *, name: str | None = None, network: Network | None = None, say: Callable[[str], object] = len
+    given: str, *, name: str | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
     """`given`: that of a testbed that is up, one that comes along, or a file. Where it is not up it is brought up, and
     taken down at the end of the block; if this process is killed, by the next command that uses the name.
@@ -146,11 +136,15 @@ def open_testbed(
         yield RunningTestbed(running)
         return
     scenario = load_scenario(given, name)
-    made = up(scenario, network, say, Owner.own())
+    made = up(scenario, say, Owner.own())
     try:
         yield RunningTestbed(made)
     finally:
         down(made.name, made.owner)
+
+
+def _both(up: Link, down: Link, *_before: Link) -> tuple[Link, Link]:
+    return up, down
 
 
 def describe(given: str) -> Description:
@@ -169,12 +163,55 @@ def attach(name: str) -> RunningTestbed:
     return RunningTestbed(made)
 
 
-def enter_command(name: str, device: str) -> tuple[str, ...]:
+def enter_command(name: str, device: str, namespace: Path) -> tuple[str, ...]:
     """What a command is put after, so that it runs on the device."""
-    full = f"{prefix_of(name)}{device}"
-    groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(full)]
+    groups = [folder / "cgroup.procs" for folder in Controllers.here().folders(f"{prefix_of(name)}{device}")]
     there = [str(members) for members in groups if members.exists()]
-    return (sys.executable, "-I", "-S", enter.__file__, str(NAMESPACES / full), *there, "--")
+    return (sys.executable, "-I", "-S", enter.__file__, str(namespace), *there, "--")
+
+
+def status_of(made: TestbedState) -> dict[str, Any]:
+    """`backend`: namespaces, or docker, whose record has the same keys but `container` for `namespace` and no
+    `totals`. `state` is one of: up; starting; abandoned (a command that was to end it was killed, or the computer
+    restarted); broken (its switch has ended)."""
+    topology, namespaces = made.topology, namespaces_of(made)
+    switch_pids = sorted(switches(made.name))
+    counted: dict[str, Any] = {"links": {}, "totals": None}
+    with contextlib.suppress(TpiedgeError, OSError):  # a switch that has ended says nothing
+        counted = SwitchClient(socket_of(made.name)).counters()
+    state = "starting" if not made.ready else "up" if switch_pids else "broken"
+    return {
+        "backend": "namespaces",
+        "name": made.name,
+        "state": "abandoned" if made.abandoned else state,
+        "switch_pids": switch_pids,
+        "owner_pid": made.owner.pid if made.owner else None,
+        "devices": [
+            _device_status(made.name, device, topology.addresses[device.name], namespaces[device.name])
+            for device in topology.description.devices
+        ],
+        "links": links_of(topology, counted["links"]),
+        "pairs": pairs_of(topology),
+        "totals": counted["totals"],
+    }
+
+
+def _device_status(testbed: str, device: Device, address: str, namespace: Path) -> dict[str, Any]:
+    use = Controllers.here().use(f"{prefix_of(testbed)}{device.name}")
+    return {
+        "name": device.name,
+        "address": address,
+        "namespace": namespace.name,
+        "there": namespace.exists(),
+        "cpus": device.cpus,
+        "cpus_limited": device.cpus is not None and device.cpus < processors(),
+        "memory_limit_bytes": use.limit_bytes,
+        "swap_bytes": device.swap_bytes,
+        "memory_used_bytes": use.used_bytes,
+        "memory_peak_bytes": use.peak_bytes,
+        "oom_kills": use.oom_kills,
+        "processes": sorted(members(testbed, device.name)),
+    }
 
 
 def _running(given: str, name: str | None) -> TestbedState | None:
@@ -192,7 +229,7 @@ def _running(given: str, name: str | None) -> TestbedState | None:
         return None  # `up` decides
     if scenario is not None and scenario.text != found.text:
         raise UserError(f"the testbed {wanted} is up with another description: tpiedge testbed down {wanted}")
-    if found.network == "switch" and not forwarding.switches(wanted):
+    if not switches(wanted):
         raise UserError(f"the switch of the testbed {wanted} has ended: tpiedge testbed down {wanted}")
     return found
 
@@ -234,6 +271,13 @@ class Emulated:
                 yield places
 
 
+def timing_over(round_trip_s: float, loss: float) -> Timing:
+    """For links of that round trip, where that part of the packets is lost one way: beyond one in a hundred, TCP's
+    waits after losses in a row, each twice as long as the one before, pass for a death."""
+    timeout_s = max(Timing().timeout_s, 8 * round_trip_s)
+    return Timing(timeout_s=3 * timeout_s if loss > 0.01 else timeout_s)
+
+
 def emulated(given: str, nodes: int | None) -> Emulated:
     """The first `nodes` devices, by default all. Raises UserError."""
     description = describe(given)
@@ -242,5 +286,5 @@ def emulated(given: str, nodes: int | None) -> Emulated:
         raise UserError(f"--nodes {nodes} is more than the testbed {given} has devices: {len(devices)}")
     ways = Topology(description).expected_pairs().values()
     latency_s = max((way.latency_s + way.jitter_s for way in ways), default=0.0)
-    timing = Timing.over(2 * latency_s, max((way.loss for way in ways), default=0.0))
+    timing = timing_over(2 * latency_s, max((way.loss for way in ways), default=0.0))
     return Emulated(given, devices[:nodes], timing)

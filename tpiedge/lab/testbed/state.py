@@ -15,26 +15,19 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.lab.testbed.description import Link
-from tpiedge.lab.testbed.reading import parse_description
+from tpiedge.lab.testbed.description import Link, parse_description
 from tpiedge.lab.testbed.topology import Topology
-from tpiedge.pack.store.locks import open_lock
+from tpiedge.pack.locks import open_lock
 
 ROOT = Path("/run/tpiedge/testbeds")
 
-Network = Literal["switch", "netem"]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NEEDS_ROOT = "a testbed needs root, for namespaces and control groups: run it with sudo"
 _NEEDS_LINUX = "the testbed needs Linux: elsewhere use containers (tpiedge testbed up --backend docker)"
-#: States of a process in /proc: a zombie, and dead.
-_ENDED = ("Z", "X")
-_LOCK_S = 60.0
-_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,6 @@ class TestbedState:
 
     name: str
     text: str
-    network: Network
     maker: Owner
     owner: Owner | None = None
     ready: bool = False
@@ -141,22 +133,27 @@ def prefix_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def locked(name: str) -> Iterator[None]:
-    """Holds the testbed's lock, so that no other process changes it.
+def locked(limit_s: float = 60.0) -> Iterator[None]:
+    """Holds the lock of all testbeds, so that no other process changes one.
 
-    Raises UserError without root, ResourceError if another command holds it for a minute.
+    Raises UserError without root, ResourceError if another command holds it for so long.
     """
     require_root()
-    path = ROOT / f"{name}.lock"
-    descriptor = _lock(path, time.monotonic() + _LOCK_S)
+    ROOT.mkdir(parents=True, exist_ok=True, mode=0o700)
+    deadline = time.monotonic() + limit_s
+    descriptor = open_lock(ROOT / "lock")
     try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ResourceError("another command works on a testbed: try again") from None
+                time.sleep(0.02)
         yield
     finally:
-        path.unlink(missing_ok=True)
         os.close(descriptor)
-        for folder in (ROOT, ROOT.parent):
-            with contextlib.suppress(OSError):  # others are there
-                folder.rmdir()
 
 
 def require_root() -> None:
@@ -165,40 +162,6 @@ def require_root() -> None:
         raise UserError(_NEEDS_LINUX)
     if os.geteuid():
         raise UserError(_NEEDS_ROOT)
-
-
-def _lock(path: Path, deadline: float) -> int:
-    while True:
-        descriptor = _opened(path, deadline)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(path, descriptor):
-                return descriptor
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise ResourceError(f"another command works on the testbed {path.stem}: try again") from None
-            time.sleep(_POLL_S)
-        os.close(descriptor)
-
-
-def _opened(path: Path, deadline: float) -> int:
-    """Others may remove the folder at any time, with the last testbed."""
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return open_lock(path)
-        except (FileNotFoundError, FileExistsError) as error:
-            if time.monotonic() > deadline:
-                raise ResourceError(f"cannot make {path}: {error.strerror}") from None
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether the file has not been removed by the holder before."""
-    try:
-        return path.stat().st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        return False
 
 
 def _boot() -> str:
@@ -219,4 +182,5 @@ def _started(pid: int) -> float | None:
     except OSError:
         return None
     state, *fields = text.rpartition(")")[2].split()  # what is before may have spaces and brackets
-    return None if state in _ENDED else float(fields[18])
+    # A zombie, or dead.
+    return None if state in ("Z", "X") else float(fields[18])

@@ -1,36 +1,53 @@
-"""Bringing a testbed up and down, and changing its links. Linux, root; one command at a time per testbed."""
+"""Bringing a testbed of namespaces up and down, and changing its links. Linux, root; one command at a time per testbed.
 
+Its network is a process of its own: see switch.py.
+"""
+
+import contextlib
+import select
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.lab.testbed import forwarding, state
-from tpiedge.lab.testbed.description import Link, check_name
-from tpiedge.lab.testbed.groups import Controllers, processors
-from tpiedge.lab.testbed.namespaces import NAMESPACES, add_namespace, end_all, members_of, remove_namespace
-from tpiedge.lab.testbed.reading import Scenario
-from tpiedge.lab.testbed.state import Network, Owner, TestbedState, locked, prefix_of, read_state
+from tpiedge.lab.testbed import state
+from tpiedge.lab.testbed.description import Device, Link, Scenario, check_name
+from tpiedge.lab.testbed.isolation import (
+    NAMESPACES,
+    Controllers,
+    add_namespace,
+    end_all,
+    members_of,
+    module_processes,
+    processors,
+    remove_namespace,
+)
+from tpiedge.lab.testbed.state import Owner, TestbedState, folder_of, locked, prefix_of, read_state, socket_of
+from tpiedge.lab.testbed.switch import SwitchClient
 from tpiedge.progress import Say
 from tpiedge.units import counted
 
 _POLITE_S = 3.0
+_SWITCH_MODULE = "tpiedge.lab.testbed.switch_process"
+#: The switch leaves its parent, keeping standard input: a shell would close that of what it does not wait for.
+_DETACH = 'exec 3<&0; "$@" <&3 3<&- &'
 _REMOVED = "removed what an earlier command left of {}"
 
 
-def up(scenario: Scenario, network: Network | None, say: Say, owner: Owner | None = None) -> TestbedState:
+def up(scenario: Scenario, say: Say, owner: Owner | None = None) -> TestbedState:
     """It stays until `down`, or as long as `owner` lives. Before, what a killed command left of it is removed, and so
     is every testbed whose owner has ended.
 
     Raises UserError where it is up already or this computer cannot have it, ResourceError; then nothing is left.
     """
     name = scenario.name
-    _clear_orphans(say)  # before the lock: nobody waits for a lock who holds one
-    with locked(name):
+    with locked():
+        _clear_orphans(say)
         _clear(name, say)
-        chosen = network or forwarding.best_network()
-        made = TestbedState(name, scenario.text, chosen, maker=Owner.own(), owner=owner)
+        made = TestbedState(name, scenario.text, maker=Owner.own(), owner=owner)
         made.write()
         try:
             _build(made, say)
@@ -46,7 +63,7 @@ def down(name: str, owner: Owner | None = None) -> bool:
     """End all processes in it but this one and remove it, or what is left of it; of an `owner`, only where it has not
     become another's meanwhile. Whether there was anything. Raises UserError, ResourceError."""
     check_name(name, "a testbed")
-    with locked(name):
+    with locked():
         if owner is not None and (found := read_state(name)) is not None and found.owner != owner:
             return False
         return _remove(name)
@@ -65,28 +82,32 @@ def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Lin
 
     Raises UserError, ResourceError.
     """
-    with locked(name):
+    with locked():
         found = read_state(name)
         if found is None or found.abandoned or not found.ready:
             raise UserError(f"the testbed {name} is not up: tpiedge testbed up {name}")
         known = found.topology.wired(member, name)
         changed = replace(found, links={**found.links, member: change(known.up, known.down)})
-        forwarding.set_link(changed, member, namespaces_of(changed))
+        SwitchClient(socket_of(name)).set_links(changed.topology.switch_changes(member))
         changed.write()
         return changed
 
 
 def namespaces_of(made: TestbedState) -> dict[str, Path]:
-    """The namespaces of its members: routers have one only where the kernel emulates the network."""
-    description = made.topology.description
-    with_one = description.members if made.network == "netem" else description.devices
-    return {member.name: NAMESPACES / f"{prefix_of(made.name)}{member.name}" for member in with_one}
+    """The namespaces of its devices: the switch is all routers."""
+    devices = made.topology.description.devices
+    return {device.name: NAMESPACES / f"{prefix_of(made.name)}{device.name}" for device in devices}
 
 
 def members(name: str, device: str) -> set[int]:
     """The processes in a device."""
     full = f"{prefix_of(name)}{device}"
     return members_of([NAMESPACES / full]) | Controllers.here().members(full)
+
+
+def switches(name: str) -> set[int]:
+    """The processes that are the testbed's switch: one, or none."""
+    return module_processes(_SWITCH_MODULE, str(socket_of(name)))
 
 
 def _is_name(name: str) -> bool:
@@ -99,18 +120,15 @@ def _is_name(name: str) -> bool:
 
 def _clear_orphans(say: Say) -> None:
     """Removes every testbed whose owner has ended: perhaps nobody will ever use its name again."""
-    for name in filter(_is_orphan, state.names()):
+    for name in state.names():
+        found = read_state(name)
+        if found is None or not found.orphaned:
+            continue
         try:
-            with locked(name):
-                if _is_orphan(name) and _remove(name):
-                    say(_REMOVED.format(name))
+            _remove(name)
+            say(_REMOVED.format(name))
         except ResourceError as error:  # no reason not to make another
             say(f"cannot remove what an earlier command left of {name}: {error}")
-
-
-def _is_orphan(name: str) -> bool:
-    found = read_state(name)
-    return found is not None and found.orphaned
 
 
 def _clear(name: str, say: Say) -> None:
@@ -129,12 +147,12 @@ def _clear(name: str, say: Say) -> None:
 
 
 def _build(made: TestbedState, say: Say) -> None:
-    topology, namespaces = made.topology, namespaces_of(made)
-    say(f"{made.name}: {counted(len(topology.description.devices), 'device')}, network by {made.network}")
+    namespaces = namespaces_of(made)
+    say(f"{made.name}: {counted(len(namespaces), 'device')}")
     for path in namespaces.values():
         add_namespace(path.name)
     _make_groups(made, say)
-    forwarding.start(made, namespaces)
+    _start_switch(made, namespaces)
 
 
 def _make_groups(made: TestbedState, say: Say) -> None:
@@ -153,20 +171,45 @@ def _make_groups(made: TestbedState, say: Say) -> None:
     if missing:
         say(f"devices have no limit of {' and '.join(missing)}: this computer has no control groups for that")
     for device in devices:
-        _limit(controllers, prefix + device.name, device.cpus, device.memory_bytes, device.swap_bytes)
+        _limit(controllers, prefix + device.name, device)
 
 
-def _limit(
-    controllers: Controllers, group: str, cpus: float | None, memory_bytes: int | None, swap_bytes: int
-) -> None:
-    """Limits the group. As many processors as there are, or more, are no limit."""
+def _limit(controllers: Controllers, group: str, device: Device) -> None:
+    """As many processors as there are, or more, are no limit."""
     try:
-        if cpus is not None and cpus < processors():
-            controllers.limit_cpus(group, cpus)
-        if memory_bytes is not None:
-            controllers.limit_memory(group, memory_bytes, swap_bytes)
+        if device.cpus is not None and device.cpus < processors():
+            controllers.limit_cpus(group, device.cpus)
+        if device.memory_bytes is not None:
+            controllers.limit_memory(group, device.memory_bytes, device.swap_bytes)
     except OSError as error:
         raise ResourceError(f"cannot limit the control group {group}: {error.strerror}") from None
+
+
+def _start_switch(made: TestbedState, namespaces: dict[str, Path]) -> None:
+    """Packets flow on return; it runs on its own from here on, in a session of its own. Raises ResourceError."""
+    log = folder_of(made.name) / "switch.log"
+    switch = (sys.executable, "-P", "-m", _SWITCH_MODULE, str(socket_of(made.name)))
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            ("sh", "-c", _DETACH, "sh", *switch),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd="/",
+            start_new_session=True,
+        ) as shell,
+    ):
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        with contextlib.suppress(BrokenPipeError), shell.stdin as pipe:  # what it says tells why
+            pipe.write(made.topology.switch_plan(namespaces).to_json().encode() + b"\n")
+        ready, _, _ = select.select([shell.stdout], [], [], 20.0)
+        said = shell.stdout.readline().decode(errors="replace").strip() if ready else ""
+    if said != "ready":
+        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+        reason = said.removeprefix("error: ") or last or "it ended without a word"
+        raise ResourceError(f"the switch of the testbed {made.name} does not start: {reason}")
 
 
 def _remove(name: str) -> bool:
@@ -176,7 +219,7 @@ def _remove(name: str) -> bool:
     paths = sorted(NAMESPACES.glob(f"{prefix}*"))
     groups = sorted(controllers.found(prefix))
     end_all(lambda: members_of(paths).union(*map(controllers.members, groups)), _POLITE_S)
-    end_all(lambda: forwarding.switches(name), _POLITE_S)
+    end_all(lambda: switches(name), _POLITE_S)
     for path in paths:
         remove_namespace(path)
     for group in groups:

@@ -9,14 +9,7 @@ from typing import Any
 
 from tpiedge.errors import UserError
 from tpiedge.lab.testbed.description import Description, Device, Link, Router
-from tpiedge.lab.testbed.switch.plan import Port, SwitchLink, SwitchPlan
-
-INTERFACE = "eth0"
-_PREFIX = 16
-
-#: What waits at a limited rate: half a tenth of a second of it, within bounds.
-_QUEUE_S = 0.05
-_LEAST_QUEUE, _MOST_QUEUE = 1 << 18, 1 << 22
+from tpiedge.lab.testbed.switch import Port, SwitchLink, SwitchPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +83,7 @@ class Topology:
         names = [device.name for device in self.description.devices]
         return {pair: self.expected(*pair) for pair in itertools.permutations(names, 2)}
 
-    def lossless(self, name: str) -> bool:
-        """Whether no way from or to the device loses packets: then frames may be as long as bursts are."""
-        others = [device.name for device in self.description.devices if device.name != name]
-        return not any(self.expected(name, other).loss or self.expected(other, name).loss for other in others)
-
-    def switch_plan(self, namespaces: Mapping[str, Path], seed: int = 1) -> SwitchPlan:
+    def switch_plan(self, namespaces: Mapping[str, Path]) -> SwitchPlan:
         """The plan for a switch that is to act as all the routers; `namespaces` of the devices.
 
         Links are named "laptop up".
@@ -105,8 +93,8 @@ class Topology:
         numbers = {key: number for number, key in enumerate(keys)}
         names = [device.name for device in self.description.devices]
         return SwitchPlan(
-            tuple(self._port(number, str(namespaces[name])) for number, name in enumerate(names)),
-            tuple(_switch_link(f"{name} {way}", self.link(name, way)) for name, way in keys),
+            tuple(Port(name, str(namespaces[name]), self.addresses[name]) for name in names),
+            tuple(SwitchLink(f"{name} {way}", **_settings(self.link(name, way))) for name, way in keys),
             {
                 source: {
                     target: tuple(numbers[key] for key in self.path(source, target))
@@ -115,15 +103,11 @@ class Topology:
                 }
                 for source in names
             },
-            seed,
         )
 
     def switch_changes(self, name: str) -> dict[str, dict[str, float | None]]:
         """What the two directions of the member's link are, as a running switch is told."""
-        links = {f"{name} {way}": self.link(name, way) for way in ("up", "down")}
-        return {
-            key: asdict(link) | {"queue_bytes": queue_bytes(link.bytes_per_s)} for key, link in links.items()
-        }
+        return {f"{name} {way}": _settings(self.link(name, way)) for way in ("up", "down")}
 
     def wired(self, name: str, testbed: str) -> Router | Device:
         """The member of that name, which has a link. Raises UserError that lists the names."""
@@ -132,17 +116,6 @@ class Topology:
             wired = [member.name for member in self.description.members if member.uplink is not None]
             raise UserError(f"{name[:40]!r} has no link in the testbed {testbed}: choose {', '.join(wired)}")
         return found
-
-    def _port(self, number: int, namespace: str) -> Port:
-        device = self.description.devices[number]
-        return Port(
-            device=device.name,
-            namespace=namespace,
-            interface=INTERFACE,
-            address=self.addresses[device.name],
-            prefix=_PREFIX,
-            mac=f"02:74:70:69:{(number + 1) >> 8:02x}:{(number + 1) & 255:02x}",
-        )
 
 
 def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -165,15 +138,11 @@ def pairs_of(topology: Topology) -> list[dict[str, Any]]:
     ]
 
 
-def queue_bytes(bytes_per_s: float | None) -> int:
-    """How much may wait for a limited rate before packets are dropped."""
-    wanted = _MOST_QUEUE if bytes_per_s is None else int(bytes_per_s * _QUEUE_S)
-    return max(_LEAST_QUEUE, min(wanted, _MOST_QUEUE))
-
-
-def _switch_link(name: str, link: Link) -> SwitchLink:
-    queue = queue_bytes(link.bytes_per_s)
-    return SwitchLink(name, link.latency_s, link.jitter_s, link.loss, link.bytes_per_s, queue)
+def _settings(link: Link) -> dict[str, Any]:
+    """What waits at a limited rate before packets are dropped is a twentieth of a second of it, within bounds."""
+    least, most = 1 << 18, 1 << 22
+    wanted = most if link.bytes_per_s is None else int(link.bytes_per_s / 20)
+    return asdict(link) | {"queue_bytes": max(least, min(wanted, most))}
 
 
 def _addresses(description: Description) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""The verbs bench, eval, testbed and trace: one file each, and one for each of bench's own verbs."""
+"""The verbs bench, eval, testbed and trace: a file each, one for each verb of bench, and `flags` that several have."""

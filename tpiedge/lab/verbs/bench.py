@@ -6,7 +6,7 @@ from tpiedge.cli.listing import ListingGroup
 from tpiedge.lab.verbs.bench_allreduce import allreduce
 from tpiedge.lab.verbs.bench_decode import decode
 from tpiedge.lab.verbs.bench_kernels import kernels
-from tpiedge.lab.verbs.bench_memory import memory, memory_run
+from tpiedge.lab.verbs.bench_memory import memory
 from tpiedge.lab.verbs.bench_serve import serve
 
 
@@ -19,5 +19,4 @@ bench.add_command(allreduce)
 bench.add_command(decode)
 bench.add_command(kernels)
 bench.add_command(memory)
-bench.add_command(memory_run)
 bench.add_command(serve)

@@ -11,31 +11,28 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.model_names import TESTBED
-from tpiedge.cli.table import print_table
+from tpiedge.cli.listing import print_table
 from tpiedge.errors import UserError
-from tpiedge.lab.bench.figures import check_names, integers, milliseconds, spread
-from tpiedge.lab.bench.links import (
+from tpiedge.lab.bench.figures import (
     AS_THEY_ARE,
     Dial,
     LinkSetting,
-    LoadedTrips,
     check_devices,
+    check_names,
+    integers,
     latencies,
+    milliseconds,
     rates,
+    spread,
 )
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
+from tpiedge.lab.verbs.flags import json_option, repeats_option, testbed_option, varied_links, wires_option
 from tpiedge.launch.child import Place
 from tpiedge.planner.network import NetworkFacts, predict
 from tpiedge.progress import say
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import CollectiveName, WirePrecision
 from tpiedge.wire.tensors import wire_bytes
-
-_MAX_BYTES = 16 << 20
-_MOST_S = 1.5
-"""Seconds of one measurement: fewer rounds where each takes long."""
-_LEAST_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -55,23 +52,14 @@ class _Case:
     "names",
     default="all",
     show_default=True,
-    help="all, or a list: star,mesh,two-shot,tree,ring.",
+    help="all, or a list: star,mesh,two-shot.",
 )
-@click.option("--wire", default="f32", show_default=True, help="How parts travel, a list: f32,bf16,int8.")
-@click.option(
-    "--testbed",
-    "testbed_name",
-    type=TESTBED,
-    metavar="NAME",
-    help="Over the links of this testbed; root only.",
-)
-@click.option(
-    "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."
-)
-@click.option("--rate", help="Vary the rate of the testbed's links, in Mbit/s: 100,300,none.")
+@wires_option
+@testbed_option
+@varied_links
 @click.option("--rounds", type=click.IntRange(10, 100_000), default=500, show_default=True)
-@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@repeats_option
+@json_option
 def allreduce(
     nodes: str,
     sizes: str,
@@ -90,7 +78,7 @@ def allreduce(
     process: over a testbed it has the first device's network, but not its limits.
     """
     counts = integers("--nodes", nodes, 2, 64)
-    payloads = integers("--bytes", sizes, 4, _MAX_BYTES)
+    payloads = integers("--bytes", sizes, 4, 16 << 20)
     if any(payload % 4 for payload in payloads):
         raise UserError(f"--bytes {sizes!r}: payloads are f32, multiples of 4")
     collectives: Sequence[Any] = get_args(CollectiveName) if names == "all" else names.split(",")
@@ -144,11 +132,12 @@ def _measure(
     with ReduceCluster(count, places) as cluster:
         for repeat, setting in itertools.product(range(repeats), settings):
             click.echo(f"{count} nodes, repeat {repeat + 1} of {repeats} {setting}", err=True)
-            with _linked(testbed, setting) as trips:
+            with Dial(testbed).turned(setting) if testbed else contextlib.nullcontext():
                 facts = cluster.survey()
                 for case in cases:
                     predicted_s = _predicted_s(case, facts)
-                    count_of_rounds = _rounds(rounds, predicted_s)
+                    # A measurement takes 1.5 s at most: fewer rounds where each takes long.
+                    count_of_rounds = min(rounds, max(20, int(1.5 / predicted_s)))
                     spent = cluster.measure(case.collective, case.payload_bytes, count_of_rounds, case.wire)
                     sample = {
                         "seconds": statistics.median(spent),
@@ -156,19 +145,7 @@ def _measure(
                         "rounds": count_of_rounds,
                     }
                     found.setdefault((setting, case), []).append(sample)
-            for case in cases:
-                found[setting, case][-1]["trip_s"] = trips.median_s if trips else None
     return [_result(testbed, count, *key, samples) for key, samples in found.items()]
-
-
-@contextlib.contextmanager
-def _linked(testbed: RunningTestbed | None, setting: LinkSetting) -> Iterator[LoadedTrips | None]:
-    if testbed is None:
-        yield None
-        return
-    trips = LoadedTrips(testbed)
-    with Dial(testbed).turned(setting), trips.measured():
-        yield trips
 
 
 def _predicted_s(case: _Case, facts: NetworkFacts) -> float:
@@ -176,10 +153,6 @@ def _predicted_s(case: _Case, facts: NetworkFacts) -> float:
     prediction = predict(case.collective, wire_bytes(case.wire, 1, elements), facts)
     assert prediction is not None  # all are linked
     return prediction.seconds
-
-
-def _rounds(most: int, predicted_s: float) -> int:
-    return min(most, max(_LEAST_ROUNDS, int(_MOST_S / predicted_s)))
 
 
 def _result(
@@ -194,12 +167,10 @@ def _result(
         way = testbed.expected(*testbed.devices[:2])
         latency_s = way.latency_s if latency_s is None else latency_s
         rate = way.bytes_per_s if rate is None else rate or None
-    trips = [sample["trip_s"] for sample in samples if sample["trip_s"] is not None]
     return {
         "testbed": testbed.name if testbed else None,
         "latency_s": latency_s,
         "rate_bytes_per_s": rate,
-        "loaded_round_trip_s": statistics.median(trips) if trips else None,
         "nodes": count,
         "bytes": case.payload_bytes,
         "collective": case.collective,

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,21 +10,25 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.model_names import TESTBED, model_option
+from tpiedge.cli.listing import print_table
+from tpiedge.cli.model_names import model_option
 from tpiedge.cli.options import arithmetic_options, cache_option, kv_option
-from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
-from tpiedge.lab.bench.figures import ask, check_lengths, check_names, milliseconds, spread
-from tpiedge.lab.bench.links import (
+from tpiedge.lab.bench.figures import (
     AS_THEY_ARE,
     Dial,
     LinkSetting,
-    LoadedTrips,
+    ask,
     check_devices,
+    check_lengths,
+    check_names,
     latencies,
+    milliseconds,
     rates,
+    spread,
 )
 from tpiedge.lab.testbed.running import Emulated, RunningTestbed, emulated, open_testbed
+from tpiedge.lab.verbs.flags import json_option, repeats_option, testbed_option, varied_links, wires_option
 from tpiedge.launch.child import Place
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
@@ -75,18 +78,14 @@ class _Bench:
         layout, capacity = setting.layout(self.described), self.prompt_tokens + self.tokens
         plan = plan_cluster(self.model, layout, capacity)
         with ExitStack() as stack:
-            trips = None
             places: tuple[Place, ...] = ()
             if self.testbed is not None:
                 stack.enter_context(Dial(self.testbed).turned(setting.links))
                 places = tuple(device.place for device in self.testbed.devices[: setting.nodes])
-                trips = LoadedTrips(self.testbed)
             cluster = stack.enter_context(launch(self.model, layout, plan, capacity, places=places))
             ask(cluster, self.model, self.prompt_tokens, 2, keep=False)
             prefill = ask(cluster, self.model, self.prompt_tokens, 1, keep=False)
             before = cluster.stats()
-            if trips is not None:
-                stack.enter_context(trips.measured())
             decode = ask(cluster, self.model, self.prompt_tokens, self.tokens, keep=True)
             after = cluster.stats()
             routing = cluster.routing
@@ -96,7 +95,6 @@ class _Bench:
             "s_per_token": s_per_token,
             "chosen": routing.collective if routing else "",
             "chosen_bulk": routing.bulk_collective if routing else "",
-            "loaded_round_trip_s": trips.median_s if trips else None,
         } | _counted(before, after, s_per_token)
 
     def describe(self, setting: _Setting) -> dict[str, Any]:
@@ -128,24 +126,15 @@ class _Bench:
 @click.option(
     "--collective", "names", default="auto", show_default=True, help="A list: auto,star,mesh,two-shot."
 )
-@click.option("--wire", default="f32", show_default=True, help="How parts travel, a list: f32,bf16,int8.")
-@click.option(
-    "--testbed",
-    "testbed_name",
-    type=TESTBED,
-    metavar="NAME",
-    help="On the devices of this testbed; root only.",
-)
-@click.option(
-    "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."
-)
-@click.option("--rate", help="Vary the rate of the testbed's links, in Mbit/s: 100,300,none.")
+@wires_option
+@testbed_option
+@varied_links
 @arithmetic_options
 @kv_option
 @click.option("--prompt-tokens", type=click.IntRange(1, 8192), default=64, show_default=True)
 @click.option("--tokens", type=click.IntRange(2, 4096), default=24, show_default=True)
-@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@repeats_option
+@json_option
 @cache_option
 def decode(
     model_name: str,
@@ -241,13 +230,8 @@ def _summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Median, minimum and maximum of every number; the memory figures of the last run."""
     summary: dict[str, Any] = {}
     for name, value in samples[-1].items():
-        if name == "loaded_round_trip_s":
-            trips = [sample[name] for sample in samples if sample[name] is not None]
-            summary[name] = statistics.median(trips) if trips else None
-        elif isinstance(value, float):
-            summary[name] = spread([sample[name] for sample in samples])
-        else:
-            summary[name] = value
+        is_time = isinstance(value, float)
+        summary[name] = spread([sample[name] for sample in samples]) if is_time else value
     return summary
 
 

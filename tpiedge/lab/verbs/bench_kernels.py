@@ -1,7 +1,7 @@
 """`tpiedge bench kernels`: how near every kernel comes to what memory and processor allow."""
 
+import itertools
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,28 +9,19 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.table import print_table
-from tpiedge.cli.types import Location
-from tpiedge.clock import MonotonicClock
+from tpiedge.cli.listing import print_table
+from tpiedge.cli.options import Location
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_threads
-from tpiedge.lab.bench.figures import Repeats, check_names, milliseconds
-from tpiedge.lab.bench.kernel_memory import BITS, Rotation, check_room, largest
-from tpiedge.progress import StepProgress
+from tpiedge.lab.bench.figures import check_names, integers, milliseconds
+from tpiedge.lab.verbs.flags import json_option
+from tpiedge.progress import LiveLine
 from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision
 
 _KERNELS = ("project", "contract", "ffn", "attention", "rms_norm", "rope", "swiglu")
 _PRECISIONS: tuple[KVPrecision, ...] = get_args(KVPrecision)
 _SHAPE = re.compile(r"(\d{1,6})x(\d{1,6})", re.ASCII)
-_MOST_ELEMENTS = 1 << 28
-_MOST_TOKENS = 8192
-_MOST_THREADS = 1024
-_CACHES = 3  # so many times the largest cache lies between two uses of an operand
-_LEAST_BYTES = 128 << 20
-_LEAST_REPEATS = 3
-_MOST_REPEATS = 5
-_REPEATS_S = 40.0  # beside imports and slow cases: a small shape is to be measured within a minute
 
 
 @click.command()
@@ -44,12 +35,8 @@ _REPEATS_S = 40.0  # beside imports and slow cases: a small shape is to be measu
 @click.option("--precisions", default="f32,bf16,q8,q4", show_default=True, help="Of weights or KV, a list.")
 @click.option("--threads", help="A list.  [default: 1, and the cores that this process may use]")
 @click.option("--kernels", "names", default=",".join(_KERNELS), show_default=True, help="A list.")
-@click.option(
-    "--repeats",
-    type=click.IntRange(1, 100),
-    help=f"Of each case.  [default: {_LEAST_REPEATS} to {_MOST_REPEATS}, as time allows]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Of each case.")
+@json_option
 @click.option(
     "--png", type=Location(dir_okay=False), metavar="FILE", help="Draw the products below the roofline."
 )
@@ -59,23 +46,22 @@ def kernels(
     precisions: str,
     threads: str | None,
     names: str,
-    repeats: int | None,
+    repeats: int,
     as_json: bool,
     png: Path | None,
 ) -> None:
     """Time, bytes and operations per second of the kernels.
 
-    Each case is repeated 5 times, or 3 times at least where that would take longer than 40 s in all. Every repeat also
-    measures what the same number of threads reads from memory and multiplies in registers, and torch's way to the same
-    result in f32 and bf16. Weights are rotated so that they come from memory, as in a step of a model.
+    Every repeat also measures what the same number of threads reads from memory and multiplies in registers, and how
+    torch comes to the same result in f32 and bf16. Weights are rotated so that they come from memory, as in a model.
     """
     wanted = _shapes(shapes)
     chosen, given = names.split(","), precisions.split(",")
     check_names("--kernels", chosen, _KERNELS)
     check_names("--precisions", given, _PRECISIONS)
     stored = [one for one in _PRECISIONS if one in given]
-    rows = _numbers("--tokens", tokens, _MOST_TOKENS)
-    counts = _numbers("--threads", threads, _MOST_THREADS) if threads else sorted({1, default_threads()})
+    rows = integers("--tokens", tokens, 1, 8192)
+    counts = integers("--threads", threads, 1, 1024) if threads else sorted({1, default_threads()})
     picture = None if png is None else _picture(writable(png))
     record = _measure(chosen, wanted, stored, rows, counts, repeats)
     if picture is not None:
@@ -92,10 +78,15 @@ def _measure(
     precisions: Sequence[KVPrecision],
     tokens: Sequence[int],
     threads: Sequence[int],
-    repeats: int | None,
+    repeats: int,
 ) -> dict[str, Any]:
     from tpiedge.kernels.shared_library import kernel_library, why_missing
-    from tpiedge.lab.bench.kernel_cases import case_count, cases_of  # imports torch
+    from tpiedge.lab.bench.kernel_cases import (  # imports torch
+        BITS,
+        Rotation,
+        cases_of,
+        check_room,
+    )
     from tpiedge.lab.bench.kernel_times import Bench, last_level_cache_bytes
 
     library = kernel_library()
@@ -104,17 +95,22 @@ def _measure(
             f"q8 and q4 need native kernels, which {why_missing()}; or give --precisions f32,bf16"
         )
     cache_bytes = last_level_cache_bytes()
-    rotated_bytes = max(_LEAST_BYTES, _CACHES * cache_bytes)
+    # Three times the largest cache lies between two uses of an operand.
+    rotated_bytes = max(128 << 20, 3 * cache_bytes)
     rotation = Rotation(rotated_bytes)
-    check_room(largest(names, shapes, precisions, tokens, rotation), rotation, available_memory_bytes())
-    count = case_count(names, shapes, precisions, tokens) * len(threads)
-    progress = StepProgress("measuring", count)
-    bench = Bench(library, rotated_bytes, progress.begin)
-    timed = _repeats(repeats, count)
+    check_room(names, shapes, precisions, tokens, rotation, available_memory_bytes())
+    makers = list(cases_of(names, shapes, precisions, tokens, rotation))
+    count = len(makers) * len(tokens) * len(threads)
+    progress, begun = LiveLine(), itertools.count(1)
+    bench = Bench(
+        library,
+        rotated_bytes,
+        lambda name: progress.tell(f"measuring {next(begun)} of {count}: {name}"),
+    )
     found: list[dict[str, Any]] = []
     try:
-        for make in cases_of(names, shapes, precisions, tokens, rotation):
-            found += bench.measure(make, threads, timed)
+        for make in makers:
+            found += bench.measure(make, threads, repeats)
     finally:
         progress.finish()
     return {
@@ -125,24 +121,17 @@ def _measure(
     }
 
 
-def _repeats(asked: int | None, cases: int) -> Repeats:
-    """As many as asked for; else as many as the time allows."""
-    if asked is not None:
-        return Repeats(cases, math.inf, MonotonicClock(), least=asked, most=asked)
-    return Repeats(cases, _REPEATS_S, MonotonicClock(), least=_LEAST_REPEATS, most=_MOST_REPEATS)
-
-
 def _picture(path: Path) -> Callable[[dict[str, Any]], None]:
     """What draws a record there: looked for before minutes of measuring. Raises UserError where nothing can draw."""
     try:
-        from tpiedge.lab.plots.roofline import draw
+        from tpiedge.lab.plots import draw_roofline
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("matplotlib"):
             raise
         raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
 
     def draw_and_say(record: dict[str, Any]) -> None:
-        draw(record, path)
+        draw_roofline(record, path)
         click.echo(f"drawn: {path}", err=True)
 
     return draw_and_say
@@ -156,20 +145,12 @@ def _shapes(text: str) -> list[tuple[int, int]]:
         if match is None:
             raise UserError(f"--shapes {text[:60]!r}: write HIDDENxFFN, like 4096x11008,2048x5632")
         hidden, columns = int(match[1]), int(match[2])
-        if min(hidden, columns) < 32 or hidden % 2 or hidden * columns > _MOST_ELEMENTS:
+        if min(hidden, columns) < 32 or hidden % 2 or hidden * columns > 1 << 28:
             raise UserError(
                 f"--shapes {item}: an even hidden size, 32 at least each, and 2^28 weights at most"
             )
         found.append((hidden, columns))
     return found
-
-
-def _numbers(flag: str, text: str, most: int) -> list[int]:
-    """'1,2' -> [1, 2]. Raises UserError."""
-    items = [item.strip() for item in text.split(",")]
-    if not all(item.isdecimal() and len(item) < 10 and 1 <= int(item) <= most for item in items):
-        raise UserError(f"{flag} {text[:60]!r} is not a list of numbers from 1 to {most}")
-    return [int(item) for item in items]
 
 
 def _print(record: dict[str, Any]) -> None:

@@ -1,17 +1,19 @@
-"""The record of `tpiedge bench serve`, for people."""
+"""`tpiedge bench serve`: what clients see of a server, and its record for people."""
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tpiedge.cli.model_names import TESTBED, optional_model_option
+from tpiedge.cli.listing import print_table
+from tpiedge.cli.model_names import optional_model_option
 from tpiedge.cli.options import (
     MEMORY,
+    Location,
+    Number,
     arithmetic_options,
     cache_option,
     collective_option,
@@ -19,18 +21,16 @@ from tpiedge.cli.options import (
     kv_option,
     wire_option,
 )
-from tpiedge.cli.table import print_table
-from tpiedge.cli.types import Location, Number
 from tpiedge.errors import UserError
 from tpiedge.host.device import default_threads
-from tpiedge.lab.bench.figures import integers, milliseconds
-from tpiedge.lab.bench.links import Dial, LinkSetting, check_devices
+from tpiedge.lab.bench.figures import AS_THEY_ARE, Dial, LinkSetting, check_devices, integers, milliseconds
 from tpiedge.lab.bench.serve_client import MeasuredServer, ServePrompt, ServerAddress
 from tpiedge.lab.bench.serve_cluster import ClusterWish, own_cluster
-from tpiedge.lab.bench.serve_load import parse_prompts
-from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, check_wish, measure_server
+from tpiedge.lab.bench.serve_run import ServeLoad, ServeWish, check_wish, measure_server, parse_prompts
 from tpiedge.lab.testbed.running import emulated, open_testbed
-from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.lab.verbs.flags import json_option, repeats_option, testbed_option
+from tpiedge.launch.child import Place
+from tpiedge.local.prepare import prepare
 from tpiedge.progress import say
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 
@@ -111,18 +111,6 @@ _OF_OWN_SERVER = (
 _NAMES = {"testbed_name": "--testbed", "kv": "--kv-precision"}
 
 
-@dataclass(frozen=True)
-class _Cluster:
-    """The cluster that is to be started, and the links between its machines: latency in ms, rate in Mbit/s."""
-
-    workers: int | None
-    threads: int | None
-    memory: int | None
-    options: dict[str, object]
-    testbed: str | None
-    links: LinkSetting
-
-
 @click.command()
 @optional_model_option
 @click.option("--url", help="Measure a server that runs already, of tpiedge or another one of OpenAI's API.")
@@ -153,7 +141,7 @@ class _Cluster:
 @click.option(
     "--long-prompt", type=click.IntRange(2, _MOST), help="Also a prompt of so many tokens beside 3 answers."
 )
-@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
+@repeats_option
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of prompts and of arrivals."
 )
@@ -172,16 +160,10 @@ class _Cluster:
 @kv_option
 @collective_option
 @wire_option
-@click.option(
-    "--testbed",
-    "testbed_name",
-    type=TESTBED,
-    metavar="NAME",
-    help="On the devices of this testbed; root only.",
-)
+@testbed_option
 @click.option("--latency", type=Number(0, 1e6), help="Of the testbed: one way from device to device, in ms.")
 @click.option("--link-rate", type=Number(0, 1e6), help="Of the testbed's links, in Mbit/s; 0 is no limit.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 @cache_option
 def serve(
     model_name: str | None,
@@ -254,8 +236,21 @@ def serve(
         links = LinkSetting(
             None if latency is None else latency / 1e3, None if link_rate is None else link_rate * 1e6 / 8
         )
-        cluster = _Cluster(workers, threads, memory, options, testbed_name, links)
-        record = _measure_own(cluster, prepare(model_name, precision, compute, cache, kv), model_name, wish)
+        model = prepare(model_name, precision, compute, cache, kv)
+        with _machines(testbed_name, workers, links) as (count, usual_threads, places):
+            machine = {"--threads": threads or usual_threads, "--memory": f"{memory}B" if memory else None}
+            lines = ClusterWish(
+                _words({"--model": model_name} | machine | options),
+                count,
+                _words(machine | {"--model-dir": model.pack.path.absolute()}),
+                places,
+            )
+            with own_cluster(lines) as server:
+                found = measure_server(server, model.config.vocab_size, wish, say)
+        asked = {flag[2:].replace("-", "_"): value for flag, value in options.items() if value is not None}
+        asked.pop("cache", None)
+        machines = {"workers": count, "testbed": testbed_name, "memory_bytes": memory}
+        record = {**asked, **model.described(), **machines, **found}
     if as_json:
         click.echo(json.dumps(record))
     else:
@@ -293,54 +288,28 @@ def _measure_at(address: ServerAddress, model_name: str | None, wish: ServeWish)
     return {"model": server.model, "url": f"http://{address.host}:{address.port}", **found}
 
 
-def _measure_own(cluster: _Cluster, model: PreparedModel, name: str, wish: ServeWish) -> dict[str, Any]:
-    with ExitStack() as stack:
-        started = stack.enter_context(_on_machines(cluster, model, name))
-        server = stack.enter_context(own_cluster(started))
-        found = measure_server(server, model.config.vocab_size, wish, say)
-    machines = {"workers": started.workers, "testbed": cluster.testbed, "memory_bytes": cluster.memory}
-    asked = {flag.lstrip("-").replace("-", "_"): value for flag, value in _given(cluster.options).items()}
-    asked.pop("cache", None)
-    return {**asked, **model.described(), **machines, **found}
-
-
 @contextmanager
-def _on_machines(cluster: _Cluster, model: PreparedModel, name: str) -> Iterator[ClusterWish]:
-    """The command lines; within the block this thread's network is that of the testbed's first device."""
-    if cluster.testbed is None:
-        if cluster.links != LinkSetting():
+def _machines(
+    name: str | None, workers: int | None, links: LinkSetting
+) -> Iterator[tuple[int, int, tuple[Place, ...]]]:
+    """How many workers, the usual threads of each machine, and the places of master and workers on the testbed `name`.
+    Within the block this thread's network is that of its first device."""
+    if name is None:
+        if links != AS_THEY_ARE:
             raise UserError("--latency and --link-rate vary the links of a testbed: give --testbed")
-        workers = cluster.workers or 0
-        yield _command_lines(cluster, model, name, workers, max(1, default_threads() // (workers + 1)))
+        count = workers or 0
+        yield count, max(1, default_threads() // (count + 1)), ()
         return
-    described = emulated(cluster.testbed, None if cluster.workers is None else cluster.workers + 1)
-    workers = len(described) - 1
-    check_devices(cluster.testbed, workers + 1)
-    lines = _command_lines(cluster, model, name, workers, described.most_threads)
-    with ExitStack() as stack:
-        testbed = stack.enter_context(open_testbed(cluster.testbed, say=say))
-        stack.enter_context(testbed.inside(testbed.devices[0]))
-        stack.enter_context(Dial(testbed).turned(cluster.links))
-        yield replace(lines, places=tuple(device.place for device in testbed.devices[: workers + 1]))
-
-
-def _command_lines(
-    cluster: _Cluster, model: PreparedModel, name: str, workers: int, threads: int
-) -> ClusterWish:
-    """`threads`: of each machine, where nobody says."""
-    machine: dict[str, object] = {"--threads": cluster.threads or threads, "--memory": _size(cluster.memory)}
-    of_master = {"--model": name} | machine | cluster.options
-    of_worker = machine | {"--model-dir": model.pack.path.absolute()}
-    return ClusterWish(_words(of_master), workers, _words(of_worker))
-
-
-def _size(nbytes: int | None) -> str | None:
-    return None if nbytes is None else f"{nbytes}B"
-
-
-def _given(options: dict[str, object]) -> dict[str, object]:
-    return {flag: value for flag, value in options.items() if value is not None}
+    described = emulated(name, None if workers is None else workers + 1)
+    check_devices(name, len(described))
+    with (
+        open_testbed(name, say=say) as testbed,
+        testbed.inside(testbed.devices[0]),
+        Dial(testbed).turned(links),
+    ):
+        places = tuple(device.place for device in testbed.devices[: len(described)])
+        yield len(described) - 1, described.most_threads, places
 
 
 def _words(options: dict[str, object]) -> tuple[str, ...]:
-    return tuple(str(word) for pair in _given(options).items() for word in pair)
+    return tuple(str(word) for pair in options.items() if pair[1] is not None for word in pair)

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,21 +9,20 @@ import click
 
 from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.model_names import MODEL, model_option
-from tpiedge.cli.options import MEMORY, arithmetic_options, cache_option, kv_option
-from tpiedge.cli.types import Location
-from tpiedge.lab.evaluation.perplexity import Likelihood, likelihood_of
-from tpiedge.lab.evaluation.text import EvalText, check_reference, read_text, refuse_other_vocabulary
+from tpiedge.cli.options import MEMORY, Location, arithmetic_options, cache_option, kv_option, together
+from tpiedge.lab.eval_text import EvalText, likelihood_of, read_text, refuse_other_vocabulary
+from tpiedge.lab.verbs.flags import json_option, nodes_options, threads_option
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.specs import Precision
 from tpiedge.units import counted
 from tpiedge.wire.fields import Compute, KVPrecision
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
-    from tpiedge.lab.evaluation.agreement import Comparison
+    from tpiedge.lab.eval_agreement import Comparison
 
-_OPTIONS = (
-    click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"),
+_text_options = together(
+    threads_option,
     click.option("--memory", type=MEMORY, help="Limit per node; weights that do not fit stream from disk."),
     click.option(
         "--text",
@@ -38,18 +36,9 @@ _OPTIONS = (
     click.option(
         "--stride", type=int, help="New tokens of each window after the first.  [default: half the context]"
     ),
-    click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
-    ),
+    json_option,
     cache_option,
 )
-
-
-def _text_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags that both verbs have."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.group("eval", cls=ListingGroup)
@@ -61,8 +50,7 @@ def evaluate() -> None:
 @model_option
 @arithmetic_options
 @kv_option
-@click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes.")
-@click.option("--shares", help="Relative weights, one per node: 3,1,2.  [default: even]")
+@nodes_options
 @_text_options
 def perplexity(
     model_name: str,
@@ -98,15 +86,14 @@ def perplexity(
         "nodes": nodes,
         "threads": layout.threads_per_node,
         **wanted.described(),
-        **found.described(),
+        **found,
         "seconds": seconds,
         "tokens_per_s": sum(len(window.ids) for window in wanted.windows) / seconds,
     }
     click.echo(json.dumps(record)) if as_json else _print(model, wanted, found)
 
 
-def _print(model: PreparedModel, text: EvalText, found: Likelihood) -> None:
-    figures = found.described()
+def _print(model: PreparedModel, text: EvalText, figures: dict[str, float]) -> None:
     click.echo(
         f"perplexity {figures['perplexity']:.4f} ({figures['nats_per_token']:.5f} nats per token, "
         f"{figures['bits_per_byte']:.5f} bits per byte)"
@@ -160,24 +147,15 @@ def agreement(
     """
     layout = Layout(1, None, threads, memory)
     layout.check()
-    other_name = reference_name or model_name
-    check_reference(other_name, reference_name is not None, reference, cache)
+    other = prepare(reference_name or model_name, reference, None, cache)
     model = prepare(model_name, precision, compute, cache, kv)
-    other = prepare(other_name, reference, None, cache)
     if reference_name is not None:
         refuse_other_vocabulary(model, other)
     wanted = read_text(model, text, context, stride, other)
-    from tpiedge.lab.evaluation.agreement import compare
+    from tpiedge.lab.eval_agreement import compare
 
     found = compare(model, other, layout, wanted)
-    record = {
-        **model.described(),
-        "reference": other.described(),
-        **wanted.described(),
-        **found.described(),
-    }
-    for notice in found.notices():
-        click.echo(f"tpiedge: {notice}", err=True)
+    record = {**model.described(), "reference": other.described(), **wanted.described(), **found.described()}
     click.echo(json.dumps(record)) if as_json else _print_agreement(model, other, wanted, found)
 
 

@@ -1,34 +1,24 @@
-"""What `tpiedge testbed status` and `check` print for people."""
+"""`tpiedge testbed`: bringing testbeds up and down, and what `status` and `check` print for people."""
 
 import itertools
 import json
 import math
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from tpiedge.cli.listing import ListingGroup
+from tpiedge.cli.listing import ListingGroup, print_table
 from tpiedge.cli.model_names import RUNNING_TESTBED, TESTBED
-from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
-from tpiedge.lab.testbed.backends import (
-    Attached,
-    Backend,
-    NamespaceTestbeds,
-    backend_of,
-    every_backend,
-    require_free,
-)
-from tpiedge.lab.testbed.containers.backend import DockerTestbeds
-from tpiedge.lab.testbed.containers.engine import ContainerEngine
-from tpiedge.lab.testbed.containers.plan import DEFAULT_IMAGE
-from tpiedge.lab.testbed.description import Link, check_name
-from tpiedge.lab.testbed.measuring import Measured, expected_payload, expected_rtt_s
-from tpiedge.lab.testbed.reading import (
+from tpiedge.lab.testbed.containers import AttachedContainers, DockerTestbeds, in_containers
+from tpiedge.lab.testbed.description import (
+    Link,
+    Scenario,
+    check_name,
     format_part,
     format_rate,
     format_time,
@@ -38,9 +28,79 @@ from tpiedge.lab.testbed.reading import (
     parse_time,
     shipped_scenarios,
 )
-from tpiedge.lab.testbed.state import Network
+from tpiedge.lab.testbed.docker_engine import DEFAULT_IMAGE, ContainerEngine
+from tpiedge.lab.testbed.measuring import Measured, expected_payload, expected_rtt_s
+from tpiedge.lab.testbed.running import RunningTestbed, attach, status_of
+from tpiedge.lab.testbed.state import read_state
+from tpiedge.lab.testbed.testbed import change_link, down, known_names, up
+from tpiedge.lab.verbs.flags import json_option
 from tpiedge.progress import say
 from tpiedge.units import format_bytes
+
+
+class NamespaceTestbeds:
+    """Linux, root. Every method raises UserError, ResourceError. DockerTestbeds has the same ones."""
+
+    @property
+    def may_look(self) -> bool:
+        """Whether this user may ask for the status of what others have brought up."""
+        return os.geteuid() == 0
+
+    def names(self) -> list[str]:
+        """The names of all testbeds that are there or of which something is left."""
+        return known_names() if sys.platform == "linux" else []
+
+    def up(self, scenario: Scenario, say: Callable[[str], object]) -> None:
+        """It stays until `down`. What a killed command left of it is removed before."""
+        up(scenario, say)
+
+    def down(self, name: str) -> bool:
+        """End all processes in it and remove it, or what is left of it. Whether there was anything."""
+        return down(name)
+
+    def status(self, name: str) -> dict[str, Any] | None:
+        """The record of `status_of`; None where the testbed is not there."""
+        made = read_state(name)
+        return None if made is None else status_of(made)
+
+    def change_link(
+        self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]
+    ) -> object:
+        """`change` gets (up, down) of the link between `member` and its uplink, and says what they are from now on."""
+        return change_link(name, member, change)
+
+    def attach(self, name: str) -> RunningTestbed:
+        """Raises UserError where it is not up."""
+        return attach(name)
+
+
+Backend = NamespaceTestbeds | DockerTestbeds
+Attached = RunningTestbed | AttachedContainers
+"""A testbed that is up: its `name`, `device_names`; `expected`, `measure` and `execute`."""
+
+
+def every_backend() -> tuple[Backend, ...]:
+    """That of containers only where an engine answers."""
+    try:
+        return NamespaceTestbeds(), DockerTestbeds(ContainerEngine(), DEFAULT_IMAGE)
+    except UserError:
+        return (NamespaceTestbeds(),)
+
+
+def backend_of(name: str) -> Backend:
+    """The one that has the testbed; where none has, the first, which says so."""
+    namespaces = NamespaceTestbeds()
+    if name in namespaces.names():
+        return namespaces
+    return next((backend for backend in every_backend() if name in backend.names()), namespaces)
+
+
+def require_free(name: str, chosen: Backend) -> None:
+    """Raises UserError where another backend has a testbed of the name."""
+    of_containers = isinstance(chosen, DockerTestbeds)
+    if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
+        raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")
+
 
 _DEVICES = ("device", "address", "cpus", "memory", "peak", "limit", "processes")
 _LINKS = ("link", "latency", "jitter", "loss", "rate", "packets", "bytes", "dropped", "lost")
@@ -51,7 +111,7 @@ def print_status(record: dict[str, Any]) -> None:
     """Prints the record of `status_of`."""
     owner = f", belongs to process {record['owner_pid']}" if record["owner_pid"] else ""
     kind = "containers" if record["backend"] == "docker" else "namespaces"
-    click.echo(f"{record['name']}: {record['state']}, of {kind}, network by {record['network']}{owner}\n")
+    click.echo(f"{record['name']}: {record['state']}, of {kind}{owner}\n")
     print_table(_DEVICES, [_device_row(device) for device in record["devices"]])
     click.echo()
     print_table(_LINKS, [_link_row(link) for link in record["links"]])
@@ -63,7 +123,7 @@ def print_check(testbed: Attached, measured: Sequence[Measured], as_json: bool) 
     """Beside what the file says; `off` is the deviation."""
     records = [_check_record(testbed, item) for item in measured]
     if as_json:
-        click.echo(json.dumps({"name": testbed.name, "network": testbed.network, "pairs": records}))
+        click.echo(json.dumps({"name": testbed.name, "pairs": records}))
         return
     print_table(_CHECK, [_check_row(record) for record in records])
 
@@ -151,27 +211,6 @@ def _cell(pair: dict[str, Any] | None) -> str:
     return f"{format_time(pair['latency_s'])}{rate}"
 
 
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
-)
-
-_network_option = click.option(
-    "--network",
-    type=click.Choice(["auto", "netem", "switch"]),
-    default="auto",
-    show_default=True,
-    help="Links by the kernel's netem, or by tpiedge's own switch where the kernel has none.",
-)
-
-_backend_option = click.option(
-    "--backend",
-    type=click.Choice(["namespaces", "docker"]),
-    default="namespaces",
-    show_default=True,
-    help="Devices are namespaces and control groups of this computer, or containers of a docker engine.",
-)
-
-
 class _Quantity(click.ParamType[float]):
     """A quantity as a description has it: "0.25 ms"."""
 
@@ -204,17 +243,20 @@ def testbed() -> None:
 @testbed.command("up")
 @click.argument("given", metavar="FILE_OR_NAME", type=TESTBED)
 @click.option("--name", help="Of the testbed.  [default: that of the file]")
-@_backend_option
+@click.option(
+    "--backend",
+    type=click.Choice(["namespaces", "docker"]),
+    default="namespaces",
+    show_default=True,
+    help="Devices are namespaces and control groups of this computer, or containers of a docker engine.",
+)
 @click.option("--image", help=f"Of containers.  [default: {DEFAULT_IMAGE}]")
-@_network_option
-def bring_up(
-    given: str, name: str | None, backend: str, image: str | None, network: Literal["auto"] | Network
-) -> None:
+def bring_up(given: str, name: str | None, backend: str, image: str | None) -> None:
     """Bring up the testbed of a file (./home.toml), or one that comes along (see 'tpiedge testbed ls')."""
     scenario = load_scenario(given, name)
-    with _chosen_backend(backend, image, network) as chosen:
-        require_free(scenario.name, chosen)
-        chosen.up(scenario, say)
+    chosen = _chosen_backend(backend, image)
+    require_free(scenario.name, chosen)
+    chosen.up(scenario, say)
     first = scenario.description.devices[0].name
     say(f"{scenario.name} is up: tpiedge testbed exec {scenario.name} {first} -- COMMAND")
 
@@ -226,24 +268,22 @@ def take_down(name: str | None, everything: bool) -> None:
     """End all processes in a testbed and remove it, also what a command that was killed left of one."""
     if (name is not None) == everything:
         raise UserError("name a testbed, or say --all")
-    with _backends(name) as backends:
-        for backend in backends:
-            for each in backend.names() if name is None else [_plain(name)]:
-                say(f"{each} is down" if backend.down(each) else f"there is no testbed {each}")
+    for backend in every_backend() if name is None else (backend_of(_plain(name)),):
+        for each in backend.names() if name is None else [_plain(name)]:
+            say(f"{each} is down" if backend.down(each) else f"there is no testbed {each}")
 
 
 @testbed.command()
 @click.argument("name", required=False, type=RUNNING_TESTBED)
-@_json_option
+@json_option
 def status(name: str | None, as_json: bool) -> None:
     """Show devices, links and what each pair of devices should have, of one testbed or of all."""
     found: list[dict[str, Any]] = []
     names: list[str] = []
-    with _backends(name) as backends:
-        for backend in backends:
-            known = backend.names() if name is None else [_plain(name)]
-            found += [record for each in known if (record := backend.status(each)) is not None]
-            names += known
+    for backend in every_backend() if name is None else (backend_of(_plain(name)),):
+        known = backend.names() if name is None else [_plain(name)]
+        found += [record for each in known if (record := backend.status(each)) is not None]
+        names += known
     if name is not None and not found:
         raise UserError(f"the testbed {name} is not up: tpiedge testbed up {name}")
     if as_json:
@@ -263,17 +303,17 @@ def status(name: str | None, as_json: bool) -> None:
 @click.argument("command", nargs=-1, required=True)
 def execute(name: str, device: str, command: tuple[str, ...]) -> NoReturn:
     """Run COMMAND on the device NODE: tpiedge testbed exec pair device1 -- ping 10.77.0.2"""
-    with backend_of(_plain(name)) as backend:
-        sys.exit(backend.attach(_plain(name)).execute(device, command))
+    sys.exit(backend_of(_plain(name)).attach(_plain(name)).execute(device, command))
 
 
 @testbed.command()
-@_json_option
+@json_option
 def ls(as_json: bool) -> None:
     """List the testbeds that come along, and those that are up."""
     shipped = {name: load_scenario(name).description for name in shipped_scenarios()}
-    with every_backend() as backends:
-        seen = [backend.status(name) for backend in backends for name in backend.names() if backend.may_look]
+    seen = [
+        backend.status(name) for backend in every_backend() for name in backend.names() if backend.may_look
+    ]
     running = [record for record in seen if record is not None]
     if as_json:
         records = [
@@ -312,23 +352,22 @@ def link(
         raise UserError("give --up or --down, or neither for both directions")
     values = {"latency_s": latency, "jitter_s": jitter, "loss": loss, "bytes_per_s": rate}
     changed = _changer({key: value for key, value in values.items() if value is not None}, only_up, only_down)
-    with backend_of(_plain(name)) as backend:
-        backend.change_link(_plain(name), member, changed)
+    backend_of(_plain(name)).change_link(_plain(name), member, changed)
 
 
 @testbed.command()
 @click.argument("name", type=RUNNING_TESTBED)
 @click.option("--all", "everything", is_flag=True, help="Every pair, not only those of the first device.")
-@_json_option
+@json_option
 def check(name: str, everything: bool, as_json: bool) -> None:
     """Measure round trips and throughput between devices and compare them with what the file says."""
-    with backend_of(_plain(name)) as backend:
-        found = backend.attach(_plain(name))
-        measured = []
-        for source, target in _pairs(found.device_names, everything):
+    found = backend_of(_plain(name)).attach(_plain(name))
+    measured = []
+    for source, target in itertools.permutations(found.device_names, 2):
+        if everything or source == found.device_names[0]:
             say(f"measuring {source} -> {target} ...")
             measured.append(found.measure(source, target))
-        print_check(found, measured, as_json)
+    print_check(found, measured, as_json)
 
 
 def _changer(
@@ -348,33 +387,12 @@ def _changer(
     return changed
 
 
-@contextmanager
-def _chosen_backend(kind: str, image: str | None, network: Literal["auto"] | Network) -> Iterator[Backend]:
+def _chosen_backend(kind: str, image: str | None) -> Backend:
     if kind == "docker":
-        if network == "netem":
-            raise UserError("containers are linked by the switch: leave --network out")
-        with ContainerEngine.connect() as engine:
-            yield DockerTestbeds(engine, image or DEFAULT_IMAGE)
-        return
+        return DockerTestbeds(ContainerEngine(), image or DEFAULT_IMAGE)
     if image is not None:
         raise UserError("--image is for containers: add --backend docker")
-    yield NamespaceTestbeds(None if network == "auto" else network)
-
-
-@contextmanager
-def _backends(name: str | None) -> Iterator[tuple[Backend, ...]]:
-    """That of the testbed, or all."""
-    if name is None:
-        with every_backend() as backends:
-            yield backends
-        return
-    with backend_of(_plain(name)) as backend:
-        yield (backend,)
-
-
-def _pairs(devices: Sequence[str], everything: bool) -> list[tuple[str, str]]:
-    pairs = itertools.permutations(devices, 2)
-    return [pair for pair in pairs if everything or pair[0] == devices[0]]
+    return NamespaceTestbeds()
 
 
 def _plain(name: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.table import print_table
-from tpiedge.cli.types import Location, Number
+from tpiedge.cli.listing import print_table
+from tpiedge.cli.options import Location
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes
 from tpiedge.lab.traces import (
@@ -18,12 +18,12 @@ from tpiedge.lab.traces import (
     StepRange,
     Trace,
     excerpt_of_steps,
-    excerpt_of_times,
     parse_steps,
     read_trace,
     summarize,
     typical_excerpt,
 )
+from tpiedge.lab.verbs.flags import json_option
 from tpiedge.tracing.collection import writable
 from tpiedge.tracing.tracer import LANES
 from tpiedge.units import counted, format_bytes, format_seconds
@@ -49,19 +49,15 @@ class _Steps(click.ParamType[StepRange]):
     metavar="OUT",
     help="Draw the timeline of every node: of three typical steps, or of the part that is asked for.",
 )
-@click.option("--from", "from_s", type=Number(min=0), help="Seconds since the start of the trace.")
-@click.option("--to", "to_s", type=Number(min=0), help="Seconds since the start of the trace.")
 @click.option(
     "--steps",
     type=_Steps(),
     help="Only these, both ends included: 40:44 is five steps, 40: all from 40 on, : all. The first is the prompt.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@json_option
 def trace(
     file: Path,
     png: Path | None,
-    from_s: float | None,
-    to_s: float | None,
     steps: StepRange | None,
     as_json: bool,
 ) -> None:
@@ -69,16 +65,14 @@ def trace(
 
     Of every node: how long it computed, took part in collectives, read weights and waited for them, and how much of
     the reading was hidden. --png draws it: above, how long each step took; below, what the nodes did in three steps
-    in a row that took about as long as the median of all but the prompt's. --steps, or --from and --to, choose the part
-    that the figures are of, and that is drawn instead.
+    in a row that took about as long as the median of all but the prompt's. --steps choose the part that
+    the figures are of, and that is drawn instead.
     """
-    by_times = from_s is not None or to_s is not None
-    if steps and by_times:
-        raise UserError("give either --steps or --from and --to, not both")
     target = _target(png, file) if png else None
     found = read_trace(file, available_memory_bytes())
-    part = _of_steps(found, steps, file) if steps else _of_times(found, from_s, to_s)
-    drawn = (part if steps or by_times else typical_excerpt(found)) if target else None
+    whole = Excerpt(0.0, found.end_s, tuple(sorted(found.steps)))
+    part = _of_steps(found, steps, file) if steps else whole
+    drawn = (part if steps else typical_excerpt(found)) if target else None
     if target and drawn:
         _draw(found, drawn, target)
     if as_json:
@@ -97,18 +91,10 @@ def _target(png: Path, file: Path) -> Path:
     return target
 
 
-def _of_times(found: Trace, from_s: float | None, to_s: float | None) -> Excerpt:
-    start_s, end_s = from_s or 0.0, found.end_s if to_s is None else min(to_s, found.end_s)
-    if start_s >= end_s:
-        asked = f"--from {start_s:g}" + ("" if to_s is None else f" --to {to_s:g}")
-        raise UserError(f"{asked} leaves nothing: the trace goes from 0 to {found.end_s:.3f} s")
-    return excerpt_of_times(found, start_s, end_s)
-
-
 def _of_steps(found: Trace, asked: StepRange, file: Path) -> Excerpt:
     known = sorted(found.steps)
     if not known:
-        raise UserError(f"--steps {asked}: {file} has no steps: choose a part of it by --from and --to")
+        raise UserError(f"--steps {asked}: {file} has no steps")
     if not (steps := asked.of(known)):
         there, example = StepRange(known[0], known[-1]), StepRange(known[-3:][0], known[-1])
         raise UserError(
@@ -119,12 +105,12 @@ def _of_steps(found: Trace, asked: StepRange, file: Path) -> Excerpt:
 
 def _draw(found: Trace, part: Excerpt, target: Path) -> None:
     try:
-        from tpiedge.lab.plots.timeline import draw
+        from tpiedge.lab.plots import draw_timeline
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("matplotlib"):
             raise
         raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
-    draw(found, part, target)
+    draw_timeline(found, part, target)
 
 
 def _record(part: Excerpt, drawn: Excerpt | None, nodes: Sequence[NodeSummary]) -> dict[str, object]:

@@ -1,2 +1,1 @@
-"""A model in a GGUF file: header (`file`), numbers (`config`), tensors (`names`), `tokenizer` (with its
-`named_ids`); `model` is all of it."""
+"""A model in a GGUF file: header (`file`), numbers (`config`), `tokenizer`; `model` is all of it."""

@@ -8,12 +8,11 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.fields import ConfigFields
+from tpiedge.model.folder import ConfigFields
 from tpiedge.model.gguf.file import GgufHeader
-from tpiedge.model.gguf.named_ids import end_ids, named_id
+from tpiedge.model.named_tokens import ending_ids
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.sanitise import quote
-from tpiedge.units import counted
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -32,10 +31,8 @@ _SAMPLING = MappingProxyType(
 _MAX = 1 << 31
 _POOLINGS = (None, "mean", "cls", "last", "rank")
 """By the number of the format."""
-_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 # The rule of Llama 3 is given by its results alone: these are the contexts of pretraining that are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
-_ROPE_TOLERANCE = 1e-4
 _FREQUENCIES = "rope_freqs.weight"
 
 
@@ -49,7 +46,7 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
     """The same as the object in a config.json."""
     name = _architecture(header)
-    keys = _by_layer(ConfigFields(str(header.path), header.values), name)
+    keys = ConfigFields(str(header.path), header.values)
     hidden, heads = _size(keys, f"{name}.embedding_length"), _size(keys, f"{name}.attention.head_count")
     head_dim = _size(keys, f"{name}.attention.key_length", max(1, hidden // heads))
     _refuse_unsupported(keys, name, head_dim)
@@ -76,22 +73,6 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "eos_token_id": ends,
         "dtype": "bfloat16" if header.tensors["token_embd.weight"].kind == "BF16" else "float32",
     }
-
-
-def _by_layer(keys: ConfigFields, name: str) -> ConfigFields:
-    """The keys, where those that may have a value for each layer have the one that is the same for all layers."""
-    found = {key: keys.raw(key) for key in keys.names()}
-    for key in (f"{name}.{part}" for part in _BY_LAYER):
-        values = found.get(key)
-        if not isinstance(values, np.ndarray):
-            continue
-        layers = _size(keys, f"{name}.block_count")
-        if len(values) != layers:
-            keys.refuse(key, f"has {counted(len(values), 'entry', 'entries')} for {counted(layers, 'layer')}")
-        if np.any(values != values[0]):
-            keys.refuse(key, "differs from layer to layer, which is not supported")
-        found[key] = values[0].item()
-    return ConfigFields(keys.where, found)
 
 
 def generation_config(header: GgufHeader) -> dict[str, object]:
@@ -221,8 +202,8 @@ def _gives(
 ) -> bool:
     config = RopeConfig.from_huggingface(rope, 1)
     plain = RopeConfig("default", config.theta, 1, 1)
-    found = rope_frequencies(plain, head_dim, 1)[0] / rope_frequencies(config, head_dim, 1)[0]
-    return bool(np.allclose(found, divisors, rtol=_ROPE_TOLERANCE, atol=0))
+    found = rope_frequencies(plain, head_dim)[0] / rope_frequencies(config, head_dim)[0]
+    return bool(np.allclose(found, divisors, rtol=1e-4, atol=0))
 
 
 def _ids_of_text(header: GgufHeader) -> tuple[int | None, list[int]]:
@@ -249,3 +230,39 @@ def _size(keys: ConfigFields, key: str, default: int | None = None) -> int:
 def _single(value: float) -> float:
     """A number that was stored in f32, as short as it was meant: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value)))
+
+
+_ENDS = ("eos", "eot", "eom")
+_SENTENCEPIECE = "llama"
+_USUAL: Mapping[str, int] = MappingProxyType({"bos": 1, "eos": 2})
+_NORMAL = 1
+
+
+def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
+    """The token that is the file's `name` ("bos", "eos", ...), below `rows`."""
+    value = header.values.get(f"tokenizer.ggml.{name}_token_id")
+    if isinstance(value, int) and 0 <= value < rows:
+        return value
+    if header.values.get("tokenizer.ggml.model") != _SENTENCEPIECE:
+        return None
+    usual = _USUAL.get(name)
+    return usual if usual is not None and usual < rows else None
+
+
+def end_ids(header: GgufHeader, rows: int) -> list[int]:
+    """Every token that ends an answer: those that the file names, then those that are known by their texts."""
+    named = (named_id(header, name, rows) for name in _ENDS)
+    known = (token for token in marked_end_ids(header) if token < rows)
+    return list(dict.fromkeys((*(token for token in named if token is not None), *known)))
+
+
+def marked_end_ids(header: GgufHeader) -> list[int]:
+    """The tokens that end an answer by their texts, whatever kind the file says they are of."""
+    tokens, kinds = header.values.get("tokenizer.ggml.tokens"), header.values.get("tokenizer.ggml.token_type")
+    if not isinstance(tokens, list):
+        return []
+    ids: dict[str, int] = {}
+    for index, text in enumerate(tokens):
+        ids.setdefault(text, index)
+    marks = set(np.flatnonzero(kinds != _NORMAL).tolist()) if isinstance(kinds, np.ndarray) else set()
+    return list(ending_ids(ids, marks))

@@ -25,7 +25,7 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
-from tpiedge.pack.sources.ggml_blocks import BLOCKS
+from tpiedge.pack.ggml import BLOCKS
 from tpiedge.sanitise import quote
 from tpiedge.units import MIB, format_bytes
 
@@ -33,12 +33,6 @@ MAX_TENSORS = 50_000
 MAX_KEYS = 10_000
 # A vocabulary of 262,000 tokens with their merges takes 15 MB. Each text costs about 60 bytes more in memory.
 MAX_HEADER_BYTES = 64 * MIB
-_MAX_TEXTS = 4_000_000
-_MAX_KEY_BYTES = 65_535
-_MAX_NAME_BYTES = 256
-_MAX_DIMENSIONS = 4
-_MAX_ALIGN = 1 << 20
-_DEFAULT_ALIGN = 32
 _VERSIONS = (2, 3)
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
@@ -101,7 +95,7 @@ class _Parser:
         tensor_count, key_count = self._counts()
         values: dict[str, object] = {}
         for _ in range(key_count):
-            key = self._name(_MAX_KEY_BYTES)
+            key = self._name(65_535)
             if key in values:
                 self.refuse(f"the key {quote(key)} occurs twice")
             values[key] = self._value(key, self._number("I"))
@@ -142,7 +136,7 @@ class _Parser:
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
             self._texts += count
-            if self._texts > _MAX_TEXTS:
+            if self._texts > 4_000_000:
                 self.refuse(f"the key {quote(key)} lists {count} texts, more than any model needs")
             return [self._text() for _ in range(count)]
         if kind not in _SCALARS and kind != _BOOL:
@@ -154,11 +148,11 @@ class _Parser:
         """Name -> (type, row-major shape, offset from the first tensor)."""
         found: dict[str, tuple[int, tuple[int, ...], int]] = {}
         for _ in range(count):
-            name = self._name(_MAX_NAME_BYTES)
+            name = self._name(256)
             if name in found:
                 self.refuse(f"the tensor {quote(name)} occurs twice")
             dimensions = self._number("I")
-            if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            if not 1 <= dimensions <= 4:
                 self.refuse(f"the tensor {quote(name)} has {dimensions} dimensions")
             sizes = tuple(self._number("Q") for _ in range(dimensions))
             found[name] = self._number("I"), sizes[::-1], self._number("Q")
@@ -225,7 +219,7 @@ class _Parser:
 
 
 def _alignment(values: Mapping[str, object], refuse: Callable[[str], NoReturn]) -> int:
-    align = values.get("general.alignment", _DEFAULT_ALIGN)
-    if not isinstance(align, int) or not 1 <= align <= _MAX_ALIGN or align & (align - 1):
+    align = values.get("general.alignment", 32)
+    if not isinstance(align, int) or not 1 <= align <= 1 << 20 or align & (align - 1):
         refuse(f"general.alignment is {quote(align)}, not a power of two")
     return align

@@ -10,20 +10,17 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.config import generation_config, gguf_config, huggingface_config, pooling
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
-from tpiedge.model.gguf.names import gguf_tensors
 from tpiedge.model.gguf.tokenizer import TextFiles, text_files
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
-from tpiedge.pack.layout import Precision
-from tpiedge.pack.sources.ggml_blocks import EXACT_BITS
-from tpiedge.pack.sources.ggml_tensor import BlockTensor
-from tpiedge.pack.sources.imported import open_tensors
-from tpiedge.pack.sources.source import TensorSource
-from tpiedge.pack.specs import BlobSpec, MatrixSpec
+from tpiedge.pack.ggml import EXACT_BITS, BlockTensor
+from tpiedge.pack.source import CheckpointSource, TensorSource
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, Precision
 from tpiedge.pack.storage import Storage
 from tpiedge.units import counted
 
@@ -121,7 +118,7 @@ class GgufModel:
 
         Most of them have been in bf16 before.
         """
-        with closing(open_tensors(self.tensors)) as source:
+        with closing(CheckpointSource(self.tensors)) as source:
             return any(
                 not _survives_bf16(source, vector.source)
                 for blob in ("layer", "head")
@@ -167,3 +164,87 @@ def _survives_bf16(source: TensorSource, name: str) -> bool:
 
 def _are(count: int) -> str:
     return "are" if count > 1 else "is"
+
+
+_OUTER = MappingProxyType(
+    {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+)
+_INNER = MappingProxyType(
+    {
+        "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+)
+# What the config was made from (model/gguf/config.py), or refused.
+_OF_CONFIG = frozenset({"rope_freqs.weight"})
+# Files of this architecture are made for a rotation of neighbouring numbers, checkpoints for one of halves.
+_PAIRED_ARCHITECTURE = "llama"
+_PAIRED = ("self_attn.q_proj", "self_attn.k_proj")
+
+
+def gguf_name(source: str) -> str:
+    """'model.layers.3.mlp.up_proj.weight' -> 'blk.3.ffn_up.weight'. Raises KeyError for a name of nothing."""
+    if source in _OUTER:
+        return _OUTER[source]
+    layer, inner, kind = _parts(source)
+    return f"blk.{layer}.{_INNER[inner]}.{kind}"
+
+
+def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
+    """Checkpoint's name -> tensor, of everything that `config` asks for.
+
+    Raises UserError for what is missing, of another shape, or left over.
+    """
+    spec = model_spec(config)
+    found: dict[str, BlockTensor] = {}
+    for blob in (spec.embedding, *spec.layers, spec.head):
+        for matrix in blob.matrices:
+            found[matrix.source] = _tensor(header, config, matrix.source, matrix.source_shape)
+        for vector in blob.vectors:
+            found[vector.source] = _tensor(header, config, vector.source, (vector.length,))
+    for name in _unknown(header, {gguf_name(source) for source in found}):
+        raise UserError(
+            f"{header.path}: the tensor {name} has no place in a model of {config.model_type}: without "
+            "it this would be another model; get one that is supported, or the original checkpoint"
+        )
+    return found
+
+
+def _tensor(header: GgufHeader, config: ModelConfig, source: str, shape: tuple[int, ...]) -> BlockTensor:
+    name = gguf_name(source)
+    info = header.tensors.get(name)
+    if info is None:
+        raise UserError(f"{header.path}: the tensor {name} is missing; download the file again")
+    if info.shape != shape:
+        raise UserError(
+            f"{header.path}: the tensor {name} has the shape {info.shape}, the keys ask for {shape}"
+        )
+    paired = (
+        config.model_type == _PAIRED_ARCHITECTURE and source not in _OUTER and _parts(source)[1] in _PAIRED
+    )
+    return BlockTensor(shape, header.path, info.kind, info.offset, config.head_dim if paired else 0)
+
+
+def _unknown(header: GgufHeader, known: set[str]) -> Iterator[str]:
+    """Weights that nothing asks for: leaving them out would be another model."""
+    return (name for name in header.tensors if name not in known | _OF_CONFIG)
+
+
+def _parts(source: str) -> tuple[str, str, str]:
+    """(layer, name within it, "weight" or "bias")."""
+    layer, _, inner = source.removeprefix("model.layers.").partition(".")
+    name, _, kind = inner.rpartition(".")
+    return layer, name, kind

@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tpiedge.model.gguf.config import marked_end_ids, named_id
 from tpiedge.model.gguf.file import GgufHeader
-from tpiedge.model.gguf.named_ids import marked_end_ids, named_id
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote
 
@@ -22,8 +22,6 @@ _SPACE = "▁"
 _TEMPLATE = "tokenizer.chat_template"
 _TEMPLATE_NAME = re.compile(r"\.\w{1,64}", re.ASCII)
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-_MAX_TEMPLATE_BYTES = 1_000_000
-_MAX_PIECE = 64
 # A choice: about twice what the largest vocabulary in use has, 262,000 tokens and twice as many merges. They bound the
 # work on a stranger's file; tokenizer.py has bounds of its own, which refuse some files within these.
 _MAX_TOKENS = 600_000
@@ -113,7 +111,7 @@ def _templates(header: GgufHeader) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for key, template in header.values.items():
         kind, _, name = key.partition(_TEMPLATE)
-        if kind or not isinstance(template, str) or not 0 < len(template.encode()) <= _MAX_TEMPLATE_BYTES:
+        if kind or not isinstance(template, str) or not 0 < len(template.encode()) <= 1_000_000:
             continue
         if not name:
             files["chat_template.jinja"] = template.encode()
@@ -226,9 +224,7 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
     pieces = {
         token: score
         for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
-        if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
-        and " " not in token
-        and len(token) <= _MAX_PIECE
+        if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE) and " " not in token and len(token) <= 64
     }
     _check_count("letters in its pieces", sum(map(len, pieces)), _MAX_LETTERS)
     merges: list[str] = []

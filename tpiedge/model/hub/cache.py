@@ -18,8 +18,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from tpiedge.model.aliases import aliases
-from tpiedge.pack.writing.target import lock_target
+from tpiedge.model.presets import aliases
+from tpiedge.pack.target import lock_target
 
 DEFAULT_REVISION = "main"
 

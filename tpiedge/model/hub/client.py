@@ -1,9 +1,13 @@
 """Pulling a model from the hub. The only importer of its client, and only once a pull begins.
 
-The client tells what a repository holds (`HF_ENDPOINT`, `HF_TOKEN` and its other settings are honoured); the files
-are fetched here: 2.4.0 deletes what a failed call fetched, and checks no hash. Plain HTTP; it reports to no server.
+The client tells what a repository holds (`HF_ENDPOINT`, `HF_TOKEN` and its other settings are honoured) and fetches
+bytes; where they go is decided here: its 2.4.0 deletes what a failed call fetched, and checks no hash.
+
+Laws: 1. A file appears under its name only when its size and hash are right. 2. What has arrived is kept in
+`NAME.incomplete`, whatever ends the transfer; the next one asks for the rest only.
 """
 
+import hashlib
 import os
 import shutil
 import time
@@ -11,10 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import BinaryIO
 
-import httpx
-
-from tpiedge import __version__
 from tpiedge.errors import HubError, TpiedgeError, UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import read_json
@@ -22,22 +24,25 @@ from tpiedge.model.hub.cache import HubCache, HubName
 from tpiedge.model.hub.listing import (
     INDEX,
     Listing,
+    RemoteFile,
     all_weights,
     refuse_paths,
     remote_file,
     texts,
     weights_of,
 )
-from tpiedge.model.hub.transfer import RemoteFile, Transfer, TransferRefused, partial_of
-from tpiedge.pack.writing.target import check_free_space, explain_write_errors, lock_target
+from tpiedge.pack.target import check_free_space, explain_write_errors, lock_target
 from tpiedge.progress import ProgressCallback
 from tpiedge.sanitise import quote, sanitised_line
 
 _ENDPOINT = "https://huggingface.co"
-_LIST_TIMEOUT_S = 20.0
-_TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _LOCK_S = 5.0
 _MAX_JSON_BYTES = 10_000_000
+#: What is lost where a transfer breaks off, at most.
+_CHUNK = 1 << 20
+_ATTEMPTS = 3
+"""That bring nothing, one after the other."""
+_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,7 @@ class PullReport:
     fetched: int
 
 
-def pull(
-    name: HubName, cache: HubCache, progress: ProgressCallback, pause: Callable[[float], object] = time.sleep
-) -> PullReport:
+def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullReport:
     """Fetch what is missing of `name`; `progress` gets (bytes fetched, bytes to fetch).
 
     Raises UserError (no such model, gated, unsupported, no safetensors), DiskFull, HubError (offline, broken off).
@@ -64,8 +67,12 @@ def pull(
     entry = cache.entry(name.repo)
     with explain_write_errors(entry, sum(file.size for file in all_weights(listing))):
         (entry / "blobs").mkdir(parents=True, exist_ok=True)
-        with lock_target(entry, _LOCK_S), site.client() as client:
-            return _Pull(site, listing, entry, Transfer(client, pause), progress).run()
+        with lock_target(entry, _LOCK_S):
+            return _Pull(site, listing, entry, progress).run()
+
+
+class _BrokeOff(HubError):
+    """Another attempt may get on."""
 
 
 class _Site:
@@ -78,22 +85,12 @@ class _Site:
             raise UserError(f"HF_ENDPOINT is {quote(self.endpoint)}: write it like {_ENDPOINT}")
         self._token = _hub().get_token()
 
-    def client(self) -> httpx.Client:
-        """Sends the token to the hub itself only: a redirect to another host loses it."""
-        headers = {"User-Agent": f"tpiedge/{__version__}", "Accept-Encoding": "identity"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        return httpx.Client(headers=headers, timeout=_TIMEOUT, follow_redirects=True, max_redirects=5)
-
-    def url(self, commit: str, file: RemoteFile) -> str:
-        return f"{self.endpoint}/{self.name.repo}/resolve/{commit}/{file.name}"
-
     def listing(self, have_older: bool) -> Listing:
         """Ask what the repository holds at the revision."""
         hub = _hub()
         try:
             info = hub.HfApi(self.endpoint, token=self._token or False).model_info(
-                self.name.repo, revision=self.name.revision, timeout=_LIST_TIMEOUT_S, files_metadata=True
+                self.name.repo, revision=self.name.revision, timeout=20.0, files_metadata=True
             )
             return _listing(self.name.repo, info.sha, info.siblings or [])
         except TpiedgeError:
@@ -105,13 +102,58 @@ class _Site:
         finally:
             hub.close_session()
 
-    def refused(self, refused: TransferRefused, file: RemoteFile) -> TpiedgeError:
-        """Why the hub does not give a file that it has listed."""
-        if refused.code == "GatedRepo" or refused.status in (401, 403):
-            return self._gated()
-        return HubError(
-            f"{self.endpoint} did not give {file.name} of {self.name.repo} ({refused}): pull again later"
+    def fetch(self, commit: str, file: RemoteFile, partial: Path, advance: Callable[[int], None]) -> None:
+        """Completes `partial`, with several attempts where the connection breaks or the hub is busy. `advance` gets the
+        bytes as they come; negative where some were discarded. Raises UserError, HubError; OSError of the disk."""
+        failed = 0
+        while True:
+            have = _size(partial)
+            if have and have >= file.size:
+                return
+            try:
+                self._fetch_rest(commit, file, partial, have, advance)
+                return
+            except _BrokeOff:
+                failed = 1 if _size(partial) > have else failed + 1
+                if failed == _ATTEMPTS:
+                    raise
+            time.sleep(_PAUSE_S * failed)
+
+    def _fetch_rest(
+        self, commit: str, file: RemoteFile, partial: Path, have: int, advance: Callable[[int], None]
+    ) -> None:
+        from huggingface_hub.file_download import http_get
+
+        hub = _hub()
+        headers = {"Accept-Encoding": "identity"} | (
+            {"Authorization": f"Bearer {self._token}"} if self._token else {}
         )
+        url = f"{self.endpoint}/{self.name.repo}/resolve/{commit}/{file.name}"
+        try:
+            with open(partial, "ab") as out:
+                growing = _Growing(out, file, have, advance)
+                http_get(url, growing, resume_size=have, headers=headers)  # type: ignore[arg-type]
+        except hub.errors.HfHubHTTPError as error:
+            status = getattr(error.response, "status_code", 0)
+            if isinstance(error, hub.errors.GatedRepoError) or status in (401, 403):
+                raise self._gated() from None
+            if status == 416:  # there is no such rest
+                partial.unlink()
+            kind = _BrokeOff if status >= 500 else HubError
+            raise kind(
+                f"{self.endpoint} did not give {file.name} of {self.name.repo} (HTTP {status}): pull again later"
+            ) from None
+        except (TpiedgeError, OSError):
+            raise
+        except Exception as error:  # of the HTTP library that the client uses
+            # The others http_get has tried itself.
+            kind = _BrokeOff if type(error).__name__ in ("ReadError", "WriteError") else HubError
+            raise kind(
+                f"{file.name} broke off, and several attempts brought nothing more ({_reason(error)}): type the same "
+                "command again to resume with what was kept"
+            ) from None
+        finally:
+            hub.close_session()
 
     def _explain(self, error: OSError) -> TpiedgeError:
         errors, repo = _hub().errors, self.name.repo
@@ -120,30 +162,27 @@ class _Site:
             return self._gated()
         if isinstance(error, errors.RevisionNotFoundError):
             return UserError(
-                f"{repo} has no revision {quote(self.name.revision)}: see {self.endpoint}/{repo}/tree/main for its "
-                "branches and tags"
+                f"{repo} has no revision {quote(self.name.revision)}: see {self.endpoint}/{repo}"
             )
-        if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
-            hint = "" if self._token else "; if it is private, set HF_TOKEN"
-            return UserError(f"{self.endpoint} has no model {repo}: check the spelling{hint}")
-        if status == 401:
-            return UserError(f"{self.endpoint} does not accept your HF_TOKEN: make a new one, or unset it")
+        if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+            return UserError(
+                f"{self.endpoint} has no model {repo}, or your HF_TOKEN may not see it: check the name and the token"
+            )
         return HubError(f"{self.endpoint} answered with HTTP {status} for {repo}: pull again later")
 
     def _gated(self) -> UserError:
-        page = f"{self.endpoint}/{self.name.repo}"
-        if self._token:
-            return UserError(
-                f"{self.name.repo} is gated, and the account of your HF_TOKEN has no access yet: accept the licence "
-                f"at {page} with that account"
-            )
+        repo = self.name.repo
+        lacks = (
+            "the account of your HF_TOKEN has no access yet" if self._token else "you have set no HF_TOKEN"
+        )
         return UserError(
-            f"{self.name.repo} is gated: accept the licence at {page} and set HF_TOKEN to a token of your account"
+            f"{repo} is gated, and {lacks}: accept the licence at {self.endpoint}/{repo} and set HF_TOKEN to a "
+            "token of that account"
         )
 
     def _unreachable(self, error: Exception, have_older: bool) -> HubError:
         older = "; the copy that was pulled before stays usable without it" if have_older else ""
-        reason = sanitised_line(error, 120) or type(error).__name__
+        reason = _reason(error)
         if isinstance(error, _hub().errors.OfflineModeIsEnabled):
             reason = "HF_HUB_OFFLINE is set"
         return HubError(
@@ -154,13 +193,10 @@ class _Site:
 class _Pull:
     """One pull, with the right to write `entry`."""
 
-    def __init__(
-        self, site: _Site, listing: Listing, entry: Path, transfer: Transfer, progress: ProgressCallback
-    ) -> None:
+    def __init__(self, site: _Site, listing: Listing, entry: Path, progress: ProgressCallback) -> None:
         self._site = site
         self._listing = listing
         self._entry = entry
-        self._transfer = transfer
         self._progress = progress
         self._done = self._total = 0
 
@@ -187,8 +223,7 @@ class _Pull:
         blob = self._blob(file)
         if blob.exists():
             return 0
-        partial = partial_of(blob)
-        return max(0, file.size - (partial.stat().st_size if partial.exists() else 0))
+        return max(0, file.size - _size(_partial_of(blob)))
 
     def _blob(self, file: RemoteFile) -> Path:
         return self._entry / "blobs" / file.digest
@@ -206,11 +241,14 @@ class _Pull:
         for file in files:
             blob = self._blob(file)
             if not blob.exists():
-                url = self._site.url(self._listing.commit, file)
-                try:
-                    self._transfer.fetch(file, url, blob, self._advance)
-                except TransferRefused as refused:
-                    raise self._site.refused(refused, file) from None
+                partial = _partial_of(blob)
+                self._site.fetch(self._listing.commit, file, partial, self._advance)
+                if _size(partial) != file.size or _digest(partial, file) != file.digest:
+                    partial.unlink()
+                    raise HubError(
+                        f"{file.name} arrived damaged (its hash differs) and was deleted: pull again"
+                    )
+                partial.replace(blob)
             link = staging / file.name
             link.parent.mkdir(exist_ok=True)
             link.symlink_to(os.path.relpath(blob, link.parent))
@@ -218,6 +256,55 @@ class _Pull:
     def _advance(self, nbytes: int) -> None:
         self._done = max(0, self._done + nbytes)
         self._progress(self._done, self._total)
+
+
+class _Growing:
+    """A file that the client writes to, counted."""
+
+    def __init__(self, out: BinaryIO, file: RemoteFile, have: int, advance: Callable[[int], None]) -> None:
+        self._out = out
+        self._file = file
+        self._have = have
+        self._advance = advance
+        self.tell, self.seek = out.tell, out.seek
+
+    def write(self, data: bytes) -> int:
+        """Raises HubError where the file becomes too long."""
+        self._have += len(data)
+        if self._have > self._file.size:
+            raise HubError(
+                f"the server sends more of {self._file.name} than the {self._file.size} bytes it has"
+            )
+        self._advance(len(data))
+        return self._out.write(data)
+
+    def truncate(self) -> None:
+        """The server begins anew."""
+        self._advance(self._out.tell() - self._have)
+        self._have = self._out.tell()
+        self._out.truncate()
+
+
+def _partial_of(blob: Path) -> Path:
+    """Where the bytes of `blob` are kept until all are there."""
+    return blob.with_name(f"{blob.name}.incomplete")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _digest(path: Path, file: RemoteFile) -> str:
+    begun = hashlib.sha256()
+    if len(file.digest) == 40:
+        begun = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    with open(path, "rb") as stream:
+        os.fsync(stream.fileno())  # a blob is trusted by its name afterwards, also after a power cut
+        return hashlib.file_digest(stream, lambda: begun).hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return sanitised_line(error, 120) or type(error).__name__
 
 
 def _listing(repo: str, commit: str | None, siblings: Iterable[object]) -> Listing:
@@ -239,12 +326,18 @@ def _listing(repo: str, commit: str | None, siblings: Iterable[object]) -> Listi
 
 def _hub() -> ModuleType:
     """The hub's client: imported late because it is large, told to keep quiet before it reads its settings."""
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    quiet = {
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_VERBOSITY": "error",
+    }
+    os.environ.update(quiet)
     import huggingface_hub
     import huggingface_hub.constants
     import huggingface_hub.errors
 
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # where it was imported before
+    huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
     return huggingface_hub
 
 

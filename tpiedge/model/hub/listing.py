@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from tpiedge.errors import UserError
-from tpiedge.model.hub.transfer import RemoteFile
 from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER
 from tpiedge.model.quantisation import OLD_FILES
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
@@ -34,10 +33,16 @@ _TEXTS = (
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _TEMPLATE = re.compile(rf"{ADDITIONAL_TEMPLATES}/{_PLAIN.pattern}\.jinja")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_MAX_TEXT_BYTES = 256_000_000
-_MAX_FILE_BYTES = 1 << 40
 _MAX_FILES = 100_000
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of `size` bytes. `digest` is its sha256, or where it has 40 digits, git's sha1 of it as a blob."""
+
+    name: str
+    size: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def remote_file(repo: str, name: str, size: object, digest: object) -> RemoteFil
     """A file as the hub describes it; None for one that lies in a folder, where that is not known. Raises UserError."""
     if not (_PLAIN.fullmatch(name) or _TEMPLATE.fullmatch(name) or name == _POOLING):
         return None
-    if not isinstance(size, int) or not 0 <= size <= _MAX_FILE_BYTES:
+    if not isinstance(size, int) or not 0 <= size <= 1 << 40:
         raise UserError(f"{repo}: the hub gives no usable size for {quote(name)}: try another HF_ENDPOINT")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise UserError(f"{repo}: the hub gives no usable hash for {quote(name)}: try another HF_ENDPOINT")
@@ -83,7 +88,7 @@ def texts(listing: Listing) -> list[RemoteFile]:
         file for name, file in listing.files.items() if name in _TEXTS or name.endswith((".jinja", ".jinja2"))
     ]
     for file in chosen:
-        if file.size > _MAX_TEXT_BYTES:
+        if file.size > 256_000_000:
             raise UserError(f"{listing.repo}: {file.name} has {file.size} bytes; no model needs as many")
     return chosen
 
@@ -114,15 +119,11 @@ def weights_of(listing: Listing, index: Mapping[str, object] | None) -> list[Rem
 
 
 def _without_safetensors(listing: Listing) -> str:
-    names = listing.files
     lacks = f"{listing.repo} has neither {_SINGLE} nor {INDEX}"
-    if any(name.endswith(".gguf") for name in names):
+    if any(name.endswith(".gguf") for name in listing.files):
         return f"{lacks}, only GGUF files: pull the original model instead"
-    if any(name.endswith(_PICKLES) for name in names):
-        return (
-            f"{listing.repo} has only pickle files (.bin), which can run code and are never fetched: look for a "
-            "safetensors version of it; or convert it where you trust it, in Python with transformers: "
-            f"AutoModelForCausalLM.from_pretrained('{listing.repo}').save_pretrained('FOLDER') and the same with "
-            "AutoTokenizer, then give --model FOLDER"
-        )
-    return f"{lacks}: pull a repository that has the weights in safetensors files"
+    return (
+        f"{lacks}; pickle files (.bin) can run code and are never fetched: look for a safetensors version of it, or "
+        f"convert it in Python with transformers: AutoModelForCausalLM.from_pretrained('{listing.repo}')"
+        ".save_pretrained('FOLDER') and the same with AutoTokenizer, then give --model FOLDER"
+    )

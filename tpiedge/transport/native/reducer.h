@@ -14,7 +14,7 @@
 
 namespace tpiedge {
 
-constexpr size_t HEADER_BYTES = 64;  // FLAT_BYTES in wire/flat.py
+constexpr size_t HEADER_BYTES = 64;  // FLAT_BYTES in wire/codec.py
 
 // The numbering of Combine in tpiedge/transport/native_reducer.py.
 enum class Combine { TAKE = 0, EXCHANGE = 1, SUM = 2 };

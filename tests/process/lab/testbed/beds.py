@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.process.network.namespaces import why_impossible
 from tpiedge.errors import TpiedgeError
-from tpiedge.lab.testbed.forwarding import switches
-from tpiedge.lab.testbed.groups import Controllers
-from tpiedge.lab.testbed.namespaces import NAMESPACES, members_of, scratch_namespace
-from tpiedge.lab.testbed.state import ROOT, folder_of, prefix_of
-from tpiedge.lab.testbed.switch.library import switch_library
-from tpiedge.lab.testbed.testbed import down
+from tpiedge.lab.testbed.isolation import NAMESPACES, Controllers, members_of
+from tpiedge.lab.testbed.state import folder_of, prefix_of
+from tpiedge.lab.testbed.switch_native import switch_library
+from tpiedge.lab.testbed.testbed import down, switches
 
 _numbers = itertools.count()
 
@@ -28,13 +27,9 @@ def why_no_testbed() -> str | None:
         return "namespaces: iproute2 is not installed"
     try:
         switch_library()
-        with scratch_namespace():
-            pass
     except TpiedgeError as error:
         return f"native: {error}"
-    except OSError as error:
-        return f"namespaces: no network namespaces here: {error}"
-    return _why_no_groups()
+    return why_impossible() or _why_no_groups()
 
 
 def _why_no_groups() -> str | None:
@@ -69,8 +64,7 @@ def left_of(name: str) -> list[str]:
     left += [f"process {pid} in a namespace" for pid in members_of(namespaces)]
     left += [f"control group {group}" for group in Controllers.here().found(prefix)]
     left += [f"switch {pid}" for pid in switches(name)]
-    files = (folder_of(name), ROOT / f"{name}.lock")
-    return left + [str(path) for path in files if path.exists()]
+    return left + ([str(folder_of(name))] if folder_of(name).exists() else [])
 
 
 def written(folder: Path, name: str, text: str) -> str:

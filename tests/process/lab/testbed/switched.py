@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Self
 
 from tests.process.network.namespaces import new_namespace, why_impossible, within
-from tpiedge.lab.testbed.switch.control import SwitchClient
-from tpiedge.lab.testbed.switch.plan import Port, SwitchPlan
+from tpiedge.lab.testbed.switch import Port, SwitchClient, SwitchPlan
 
-INTERFACE = "eth0"
 _END_S = 5.0
 
 
@@ -47,13 +45,10 @@ class Devices:
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def ports(self, *, segmentation: bool = True, mtu: int = 1500) -> tuple[Port, ...]:
+    def ports(self) -> tuple[Port, ...]:
         """One for each device, for a plan."""
-        return tuple(
-            Port(name, f"/proc/{os.getpid()}/fd/{fd}", INTERFACE, self.addresses[name], 24,
-                 f"02:00:00:00:03:{number:02x}", mtu, segmentation)
-            for number, (name, fd) in enumerate(self._fds.items(), 1)
-        )  # fmt: skip
+        folder = f"/proc/{os.getpid()}/fd"
+        return tuple(Port(name, f"{folder}/{fd}", self.addresses[name]) for name, fd in self._fds.items())
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -81,7 +76,7 @@ class RunningSwitch:
 
     def __init__(self, plan: SwitchPlan, folder: Path) -> None:
         self.path = folder / "switch"
-        command = [sys.executable, "-m", "tpiedge.lab.testbed.switch.process", str(self.path)]
+        command = [sys.executable, "-m", "tpiedge.lab.testbed.switch_process", str(self.path)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.client = SwitchClient(self.path)
         assert self.process.stdin is not None

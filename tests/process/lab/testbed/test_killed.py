@@ -8,12 +8,10 @@ import pytest
 
 from tests.process.command import run_command, wait_for
 from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed
-from tpiedge.lab.testbed.forwarding import switches
-from tpiedge.lab.testbed.namespaces import NAMESPACES
-from tpiedge.lab.testbed.reading import load_scenario
+from tpiedge.lab.testbed.description import load_scenario
 from tpiedge.lab.testbed.running import open_testbed
-from tpiedge.lab.testbed.state import folder_of, prefix_of, read_state
-from tpiedge.lab.testbed.testbed import down, known_names, up
+from tpiedge.lab.testbed.state import read_state
+from tpiedge.lab.testbed.testbed import down, switches, up
 
 REASON = why_no_testbed()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 #: Dies at the given call of a function of a module.
 DIES = """
 import importlib, os, signal, sys
-from tpiedge.lab.testbed.reading import load_scenario
+from tpiedge.lab.testbed.description import load_scenario
 name, module, function, calls = sys.argv[1:5]
 owner = importlib.import_module(module)
 for part in function.split(".")[:-1]:
@@ -39,17 +37,17 @@ from tpiedge.lab.testbed.testbed import down, up
 if owner.__name__ == "tpiedge.lab.testbed.testbed" and last in ("remove_namespace", "end_all"):
     down(name)
 else:
-    up(load_scenario("pair", name), "switch", print)
+    up(load_scenario("pair", name), print)
 """
 
 POINTS = [
     ("tpiedge.lab.testbed.state", "TestbedState.write", 1),
     ("tpiedge.lab.testbed.testbed", "add_namespace", 1),
     ("tpiedge.lab.testbed.testbed", "add_namespace", 2),
-    ("tpiedge.lab.testbed.groups", "Controllers.make", 1),
-    ("tpiedge.lab.testbed.groups", "Controllers.make", 2),
-    ("tpiedge.lab.testbed.forwarding", "start", 1),
-    ("tpiedge.lab.testbed.forwarding", "_first_line", 1),
+    ("tpiedge.lab.testbed.isolation", "Controllers.make", 1),
+    ("tpiedge.lab.testbed.isolation", "Controllers.make", 2),
+    ("tpiedge.lab.testbed.testbed", "_start_switch", 1),
+    ("tpiedge.lab.testbed.topology", "Topology.switch_plan", 1),
     ("tpiedge.lab.testbed.state", "TestbedState.write", 2),
 ]
 
@@ -77,7 +75,7 @@ def test_down_removes_what_a_killed_up_has_left(bed: str, point: tuple[str, str,
 @pytest.mark.parametrize("point", [POINTS[5], POINTS[7]], ids=lambda point: f"{point[1]}-{point[2]}")
 def test_up_removes_it_too_and_goes_on(bed: str, point: tuple[str, str, int]) -> None:
     assert die(bed, *point)
-    with open_testbed("pair", name=bed, network="switch") as testbed:
+    with open_testbed("pair", name=bed) as testbed:
         assert len(switches(bed)) == 1
         assert testbed.name == bed
     assert left_of(bed) == []
@@ -85,52 +83,18 @@ def test_up_removes_it_too_and_goes_on(bed: str, point: tuple[str, str, int]) ->
 
 @pytest.mark.parametrize(("function", "calls"), [("end_all", 2), ("remove_namespace", 2)])
 def test_a_killed_down_is_finished_by_whoever_comes_next(bed: str, function: str, calls: int) -> None:
-    up(load_scenario("pair", bed), "switch", print)
+    up(load_scenario("pair", bed), print)
     assert die(bed, "tpiedge.lab.testbed.testbed", function, calls)
     assert f"something is left of {bed}" in run_command("testbed", "status").err
-    up(load_scenario("pair", bed), "switch", print)
+    up(load_scenario("pair", bed), print)
     down(bed)
     assert left_of(bed) == []
-
-
-def test_names_of_namespaces_that_a_restart_has_emptied(bed: str) -> None:
-    """Where /run outlives it, a plain file is left."""
-    NAMESPACES.mkdir(exist_ok=True)
-    (NAMESPACES / f"{prefix_of(bed)}device1").touch()
-    assert bed in known_names()
-    with open_testbed("pair", name=bed):
-        pass
-    assert left_of(bed) == []
-
-
-def test_what_is_left_is_listed(bed: str) -> None:
-    assert die(bed, "tpiedge.lab.testbed.testbed", "add_namespace", 2)
-    assert bed in known_names()
-    assert run_command("testbed", "status", bed).out.startswith(f"{bed}: abandoned")
-
-
-def test_a_folder_without_a_state_is_no_obstacle(bed: str) -> None:
-    """As where the computer went down before the file reached the disk."""
-    folder_of(bed).mkdir(parents=True)
-    (folder_of(bed) / "state.json").write_text("")
-    with open_testbed("pair", name=bed):
-        pass
-    assert left_of(bed) == []
-
-
-def test_one_of_before_a_restart_is_removed(bed: str) -> None:
-    up(load_scenario("pair", bed), "switch", print)
-    path = folder_of(bed) / "state.json"
-    path.write_text(path.read_text().replace(read_state(bed).boot, "before"))
-    again = run_command("testbed", "up", "pair", "--name", bed, "--network", "switch")
-    assert f"removed what an earlier command left of {bed}" in again.err
-    assert len(switches(bed)) == 1
 
 
 @pytest.mark.fault("P20", "the next command removes a killed one's testbed")
 def test_a_killed_program_leaves_it_to_the_next(bed: str) -> None:
     hold = "import sys, time\nfrom tpiedge.lab.testbed.running import open_testbed\n"
-    hold += "with open_testbed('pair', name=sys.argv[1], network='switch'):\n"
+    hold += "with open_testbed('pair', name=sys.argv[1]):\n"
     hold += "    print('up', flush=True)\n    time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", hold, bed], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"up\n"
@@ -138,7 +102,7 @@ def test_a_killed_program_leaves_it_to_the_next(bed: str) -> None:
         holder.kill()
     found = read_state(bed)
     assert found is None or found.abandoned  # tests beside this one remove it, too
-    with open_testbed("pair", name=bed, network="switch"):
+    with open_testbed("pair", name=bed):
         assert switch not in switches(bed)
     assert left_of(bed) == []
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.process.command import run_command
 from tests.process.lab.testbed.beds import why_no_testbed, written
-from tpiedge.lab.testbed.groups import Controllers
+from tpiedge.lab.testbed.isolation import Controllers
 from tpiedge.lab.testbed.running import RunningTestbed, open_testbed
 from tpiedge.units import MIB
 
@@ -19,8 +19,7 @@ CONTROLLERS = Controllers.here()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
     pytest.mark.skipif(
-        CONTROLLERS.cpu is None or CONTROLLERS.memory is None,
-        reason="groups: none for cpu and memory here",
+        CONTROLLERS.cpu is None or CONTROLLERS.memory is None, reason="groups: none for cpu and memory here"
     ),
 ]
 
@@ -40,13 +39,6 @@ swap = "1 GB"
 cpus = 900
 """
 TAKE = "import sys; kept = bytearray(int(sys.argv[1])); print(len(kept))"
-FORK_AND_TAKE = """
-import os, sys
-pid = os.fork()
-if not pid:
-    bytearray(int(sys.argv[1]))
-os._exit(os.waitpid(pid, 0)[1] & 127)
-"""
 SPIN = """
 import sys, time
 end = time.monotonic() + 1.5
@@ -88,11 +80,6 @@ def test_processor_time(bed: str, tmp_path: Path) -> None:
         small, large = json.loads(run_command("testbed", "status", bed, "--json").out)["devices"]
         assert (small["cpus"], small["cpus_limited"]) == (0.25, True)
         assert (large["cpus"], large["cpus_limited"]) == (900, False)
-
-
-def test_what_a_device_starts_is_limited_with_it(bed: str, tmp_path: Path) -> None:
-    with open_testbed(written(tmp_path, bed, TEXT)) as testbed:
-        assert on(testbed, "small", FORK_AND_TAKE, str(128 * MIB)).returncode == 9
 
 
 def test_a_computer_that_allows_no_groups_is_told_of(

@@ -62,7 +62,7 @@ def assert_names(
     assert left_of(bed) == []
 
 
-@pytest.mark.parametrize(("way", "rank"), [("ring", 2)])
+@pytest.mark.parametrize(("way", "rank"), [("two-shot", 2)])
 def test_a_frozen_node_is_named(bed: str, answering: PendingAnswer, way: str, rank: int) -> None:
     command, nodes = answering(way)
     since = Meanwhile()

@@ -9,10 +9,9 @@ import pytest
 from tests.process.command import run_command, wait_for
 from tests.process.lab.refused import refusal
 from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed, written
-from tpiedge.lab.testbed.forwarding import switches
 from tpiedge.lab.testbed.running import open_testbed
 from tpiedge.lab.testbed.state import read_state
-from tpiedge.lab.testbed.testbed import members
+from tpiedge.lab.testbed.testbed import members, switches
 
 REASON = why_no_testbed()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(120)]
@@ -66,13 +65,6 @@ def test_the_same_tokens_and_nothing_left(bed: str, three: str) -> None:
     assert len(shares) == 3
     assert shares[0] > shares[1]
     assert abs(shares[1] - shares[2]) <= 1
-
-
-def test_some_of_the_devices_and_shares_of_ones_own(bed: str, three: str) -> None:
-    found = tokens("--testbed", three, "--nodes", 2, "--shares", "1,3")
-    shares = [node["ffn_units"][1] - node["ffn_units"][0] for node in found["nodes"]]
-    assert len(shares) == 2
-    assert shares[1] > 2 * shares[0]
 
 
 def carried(bed: str) -> list[int]:

@@ -100,35 +100,6 @@ def _stamp_s(timespec: bytes) -> float:
     return float(seconds + nanoseconds * 1e-9)
 
 
-def one_way_s(devices: Devices, source: str, target: str, count: int) -> list[float]:
-    """One packet at a time."""
-    times = []
-    with open_udp(devices, source) as one, open_udp(devices, target) as other:
-        for _ in range(count):
-            started_s = time.time()
-            one.sendto(bytes(64), other.getsockname())
-            times.append(receive_stamped(other)[1] - started_s)
-    return times
-
-
-def message_s(devices: Devices, source: str, target: str, nbytes: int, count: int) -> float:
-    """The least time from sending a message over a connection to having received it whole."""
-    connection, accepted = _connect(devices, source, target)
-    times, message = [], bytes(nbytes)
-    with connection, accepted:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # It does not pace what is sent.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-        for _ in range(count):
-            started_s = time.perf_counter()
-            connection.sendall(message)
-            missing = nbytes
-            while missing:
-                missing -= len(accepted.recv(missing))
-            times.append(time.perf_counter() - started_s)
-    return min(times)
-
-
 class Receiver:
     """Takes everything from a connection in a thread: how much had arrived when by the clock of `time.time`, and its
     hash."""

@@ -33,14 +33,6 @@ DONE = b"data: [DONE]\n\n"
 END = b"0\r\n\r\n"
 
 
-def test_every_event_has_the_time_at_which_it_was_whole() -> None:
-    first = chunk(text("one"))
-    pieces = [(1.0, HEAD + first[:9]), (2.0, first[9:] + chunk(text(" two"))), (3.0, chunk(DONE) + END)]
-    found = read_answer(0.5, pieces, 3.5, 8)
-    assert (found.token_s, found.error) == ((2.0, 2.0), "")
-    assert (found.sent_s, found.ended_s, found.prompt_tokens) == (0.5, 3.5, 8)
-
-
 @given(st.lists(st.integers(1, 400), max_size=12))
 def test_how_the_bytes_are_cut_changes_nothing_but_times(cuts: list[int]) -> None:
     events = [text("a"), b": ping\n\n", text("b"), text("", [4, 5]), usage(11, 4), DONE]
@@ -74,8 +66,14 @@ def refusal(status: int, body: object) -> list[Arrival]:
         ([(1.0, PLAIN + text("a"))], "the server ended the answer early"),
         ([(1.0, PLAIN + event({"error": {"message": "a node was lost"}}))], "a node was lost"),
         ([(1.0, PLAIN + b"data: {\n\n")], "the server sent an event that is not JSON"),
-        ([(1.0, HEAD + b"zz\r\nabc")], "the server's chunks cannot be read"),
-        ([(1.0, b"SSH-2.0\r\n\r\n")], "the server does not speak HTTP"),
+        (
+            [(1.0, HEAD + b"zz\r\nabc")],
+            "the server does not speak HTTP as it should: illegal chunk header: bytearray(b'zz\\r\\n')",
+        ),
+        (
+            [(1.0, b"SSH-2.0\r\n\r\n")],
+            "the server does not speak HTTP as it should: illegal status line: bytearray(b'SSH-2.0')",
+        ),
         ([(1.0, b"HTTP/1.1 200 OK\r\n")], "the server closed the connection without an answer"),
         ([], "the server closed the connection without an answer"),
     ],

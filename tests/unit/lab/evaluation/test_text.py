@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
-from tpiedge.lab.evaluation.text import read_text, windows_of
+from tpiedge.lab.eval_text import read_text, windows_of
 from tpiedge.local.prepare import PreparedModel
 
 
@@ -81,18 +81,6 @@ def test_documents_are_read_by_themselves(tmp_path: Path) -> None:
     assert found.longest == 4
 
 
-def test_a_document_of_one_token_is_left_out(tmp_path: Path) -> None:
-    found = read_text(model(), write(tmp_path, "a\fbc"), None, None)
-    assert [window.ids for window in found.windows] == [(98, 99)]
-    assert found.scored_bytes == 1
-
-
-def test_a_long_document_is_read_in_windows(tmp_path: Path) -> None:
-    found = read_text(model(), write(tmp_path, "x" * 30), 10, 4)
-    assert [(len(window.ids), window.first) for window in found.windows] == [(10, 1), *[(10, 6)] * 5]
-    assert found.scored == 29
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -107,19 +95,6 @@ def test_texts_that_cannot_be_measured(tmp_path: Path, text: str, complaint: str
         read_text(model(), write(tmp_path, text), None, None)
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "latin"
-    path.write_bytes("né".encode("latin-1"))
-    with pytest.raises(UserError, match=r"not text in UTF-8 \(byte 1\)"):
-        read_text(model(), path, None, None)
-    with pytest.raises(UserError, match=r"cannot read .*nowhere: No such file"):
-        read_text(model(), tmp_path / "nowhere", None, None)
-    with pytest.raises(UserError, match="--text FILE is missing"):
-        read_text(model(), None, None, None)
-    with pytest.raises(UserError, match="no tokenizer"):
-        read_text(model(tokenizer=False), write(tmp_path, "abc"), None, None)
-
-
 @pytest.mark.parametrize(
     ("context", "stride", "complaint"),
     [
@@ -132,21 +107,3 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
 def test_windows_out_of_range(tmp_path: Path, context: int, stride: int | None, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         read_text(model(), write(tmp_path, "abc"), context, stride)
-
-
-def test_windows_fit_the_reference(tmp_path: Path) -> None:
-    path, short = write(tmp_path, "x" * 30), model(name="short", positions=10)
-    found = read_text(model(), path, None, None, short)
-    assert (found.context, found.longest) == (10, 10)
-    assert read_text(model(), path, None, None, model(positions=99)).context == 16
-    assert read_text(model(), path, 10, None, short).context == 10
-    with pytest.raises(UserError, match="--context 11 is out of range: the reference short has 1 to 10"):
-        read_text(model(), path, 11, None, short)
-    with pytest.raises(UserError, match="the model has 1 to 10 positions"):
-        read_text(short, path, 11, None, model())
-
-
-def test_the_demo_model_brings_its_own() -> None:
-    found = read_text(model(name="demo", vocab=1 << 20), None, None, None)
-    assert found.documents == 64
-    assert found.scored > 20_000  # characters, here

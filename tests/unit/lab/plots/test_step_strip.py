@@ -1,7 +1,6 @@
 """The strip of all steps above a timeline: its bars and what is written on it."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 
@@ -15,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from tpiedge.lab.plots.timeline import draw_strip
+from tpiedge.lab.plots import draw_strip
 
 
 def strip_of(spent_s: Sequence[float], marked: Sequence[int]) -> tuple[Figure, Axes]:
@@ -48,20 +47,6 @@ def heights(axes: Axes) -> list[dict[int, float]]:
     ]
 
 
-def test_bars_in_milliseconds_of_which_some_are_marked() -> None:
-    _, axes = strip_of([0.03, 0.02, 0.04, 0.02], marked=(2, 3))
-    others, marked = heights(axes)
-    assert others == {1: pytest.approx(30), 4: pytest.approx(20)}
-    assert marked == {2: pytest.approx(20), 3: pytest.approx(40)}
-    assert axes.get_ylabel() == "ms"
-
-
-def test_long_steps_are_in_seconds() -> None:
-    _, axes = strip_of([3.0, 2.0, 2.0, 2.0], marked=(2, 3, 4))
-    assert heights(axes)[0] == {1: pytest.approx(3)}
-    assert axes.get_ylabel() == "s"
-
-
 def test_a_prompt_leaves_height_for_the_others_and_is_named() -> None:
     _, axes = strip_of([0.5, *[0.01] * 9], marked=(2, 3, 4))
     assert axes.get_ylim() == (0, pytest.approx(30))
@@ -81,27 +66,3 @@ def test_the_legend_names_the_steps_that_are_drawn_and_the_median_without_the_pr
     ]  # fmt: skip
     assert legend(strip_of([0.02], marked=(1,))[1]) == ["drawn below: 1", "median 20 ms"]
     assert legend(strip_of([0.02], marked=())[1]) == ["other steps", "median 20 ms"]
-
-
-@pytest.mark.parametrize("steps", [40, 3000])
-def test_nothing_that_is_written_lies_over_something_else(steps: int) -> None:
-    """Every third step is long enough to have its time written above it."""
-    figure, axes = strip_of([0.5 if step % 3 == 0 else 0.01 for step in range(steps)], marked=(2, 3))
-    figure.canvas.draw()
-    found = axes.get_legend()
-    assert found is not None
-    boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.x0)
-    assert len(boxes) > 5
-    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
-    assert boxes[-1].x1 < figure.bbox.x1
-    assert max(box.y1 for box in boxes) < min(
-        found.get_window_extent().y0, axes._left_title.get_window_extent().y0
-    )
-
-
-def test_marked_bars_of_less_than_a_pixel_are_seen() -> None:
-    """What lies behind them is some pixels wide."""
-    figure, axes = strip_of([0.01] * 5000, marked=(2000, 2001))
-    figure.canvas.draw()
-    (behind,) = axes.patches
-    assert 5 < behind.get_window_extent().width < 20

@@ -1,29 +1,33 @@
 """Bringing containers up and down on an engine that only remembers: what is left, what is refused, what is cleared."""
 
 import json
-import socket
+import os
+import signal
+import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.lab.testbed.backends import NamespaceTestbeds, require_free
-from tpiedge.lab.testbed.containers import agent as containers_agent
-from tpiedge.lab.testbed.containers import backend as containers_backend
-from tpiedge.lab.testbed.containers import testbed as containers
-from tpiedge.lab.testbed.containers.backend import in_containers
-from tpiedge.lab.testbed.containers.engine import Container, ContainerEngine, Ended
-from tpiedge.lab.testbed.containers.plan import LABEL, MEMBER, PLAN_FILE, SWITCH, Maker, switch_spec
-from tpiedge.lab.testbed.containers.testbed import Containers, bring_up, find, known_names, remove
-from tpiedge.lab.testbed.description import Link
-from tpiedge.lab.testbed.reading import load_scenario
-from tpiedge.lab.testbed.switch.plan import SwitchPlan, check_plan
+from tpiedge.lab.testbed import containers
+from tpiedge.lab.testbed.containers import Containers, DockerTestbeds
+from tpiedge.lab.testbed.description import Link, load_scenario
+from tpiedge.lab.testbed.docker_engine import (
+    LABEL,
+    MEMBER,
+    PLAN_FILE,
+    SWITCH,
+    Container,
+    ContainerEngine,
+    Maker,
+    device_spec,
+    maker_of,
+    switch_spec,
+)
+from tpiedge.lab.testbed.switch import SwitchPlan
 
 SCENARIO = load_scenario("pair", "home")
 GONE = replace(containers._self(), pid=2**22 + 1)
@@ -44,8 +48,7 @@ class Remembering:
         self._numbers = count(100)
 
     def require_image(self, image: str) -> None:
-        if image == "missing":
-            raise UserError("no image")
+        """It is there."""
 
     def found(self, label: str) -> list[Container]:
         key, _, value = label.partition("=")
@@ -55,11 +58,11 @@ class Remembering:
             if key in each.labels and (not value or each.labels[key] == value)
         ]
 
-    def create(self, spec):
+    def create(self, spec, _image):
         if spec.name in self.there:
             raise UserError("in use")
         self.there[spec.name] = Container(spec.name, spec.labels, "created", 0, ("", ""), False)
-        return spec.name, ["no swap here"] if spec.memory_bytes else []
+        return spec.name, ["no swap here"]
 
     def start(self, container: str) -> Container:
         if container.endswith(self._fails or "?"):
@@ -82,13 +85,13 @@ class Remembering:
     def remove(self, container: str) -> None:
         del self.there[container]
 
-    def run(self, container: str, command) -> Ended:
+    def run(self, container: str, command) -> tuple[str, str]:
         self.asked.append(json.loads(command[-1]))
-        return Ended(0, json.dumps(next(self._answers)), "")
+        return json.dumps(next(self._answers)), ""
 
     def leave(self, member: str, status: str, maker: Maker = GONE) -> None:
         """As an earlier command did."""
-        labels = dict(switch_spec("home", SCENARIO.text, "image", maker).labels)
+        labels = dict(switch_spec("home", SCENARIO.text, maker).labels)
         labels = labels if member == SWITCH else {LABEL: "home", MEMBER: member}
         running = status == "running"
         name = f"tpiedge.home.{member}"
@@ -100,9 +103,13 @@ def said() -> list[str]:
     return []
 
 
-def up(engine: Remembering, said: list[str], image: str = "image") -> Containers:
-    bring_up(engine, SCENARIO, image, said.append)
-    found = find(engine, "home")
+def beds(engine: Remembering) -> DockerTestbeds:
+    return DockerTestbeds(engine, "image")
+
+
+def up(engine: Remembering, said: list[str]) -> Containers:
+    beds(engine).up(SCENARIO, said.append)
+    found = beds(engine).find("home")
     assert found is not None
     return found
 
@@ -112,36 +119,16 @@ def test_from_up_to_down(said) -> None:
     engine = Remembering()
     found = up(engine, said)
     assert next(iter(engine.there)) == "tpiedge.home.SWITCH"
+    assert maker_of(engine.there["tpiedge.home.SWITCH"].labels) == containers._self()
+    assert found.topology.description == SCENARIO.description
     assert (found.state, found.pids) == ("up", {"device1": 100, "device2": 101})
     assert found.connected("device1")
     assert not found.connected("device9")
     plan = SwitchPlan.from_json(engine.files[PLAN_FILE].decode())
-    check_plan(plan)
     assert [port.namespace for port in plan.ports] == ["/proc/100/ns/net", "/proc/101/ns/net"]
-    assert known_names(engine) == ["home"]
-    assert remove(engine, "home")
-    assert (engine.there, find(engine, "home"), remove(engine, "home")) == ({}, None, False)
-
-
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        (Remembering(says="error: no /dev/net/tun\n"), "no /dev/net/tun"),
-        (Remembering(fails="device2"), "device2 does not start"),
-        (Remembering(fails=SWITCH), "SWITCH does not start"),
-    ],
-)
-def test_what_fails_leaves_nothing(broken: Remembering, reason: str, said) -> None:
-    with pytest.raises(ResourceError, match=reason):
-        up(broken, said)
-    assert broken.there == {}
-
-
-def test_without_its_image_nothing_is_made(said) -> None:
-    engine = Remembering()
-    with pytest.raises(UserError, match="no image"):
-        up(engine, said, "missing")
-    assert engine.there == {}
+    assert beds(engine).names() == ["home"]
+    assert beds(engine).down("home")
+    assert (engine.there, beds(engine).find("home"), beds(engine).down("home")) == ({}, None, False)
 
 
 def test_a_second_one_is_refused_and_harms_nothing(said) -> None:
@@ -149,7 +136,7 @@ def test_a_second_one_is_refused_and_harms_nothing(said) -> None:
     before = up(engine, said)
     with pytest.raises(UserError, match="is up already"):
         up(engine, said)
-    assert find(engine, "home") == before
+    assert beds(engine).find("home") == before
 
 
 @pytest.mark.parametrize(
@@ -165,49 +152,24 @@ def test_what_a_killed_command_left_is_cleared(left, said) -> None:
     engine = Remembering()
     for member, status in left:
         engine.leave(member, status)
-    found = find(engine, "home")
+    found = beds(engine).find("home")
     assert found is not None
     assert found.state == "abandoned"
     assert up(engine, said).state == "up"
     assert "removed what an earlier command left of home" in said
 
 
-def test_one_that_is_on_its_way_is_left_alone(said) -> None:
-    engine = Remembering()
-    engine.leave(SWITCH, "created", containers._self())
-    with pytest.raises(UserError, match="another command"):
-        up(engine, said)
-    assert list(engine.there) == ["tpiedge.home.SWITCH"]
-
-
-def test_of_another_computer_nobody_is_waited_for(said) -> None:
-    engine = Remembering()
-    engine.leave(SWITCH, "created", ELSEWHERE)
-    assert up(engine, said).state == "up"
-
-
 def test_a_switch_that_ended_is_noticed(said) -> None:
     engine = Remembering()
     up(engine, said)
     engine.there["tpiedge.home.SWITCH"] = replace(engine.there["tpiedge.home.SWITCH"], status="exited", pid=0)
-    found = find(engine, "home")
+    found = beds(engine).find("home")
     assert found is not None
     assert found.state == "broken"
     with pytest.raises(ResourceError, match="has ended"):
         containers.ask(engine, found, {"do": "state", "pids": {}})
     with pytest.raises(UserError, match="is up already"):
         up(engine, said)
-
-
-def test_a_device_that_was_started_again_has_lost_its_link(said) -> None:
-    engine = Remembering()
-    up(engine, said)
-    engine.start("tpiedge.home.device1")
-    found = find(engine, "home")
-    assert found is not None
-    assert (found.connected("device1"), found.connected("device2")) == (False, True)
-    with pytest.raises(ResourceError, match="device1 has ended"):
-        containers.measure(engine, found, "device1", "device2", 0.002)
 
 
 def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
@@ -218,13 +180,11 @@ def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
     engine.there["tpiedge.home.device2"] = replace(
         engine.there["tpiedge.home.device2"], status="exited", pid=0
     )
-    found = find(engine, "home")  # another device has ended meanwhile
-    assert found is not None
 
     def change(up_link: Link, down_link: Link) -> tuple[Link, Link]:
         return replace(up_link, loss=0.1), down_link
 
-    containers.change_link(engine, found, "device1", change)
+    beds(engine).change_link("home", "device1", change)  # another device has ended meanwhile
     told = engine.asked[-1]
     assert told["links"]["device1 up"]["loss"] == 0.1
     assert told["links"]["device1 up"]["latency_s"] == pytest.approx(0.5, rel=1e-3)
@@ -233,95 +193,67 @@ def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
     assert (up_link, down_link) == (Link(latency_s=0.5, loss=0.1), Link(latency_s=0.25))
 
 
-def test_a_member_without_a_link_is_refused(said) -> None:
-    engine = Remembering(answers=({"links": {}},))
-    found = up(engine, said)
-    with pytest.raises(UserError, match="choose device1, device2"):
-        containers.change_link(engine, found, "router", lambda up_link, down_link: (up_link, down_link))
+def test_devices_have_the_limits_of_the_file() -> None:
+    """Short periods, as namespaces have; memory and swap are counted together. More processors than the engine has are
+    no limit."""
+    limits = {"cpus": 0.25, "memory_bytes": 64 << 20, "swap_bytes": 1 << 20}
+    device = replace(SCENARIO.description.devices[0], **limits)
+    limited = (
+        "--init",
+        "--cpu-quota=2500",
+        "--cpu-period=10000",
+        "--memory=67108864b",
+        "--memory-swap=68157440b",
+    )
+    assert device_spec("home", device, 4).flags == limited
+    assert device_spec("home", replace(device, cpus=4, memory_bytes=None), 4).flags == ("--init",)
 
 
-@pytest.mark.parametrize(("fault", "error"), [("user", UserError), ("resource", ResourceError)])
-def test_what_the_agent_refuses_is_told_as_whose_fault_it_is(fault, error, said) -> None:
-    engine = Remembering(answers=({"error": "so it is", "fault": fault},))
-    with pytest.raises(error, match="so it is"):
-        containers.ask(engine, up(engine, said), {"do": "state", "pids": {}})
+#: Runs what is to run in a container here.
+DOCKER = """#!/bin/sh
+test "$1" = exec || { echo "cannot connect" >&2; exit 1; }
+shift
+while case "$1" in --*) true;; *) false;; esac; do shift; done
+shift
+exec "$@"
+"""
 
 
-def test_an_image_of_another_version_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert containers_agent.main(['{"do": "dance"}']) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert "of another version" in answer["error"]
-    assert answer["fault"] == "resource"
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
-def test_without_docker_py_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "docker", None)
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    with pytest.raises(UserError, match=r"pip install 'tpiedge\[docker\]'"):
-        ContainerEngine.connect()
+RUN = "import sys; from tpiedge.lab.testbed.docker_engine import run_here; sys.exit(run_here('c', sys.argv[1:]))"
 
 
-@pytest.mark.parametrize("path", ["/nowhere/docker.sock", "", "/" + 200 * "x"])
-def test_without_a_socket_there_is_no_engine(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
-    with pytest.raises(UserError, match=r"no docker engine listens at .*: start it"):
-        ContainerEngine.connect()
+@pytest.mark.slow
+@pytest.mark.usefixtures("docker")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_has_its_input_output_status_and_signals(number: signal.Signals) -> None:
+    waits = 'trap "echo ended; exit 3" TERM INT; read word; echo $word; while :; do sleep 0.05; done'
+    command = [sys.executable, "-c", RUN, "sh", "-c", waits]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print("hello", file=process.stdin, flush=True)
+        assert process.stdout.readline() == "hello\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "ended\n"
+        assert process.wait(20) == 3
 
 
-def test_without_an_engine_one_is_told_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    with pytest.raises(UserError, match=r"no docker engine answers .*: start it") as caught:
-        ContainerEngine.connect()
-    assert "\n" not in str(caught.value)
+@pytest.mark.usefixtures("docker")
+def test_where_no_engine_answers_one_is_told_to_start_it() -> None:
+    with pytest.raises(
+        UserError, match="no docker engine answers: start it, or say in DOCKER_HOST where it is"
+    ):
+        ContainerEngine()
 
 
-class _Broken(BaseHTTPRequestHandler):
-    """An engine that says its version and fails at everything else."""
-
-    def do_GET(self) -> None:
-        answer = b'{"ApiVersion": "1.45"}' if self.path.endswith("/version") else b'{"message": "broken"}'
-        self.send_response(200 if self.path.endswith("/version") else 500)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_arguments: object) -> None:
-        pass
-
-
-@contextmanager
-def failing_engine() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Broken) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@contextmanager
-def hanging_engine() -> Iterator[int]:
-    """It takes connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-@pytest.mark.parametrize("broken", [failing_engine, hanging_engine])
-def test_who_needs_no_engine_is_not_stopped_by_a_broken_one(broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers_backend, "_LISTING_S", 0.2)
-    with broken() as port:
-        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
-        require_free("home", NamespaceTestbeds())
-        assert not in_containers("home")
-
-
-def test_a_broken_engine_is_told_of_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with failing_engine() as port:
-        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
-        with (
-            ContainerEngine.connect() as engine,
-            pytest.raises(ResourceError, match="cannot list containers: broken"),
-        ):
-            known_names(engine)
+def test_without_docker_one_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="need docker, which is not installed"):
+        ContainerEngine()

@@ -137,18 +137,6 @@ def test_a_burst_arrives_as_its_packets_would(exercise: Exercise, rates: tuple[f
     assert [head, tail] == pytest.approx([arrivals[0], arrivals[-1]], abs=2 * packets)
 
 
-def test_a_slow_burst_leaves_room_for_others(exercise: Exercise) -> None:
-    """It comes in over 10 ms, and takes 1 ms of the link's time."""
-    made = _made(LinkSettings(bytes_per_s=1e8), 1)
-    burst, packet = exercise([made, "burst 0 0 10000000 100000 100 1000 1000", "send 0 5000000 1000"])
-    assert burst == "10000 10010000"
-    assert packet.split()[0] == "5010000"
-
-
-def test_each_link_has_its_own_chance(exercise: Exercise) -> None:
-    assert len(set(exercise([f"seed {seed} {index}" for seed in range(8) for index in range(64)]))) == 512
-
-
 def test_the_queue_gives_the_earliest_first_and_equals_in_order(exercise: Exercise) -> None:
     chance, numbers = random.Random(2), count()
     heap: list[tuple[int, int]] = []
@@ -170,24 +158,6 @@ def _tcp_frame(payload_bytes: int, segment_bytes: int, kind: int = _TCP_SEGMENTS
     ip = struct.pack(">BBHIBBH4s4s", 0x45, 0, size, 0, 64, 6, 0, bytes(4), socket.inet_aton("10.0.0.7"))
     tcp = struct.pack(">HHIIBBHHH", 1, 2, 0, 0, (20 + options) // 4 << 4, 0, 0, 0, 0) + bytes(options)
     return vnet + _ETHERNET + ip + tcp + bytes(payload_bytes)
-
-
-@pytest.mark.parametrize(
-    ("frame", "said"),
-    [
-        (_tcp_frame(100, 0, kind=0), "10.0.0.7 152 1 152 152"),
-        (_tcp_frame(2896, 1448), "10.0.0.7 3000 2 1500 1500"),
-        (_tcp_frame(2900, 1448), "10.0.0.7 3056 3 1500 56"),
-        (_tcp_frame(2900, 1448, kind=0x81), "10.0.0.7 3056 3 1500 56"),
-        (_tcp_frame(1000, 1448), "10.0.0.7 1052 1 1052 1052"),
-        (_tcp_frame(65000, 0), "10.0.0.7 65052 1 65052 65052"),
-        (bytes(22) + b"\x86\xdd" + bytes(60), "foreign"),
-        (_tcp_frame(0, 0)[:43], "foreign"),
-        (b"", "foreign"),
-    ],
-)
-def test_frames_are_read(exercise: Exercise, frame: bytes, said: str) -> None:
-    assert exercise([f"frame {frame.hex() or '-'}"]) == [said]
 
 
 def test_no_frame_is_read_beyond_its_end(exercise: Exercise) -> None:

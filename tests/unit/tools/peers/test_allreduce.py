@@ -3,16 +3,13 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.process.lab.testbed.beds import bed_name, left_of, removed, why_no_testbed, written
-from tools.bench_peers import main
-from tools.peers.allreduce import report, required_ratio
+from tools.peers.allreduce import report
 from tools.peers.allreduce_gloo import GlooGroup
-from tpiedge.errors import PeerError
 from tpiedge.launch.child import Place
 
 REASON = why_no_testbed()
@@ -54,20 +51,6 @@ def test_ratios_are_those_of_neighbours():
     }
 
 
-@pytest.mark.parametrize(
-    ("nodes", "nbytes", "latency_s", "ratio"),
-    [
-        (8, 4, 4 * 0.00025, 5.0),
-        (8, 4, None, None),
-        (8, 4, 0.003, None),
-        (4, 4, 0.001, None),
-        (8, 8, 0.001, None),
-    ],
-)
-def test_what_is_asked_for(nodes, nbytes, latency_s, ratio):
-    assert required_ratio(nodes, nbytes, latency_s) == ratio
-
-
 def test_gloo_sums_among_processes_and_leaves_none():
     with GlooGroup([Place()] * 3) as group:
         seconds = group.measure(4096, warm_up=1, rounds=7)
@@ -76,36 +59,6 @@ def test_gloo_sums_among_processes_and_leaves_none():
     assert (len(seconds), len(again)) == (7, 3)
     assert all(0 < one < 5 for one in seconds + again)
     assert [process.poll() for process in processes] == [0, 0, 0]
-
-
-def test_a_rank_that_cannot_start_is_named_with_its_last_words():
-    cannot = Place(prefix=("sh", "-c", "echo 'no way in' >&2; exit 1"))
-    started = time.monotonic()
-    with pytest.raises(PeerError, match="gloo's rank 0 ended: no way in"), GlooGroup([cannot, Place()]):
-        pass
-    assert time.monotonic() - started < 20
-
-
-def test_an_address_that_no_interface_has_is_refused():
-    with pytest.raises(PeerError, match=r"no network interface here has the address 192\.0\.2\.1"):
-        GlooGroup([Place("192.0.2.1"), Place()]).__enter__()
-
-
-def test_both_over_loopback():
-    ended = compare("--nodes", "2", "--repeats", "2", "--rounds", "20", "--bytes", "8192")
-    assert ended.returncode == 0, ended.stderr
-    record = json.loads(ended.stdout)
-    (found,) = record.pop("results")
-    assert record == {"testbed": None, "rounds": 20, "repeats": 2}
-    assert (found["nodes"], found["bytes"], found["collective"], found["latency_s"]) == (
-        2,
-        8192,
-        "mesh",
-        None,
-    )
-    for name in ("gloo_s", "tpiedge_s"):
-        assert 0 < found[name]["min"] <= found[name]["median"] <= found[name]["max"] < 1
-    assert found["times_slower_than_tpiedge"]["met"] is None
 
 
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -123,21 +76,3 @@ def test_both_go_over_the_links_of_a_testbed_which_is_taken_down(tmp_path):
         assert 0.004 < found[name]["min"] < 0.1
     assert refused.returncode == 2
     assert refused.stderr.endswith(f"error: --nodes 3: the testbed {bed} has 2 devices\n")
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--bytes", "6"), "payloads are f32, multiples of 4"),
-        (("--nodes", "1"), "from 2 to 64 nodes"),
-        (("--nodes", "2,x"), "'x' is no whole number above 0"),
-        (("--collective", "gossip"), "invalid choice: 'gossip'"),
-        (("--testbed", "no-such-bed"), "no-such-bed"),
-    ],
-)
-def test_what_cannot_be_meant(flags, words, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["bench_peers", "allreduce", *flags])
-    with pytest.raises(SystemExit) as ended:
-        sys.exit(main())
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err

@@ -1,19 +1,6 @@
 """Streams of both servers: what they come to, and what a comparison that ends early keeps."""
 
-import argparse
-import contextlib
-import json
-import signal
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from tools.peers import serve
-from tools.peers.llama_server import llama_server_command
-from tools.peers.serve import ServeRound, compare_serve, report_of_streams
-from tpiedge.errors import PeerError, UserError
+from tools.peers.serve import ServeRound, report_of_streams
 from tpiedge.lab.bench.serve_figures import RoundFigures, TimedAnswer
 
 
@@ -49,80 +36,3 @@ def test_what_both_come_to() -> None:
         None,
         None,
     )
-
-
-def test_streams_that_never_answered_together_have_no_rate() -> None:
-    alone = RoundFigures.of([TimedAnswer(0, (1, 2), 2, 8), TimedAnswer(2, (3, 4), 4, 8)], 2)
-    found = report_of_streams(2, [ServeRound(alone, alone, 1, 1)])
-    assert found["answering_tokens_per_s"]["tpiedge"] is None
-    assert found["answering_to_own_prefill"]["ratio"] is None
-
-
-def test_llama_server_has_as_much_context_for_each_stream() -> None:
-    words = llama_server_command(Path("bin/llama-server"), Path("m.gguf"), 2, 16, 512, "-fa on")
-    assert words[words.index("-np") + 1] == "16"
-    assert words[words.index("-c") + 1] == "8192"
-    assert words[-2:] == ["-fa", "on"]
-    assert words[words.index("-t") + 1] == words[words.index("-tb") + 1] == "2"
-
-
-@pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[argparse.Namespace]:
-    """A comparison without programs and models."""
-
-    @contextlib.contextmanager
-    def server(*_: object) -> Iterator[None]:
-        yield None
-
-    for name in ("llama_server", "own_cluster", "Streams"):
-        monkeypatch.setattr(serve, name, server)
-    monkeypatch.setattr(serve, "build_llama", lambda _work, _program, amx: Path("llama-server"))
-    monkeypatch.setattr(serve, "_models", lambda _arguments, folder: (folder / "gguf", folder / "pack"))
-    before = signal.getsignal(signal.SIGTERM)
-    yield argparse.Namespace(
-        **{"shape": "1.1b", "precision": "q4", "threads": 1, "streams": (1, 4), "amx": True},
-        **{"prompt_tokens": 8, "tokens": 8, "context": 128, "waves": 1, "repeats": 3},
-        **{"options": "", "llama_options": "", "work": tmp_path},
-    )
-    signal.signal(signal.SIGTERM, before)
-
-
-def rounds_until(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
-    """Round number `last` fails; number 0 is the warm-up."""
-    numbers = iter(range(last))
-
-    def one(_self: object, streams: int) -> ServeRound:
-        if next(numbers, None) is None:
-            raise PeerError("it broke")
-        return ServeRound(figures(streams, 0.5), figures(streams, 0.25), 50, 100)
-
-    monkeypatch.setattr(serve._Contestants, "round", one)
-
-
-def test_a_whole_comparison(
-    arguments: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rounds_until(monkeypatch, 100)
-    compare_serve(arguments)
-    record: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert "error" not in record
-    assert [(found["streams"], found["rounds"]) for found in record["streams"]] == [(1, 3), (4, 3)]
-    assert (record["prefill_tokens"], record["llama_cpp_amx"]) == (64, True)
-    assert list((arguments.work / "models").iterdir()) == []
-
-
-def test_what_was_measured_before_a_failure_is_printed(
-    arguments: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rounds_until(monkeypatch, 4)
-    with pytest.raises(PeerError):
-        compare_serve(arguments)
-    record: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert record["error"] == "it broke"
-    assert [(found["streams"], found["rounds"]) for found in record["streams"]] == [(1, 2), (4, 1)]
-
-
-def test_lengths_that_do_not_fit(arguments: argparse.Namespace) -> None:
-    arguments.tokens = 121
-    with pytest.raises(UserError, match="do not fit into --context 128"):
-        compare_serve(arguments)

@@ -1,4 +1,4 @@
-// The C interface that tpiedge/lab/testbed/switch/library.py calls. What it passes was checked there.
+// The C interface that tpiedge/lab/testbed/switch_native.py calls.
 #ifdef __linux__
 
 #include <exception>

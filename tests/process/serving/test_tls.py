@@ -1,0 +1,45 @@
+"""Real masters with TLS."""
+
+import re
+import shutil
+import ssl
+
+import httpx
+import openai
+import pytest
+
+from tests.process.command import run_command, wait_for
+from tests.process.serving.serving import START_S, Serving
+
+
+@pytest.mark.thin
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="software: openssl is not on this computer")
+def test_tls_with_a_certificate_of_its_own(tmp_path):
+    cluster = Serving(tmp_path / "cluster", "--tls-self-signed")
+    url = cluster.url.replace("http:", "https:")
+    log = cluster.folder / "master.log"
+    try:
+        for starts in (1, 2):
+            cluster.start_master(wait=False)
+            wait_for(lambda starts=starts: log.read_text().count("ready: 1 node") == starts, START_S)
+            assert log.read_text().count(f"serving demo at {url}/v1") == starts
+            *before, fingerprint = re.findall(
+                "SHA-256 fingerprint ((?:[0-9A-F]{2}:){31}[0-9A-F]{2})", log.read_text()
+            )
+            assert before == [fingerprint] * (starts - 1)
+            local = run_command("chat", "--state", cluster.state, "--prompt", "Hi", "--max-tokens", 2)
+            assert local.status == 0, local.err
+            assert run_command("nodes", "--state", cluster.state).status == 0
+            asked = ("chat", "--url", url, "--prompt", "Hi", "--max-tokens", 2)
+            assert run_command(*asked, "--tls-fingerprint", fingerprint).out == local.out
+            refused = run_command(*asked)
+            assert refused.status != 0
+            assert "--tls-fingerprint" in refused.err
+            context = ssl.create_default_context(cafile=cluster.state / "master" / "tls-cert.pem")
+            with openai.OpenAI(
+                base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=httpx.Client(verify=context)
+            ) as client:
+                assert client.models.list().data[0].id == "demo"
+            cluster.master.end()
+    finally:
+        cluster.close()

@@ -1,0 +1,192 @@
+"""What `tpiedge top` makes of the master's picture."""
+
+from datetime import date, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.cli.top import (
+    event_line,
+    link_lines,
+    machine_row,
+    notes,
+    picture_lines,
+    request_row,
+    screen_lines,
+    step_line,
+    summary,
+)
+
+NOON = datetime(2026, 3, 5, 12, 0, 7)
+MACHINE: dict[str, Any] = {
+    "name": "w-12",
+    "host": "attic",
+    "rank": 1,
+    "state": "serving",
+    "why": "22 GB/s of weights",
+    "left_out_s": 0,
+    "silent_s": 0,
+    "share": {"heads": 0.333, "ffn": 0.5},
+    "memory": {"budget_bytes": 2_000_000_000, "planned_bytes": 500_000_000},
+    "disk": {"held_bytes": 2_700_000, "read_bytes_per_s": None, "why": ""},
+    "fetching": None,
+    "link": {"round_trip_s": 0.0014, "bytes_per_s": 30_000_000},
+    "links": [],
+    "step": {"compute_s": 0.006, "wait_s": 0.002, "network_s": 0.002, "disk_s": 0.0},
+}
+SPARE = MACHINE | {
+    "name": "w-34",
+    "host": "cellar\x1b[2J",
+    "rank": None,
+    "state": "spare",
+    "why": "too slow",
+    "link": None,
+    "links": [],
+    "step": None,
+}
+REQUEST = {
+    **{"id": "cmpl-1", "sender": {"kind": "key", "name": "phone"}, "state": "paused", "age_s": 75},
+    **{"prompt_tokens": 12, "tokens": 3, "max_tokens": 90, "tokens_per_s": 0.51, "reading": None},
+    **{"why": "attic was lost", "paused_s": 2},
+}
+EVENT = {"at": NOON.timestamp(), "kind": "lost", "machine": "attic", "detail": "silent for 1.6 s"}
+TOTALS = {
+    **{"running": 1, "queued": 2, "tokens_per_s": 3.25, "drafted": 10, "accepted": 4},
+    **{"kv_pages": 16, "kv_pages_used": 5},
+}
+SPANS = {
+    "compute": [[0.0, 0.005], [0.01, 0.0149]],
+    "wait": [[0.0149, 0.0199]],
+    "network": [[0.005, 0.007]],
+    "disk": [],
+}
+TIMELINE = {
+    **{"step": 48, "at": NOON.timestamp(), "tokens": 1, "took_s": 0.02},
+    "machines": [{"name": "w-12", "host": "attic", "rank": 1, "spans": SPANS}],
+}
+PICTURE = {
+    **{"model": {"name": "demo"}, "ready": True, "reason": "", "totals": TOTALS, "timeline": TIMELINE},
+    **{"machines": [MACHINE, SPARE], "requests": [REQUEST], "events": [EVENT]},
+    "waiting": [{"name": "laptop", "address": "192.0.2.7"}],
+}
+
+
+def test_the_cluster_in_a_line() -> None:
+    assert summary(PICTURE) == (
+        "demo: ready; 1 running, 2 queued; 3.2 tokens/s; 40% of 10 guesses came true; KV cache 5 of 16 pages"
+    )
+    starting = PICTURE | {
+        "ready": False,
+        "reason": "loading the weights",
+        "totals": TOTALS | {"tokens_per_s": None, "drafted": 0, "kv_pages": 0},
+    }
+    assert summary(starting) == "demo: not ready: loading the weights; 1 running, 2 queued"
+
+
+def test_a_machine_and_one_without_a_part() -> None:
+    assert machine_row(MACHINE) == (
+        "w-12 (attic)", "1", "serving", "33%", "50%", "0.5/2.0 GB", "10 ms", "60%", "20%", "20%", "0%",
+        "1.4 ms, 30.0 MB/s", "2.7 MB",
+    )  # fmt: skip
+    assert machine_row(SPARE) == ("w-34 (cellar [2J)", "-", "spare", *"--------", "-", "2.7 MB")
+    fetching = MACHINE | {"fetching": {"done_bytes": 1, "total_bytes": 4}}
+    assert machine_row(fetching)[2] == "serving, fetched 25%"
+    assert machine_row(MACHINE | {"silent_s": 4})[2] == "serving, silent for 4.0 s"
+
+
+def test_requests_events_and_what_is_asked_of_the_user() -> None:
+    assert request_row(REQUEST) == ("cmpl-1", "phone", "paused", "1 min 15 s", "12", "3 of 90", "0.5")
+    assert request_row(REQUEST | {"age_s": None, "tokens_per_s": 0.0})[3::3] == ("-", "-")
+    assert list(notes(PICTURE)) == [
+        "w-34 (cellar [2J): too slow",
+        "cmpl-1 pauses for 2.0 s: attic was lost",
+        "laptop (192.0.2.7) waits to join: type the code that it shows: tpiedge nodes approve CODE",
+    ]
+    assert event_line(EVENT, NOON.date()) == "12:00:07 attic was lost: silent for 1.6 s"
+    assert event_line(EVENT, date(2026, 3, 6)) == "2026-03-05 12:00:07 attic was lost: silent for 1.6 s"
+    plain = EVENT | {"kind": "serving", "machine": "", "detail": ""}
+    assert event_line(plain, NOON.date()) == "12:00:07 the plan serves"
+
+
+@pytest.mark.parametrize(
+    ("sender", "said"),
+    [
+        ({"kind": "key", "name": ""}, "a key without a name"),
+        ({"kind": "former key", "name": ""}, "a key that is gone"),
+        ({"kind": "address", "name": "192.0.2.7"}, "192.0.2.7"),
+        (None, "-"),
+    ],
+)
+def test_who_sent_a_request(sender: dict[str, str] | None, said: str) -> None:
+    assert request_row(REQUEST | {"sender": sender})[1] == said
+
+
+def test_how_far_a_prompt_is_read() -> None:
+    reading = {"done_tokens": 300, "of_tokens": 900, "tokens_per_s": 0.0, "left_s": None}
+    assert request_row(REQUEST | {"reading": reading})[4] == "300 of 900"
+    assert request_row(REQUEST | {"reading": reading | {"left_s": 4}})[4] == "300 of 900, 4.0 s left"
+
+
+def test_a_cell_of_a_step_shows_what_took_most_of_it() -> None:
+    (machine,) = TIMELINE["machines"]
+    assert step_line(machine, 0.02, 8) == "##~ ##.."
+    assert step_line(machine, 0.02, 5) == "#~##."
+    lines = list(picture_lines(PICTURE, NOON.date()))
+    at = lines.index("step 48 at 12:00:07: 20 ms (# compute, . wait, ~ network, d disk)")
+    assert lines[at + 1].startswith("w-12 (attic)  ####")
+    assert len(lines[at + 1].removeprefix("w-12 (attic)  ")) == 60
+    assert not [
+        line for line in picture_lines(PICTURE | {"timeline": None}, NOON.date()) if "step 48" in line
+    ]
+
+
+def linked(hosts: list[str], unknown: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """A picture of a master and workers on these hosts, of ranks 1, 2 and so on. A round trip between two of them takes
+    as many ms as the lower rank has tens and the higher one ones; one is unknown."""
+    ranks = range(1, len(hosts) + 1)
+    workers = [
+        MACHINE
+        | {
+            "name": f"w-{rank}",
+            "host": hosts[rank - 1],
+            "rank": rank,
+            "links": [
+                {"name": f"w-{other}", "round_trip_s": (10 * min(rank, other) + max(rank, other)) / 1000}
+                for other in ranks
+                if other != rank and {rank, other} != set(unknown)
+            ],
+        }
+        for rank in ranks
+    ]
+    master = MACHINE | {"name": "master", "host": "", "rank": 0, "link": None}
+    return PICTURE | {"machines": [master, *reversed(workers), SPARE]}
+
+
+@given(st.integers(0, 12), st.integers(1, 9))
+def test_every_round_trip_stands_once_below_and_beside_their_ranks(workers: int, columns: int) -> None:
+    names = [f"h{rank}" for rank in range(1, workers + 1)]
+    found, header = [], []
+    for line in link_lines(linked(names, unknown=(1, 3)), columns):
+        words = line.split()
+        if line.startswith("between workers"):
+            header = [int(word) for word in words[2:]]
+            assert 1 <= len(header) <= columns
+        elif not line.startswith("-"):
+            trips = [word for word in words[2:] if word != "ms"]
+            found += [(low, int(words[0]), trip) for low, trip in zip(header, trips, strict=False)]
+    assert sorted(found) == [
+        (low, high, "-" if (low, high) == (1, 3) else str(10 * low + high))
+        for low in range(1, workers)
+        for high in range(low + 1, workers + 1)
+    ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 3), (80, 10), (120, 24), (40, 200)])
+def test_a_screen_has_what_it_has_room_for(width: int, height: int) -> None:
+    lines = screen_lines(linked(["raspberrypi-in-the-cellar"] * 9), "no master answers", (width, height))
+    assert len(lines) < height
+    assert max(map(len, lines)) < width
+    assert lines[1] == "no master answers"
+    assert not any("\x1b" in line for line in lines)

@@ -1,0 +1,74 @@
+"""What a process says about itself, and memory that goes back to the system. In processes of their own: malloc
+remembers all that was before.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+from tpiedge.host.process import FreedMemory
+from tpiedge.units import MIB
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: the C library is Linux's")
+
+
+def printed_by(program: str, *arguments: str) -> list[int]:
+    """The numbers on its last line."""
+    ended = subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
+    return list(map(int, ended.stdout.split()))
+
+
+# A mapping of its own: what malloc has freed may stay resident, in a process that has done much for good.
+FORGETS = """
+import mmap
+from tpiedge.host.process import forget_peak_rss, peak_rss_bytes
+block = mmap.mmap(-1, 128 << 20)
+block.write(b"x" * len(block))
+block.close()
+before = peak_rss_bytes()
+forget_peak_rss()
+print(before - peak_rss_bytes())
+"""
+
+
+def test_a_peak_can_be_forgotten() -> None:
+    assert printed_by(FORGETS)[0] > 64 * MIB
+
+
+# As a flood leaves it: in the heap of a thread that still runs, its last block in use.
+FLOODED = """
+import os, threading
+from tpiedge.host.process import FreedMemory, rss_bytes
+flooded, over = threading.Event(), threading.Event()
+
+def flood():
+    blocks = [bytearray(b"x" * 9000) for _ in range(4000)]
+    last = blocks.pop()
+    del blocks
+    flooded.set()
+    over.wait()
+
+before = rss_bytes(os.getpid())
+threading.Thread(target=flood).start()
+flooded.wait()
+kept = rss_bytes(os.getpid()) - before
+FreedMemory().give_back(0.0)
+print(kept, rss_bytes(os.getpid()) - before)
+over.set()
+"""
+
+
+def test_what_a_flood_took_goes_back_though_its_thread_goes_on() -> None:
+    kept, left = printed_by(FLOODED)
+    assert left < 8 * MIB
+    assert left <= kept
+
+
+def test_the_heaps_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    freed = FreedMemory()
+    monkeypatch.setattr(freed, "_trim", trims.append)
+    for now in (5.0, 5.1, 14.9, 15.0, 15.1, 1000.0):
+        freed.give_back(now)
+    assert trims == [0, 0, 0]

@@ -1,0 +1,98 @@
+"""What quantising means (tpiedge.kernels.quantise), in numpy: slow, and not used by anything but tests."""
+
+import numpy as np
+
+from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, Array, PanelShape, join_panels
+from tpiedge.kernels.quantise import QuantisationError
+
+_DIVISORS = {8: (-127.0,), 4: (8.0, 7.0, 7.5, 8.5, 9.0, 9.5)}
+"""By bits: m / -d is tried as a scale, the first of them always."""
+_CODES = {8: (-127, 127), 4: (-8, 7)}
+"""By bits: the least and the greatest code, less its offset."""
+
+
+def quantise_by_numpy(
+    values_OI: Array, shape: PanelShape, search: bool, out: Array
+) -> QuantisationError | None:
+    """None where some output cannot be quantised."""
+    panels = out.reshape(shape.panels, shape.panel_nbytes)
+    w_PGir = _by_groups(values_OI, shape.panels)
+    with np.errstate(all="ignore"):
+        scales_PGr, code_PGir, error_PGr = _choose(w_PGir, shape.bits, search)
+    if not (np.isfinite(w_PGir).all() and np.isfinite(scales_PGr).all()):
+        return None
+    codes = (code_PGir.reshape(shape.panels, -1, PANEL) + np.float32(OFFSETS[shape.bits])).astype(np.uint8)
+    codes[:, shape.inputs :] = 0
+    codes[-1, :, shape.outputs - (shape.panels - 1) * PANEL :] = 0
+    join_panels(scales_PGr, _pack(codes, shape.bits)[:, : shape.codes_nbytes], shape, panels)
+    signal = float(np.square(w_PGir, dtype=np.float64).sum())
+    return QuantisationError(signal, float(error_PGr.sum(dtype=np.float64)))
+
+
+def _by_groups(values_OI: Array, panels: int) -> Array:
+    """[panels, groups, 32, 16] in f32, filled up with zeros."""
+    outputs, inputs = values_OI.shape
+    groups = -(-inputs // GROUP)
+    whole = np.zeros((panels * PANEL, groups * GROUP), np.float32)
+    whole[:outputs, :inputs] = _f32(values_OI)
+    return np.ascontiguousarray(whole.reshape(panels, PANEL, groups, GROUP).transpose(0, 2, 3, 1))
+
+
+def _choose(w_PGir: Array, bits: int, search: bool) -> tuple[Array, Array, Array]:
+    """Scales (f16), codes less their offset (f32) and sums of squared errors (f32)."""
+    at = np.abs(w_PGir).argmax(2)[:, :, None]
+    extreme = np.take_along_axis(w_PGir, at, 2)[:, :, 0]
+    first, *others = _DIVISORS[bits]
+    if bits == 8:
+        extreme = np.abs(extreme)
+    best = _try(w_PGir, extreme / np.float32(-first), bits)
+    if bits == 8 or not search:
+        return best
+    for divisor in others:
+        best = _better(best, _try(w_PGir, extreme / np.float32(-divisor), bits))
+    return _better(best, _try(w_PGir, _fitting(w_PGir, best[1]), bits))
+
+
+def _try(w_PGir: Array, wanted_PGr: Array, bits: int) -> tuple[Array, Array, Array]:
+    scale = wanted_PGr.astype(np.float16) + np.float16(0)  # not -0
+    wide = scale.astype(np.float32)
+    inverse = np.where(wide == 0, np.float32(0), np.float32(1) / wide)
+    least, greatest = _CODES[bits]
+    codes = np.clip(np.rint(w_PGir * inverse[:, :, None]), np.float32(least), np.float32(greatest))
+    codes += np.float32(0)  # not -0
+    error = np.zeros_like(wide)
+    for i in range(GROUP):
+        off = w_PGir[:, :, i] - codes[:, :, i] * wide
+        error += off * off
+    return scale, codes, error
+
+
+def _better(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    takes = other[2] < one[2]
+    codes = np.where(takes[:, :, None], other[1], one[1])
+    return np.where(takes, other[0], one[0]), codes, np.where(takes, other[2], one[2])
+
+
+def _fitting(w_PGir: Array, code_PGir: Array) -> Array:
+    """The scales of the least squared error for given codes."""
+    over, under = (np.zeros((*w_PGir.shape[:2], PANEL), np.float32) for _ in range(2))
+    for i in range(GROUP):
+        over += w_PGir[:, :, i] * code_PGir[:, :, i]
+        under += code_PGir[:, :, i] * code_PGir[:, :, i]
+    return np.where(under == 0, np.float32(0), over / under)
+
+
+def _pack(codes: Array, bits: int) -> Array:
+    """[panels, inputs, 16] of uint8 -> their bytes."""
+    quads = codes.reshape(len(codes), -1, 4, PANEL).transpose(0, 1, 3, 2)  # [panels, quads, 16, 4]
+    if bits == 4:
+        quads = quads[:, 0::2] | quads[:, 1::2] << 4
+    return quads.reshape(len(codes), -1)
+
+
+def _f32(values: Array) -> Array:
+    if values.dtype == np.uint16:
+        wide = values.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
+    return values.astype(np.float32)

@@ -1,0 +1,35 @@
+"""Work in a thread of its own: its outcome is taken once, or dropped."""
+
+import threading
+
+from tpiedge.errors import PeerError
+from tpiedge.worker.background import Background
+
+WAIT_S = 10.0
+
+
+def test_an_outcome_is_taken_once_and_one_that_nobody_wants_is_dropped() -> None:
+    dropped: list[int] = []
+    work = Background("test", dropped.append)
+    for act in (work.taken, work.cancel):
+        ended = threading.Event()
+        work.begin(lambda _cancelled, ended=ended: 5 if not ended.set() else 0)  # type: ignore[misc]
+        assert ended.wait(WAIT_S)
+        assert work._thread is not None
+        work._thread.join(WAIT_S)
+        assert work.busy
+        assert act() == (5 if act == work.taken else None)
+        assert not work.busy
+        assert work.taken() is None
+    assert dropped == [5]
+    work.close()
+
+
+def test_a_defect_is_an_error_in_words() -> None:
+    work: Background[int] = Background("test")
+    work.begin(lambda _cancelled: 1 // 0)
+    while (found := work.taken()) is None:
+        threading.Event().wait(0.001)
+    assert isinstance(found, PeerError)
+    assert "ZeroDivisionError" in str(found)
+    work.close()

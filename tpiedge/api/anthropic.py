@@ -1,0 +1,410 @@
+"""Anthropic's API: requests of /v1/messages, as chats; answers, as messages of blocks, whole or in named events."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final
+
+from tpiedge.api import tables as t
+from tpiedge.api.answer_fields import MODEL, SAMPLING, STREAM, check_model
+from tpiedge.api.answer_grammar import FORM
+from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, Asked, tokens_in
+from tpiedge.api.chat_request import Chat, Dialect, copied
+from tpiedge.api.errors import ApiError, PromptTooLong, anthropic_error, refused
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.formats import AnswerFormat, AnswerHead, Json, comment, named_event
+from tpiedge.api.messages import CITED_TEXT, DOCUMENT, SEARCH_RESULT, content_text, part_text
+from tpiedge.api.service import Service
+from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id
+from tpiedge.api.tools import is_function
+from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
+from tpiedge.model.speech import Said, SpokenText
+
+_VAIN: Final = (
+    "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
+    "diagnostics", "user_profile_id", "workspace_id",
+)  # fmt: skip
+_COPIED: Final = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"}
+_DIALECT: Final = Dialect(
+    "message",
+    names={
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "response_format.json_schema.schema": "output_config.format.schema",
+        "tools[].function.parameters": "tools[].input_schema",
+    },
+)
+_CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
+_CITED: Final = t.vain("cache_control", "citations")
+_TEXTS: Final = t.tagged("type", text=CITED_TEXT)
+_READ: Final = t.tagged("type", text=CITED_TEXT, document=DOCUMENT, search_result=SEARCH_RESULT)
+_RESULT: Final = t.body(
+    "tool_use_id",
+    tool_use_id=t.TEXT,
+    content=t.any_of(t.TEXT, t.array(t.any_of(*_READ.values())), {"type": "null"}),
+    is_error=t.flag("Has no effect."),
+    **_CITED,
+)
+_THOUGHT: Final = t.body(thinking=t.text(), **t.vain("signature", "data"), **_CITED)
+_USE: Final = t.body("id", "name", id=t.TEXT, name=t.TEXT, input=t.OBJECT, **_CITED)
+_BLOCKS: Final = {
+    "user": _READ | t.tagged("type", tool_result=_RESULT),
+    "assistant": _TEXTS | t.tagged("type", tool_use=_USE, thinking=_THOUGHT, redacted_thinking=_THOUGHT),
+    "system": _TEXTS,
+}
+_MESSAGES: Final = t.tagged(
+    "role",
+    **{
+        role: t.body(content=t.any_of(t.TEXT, t.array(t.any_of(*blocks.values()))))
+        for role, blocks in _BLOCKS.items()
+    },
+)
+_TOOL: Final = t.body(
+    "name",
+    type=t.word("custom"),
+    name=t.TEXT,
+    input_schema=t.OBJECT,
+    description=t.text(),
+    strict=t.flag(""),
+    cache_control=t.VAIN,
+)
+_CHOICE: Final = t.body(
+    "type", type=t.word(*_CHOICES, "tool"), name=t.text(), disable_parallel_tool_use=t.flag("")
+)
+_FORMAT: Final = t.body(
+    "type", type=t.word("json_schema"), schema=t.OBJECT, strict=t.flag(""), **t.vain("name", "description")
+)
+_FIELDS: Final[dict[str, t.JsonSchema]] = {
+    **FORM,
+    "model": MODEL,
+    "max_tokens": t.integer(0, MAX_TOKENS, "Of the answer; 0 only reads the prompt."),
+    "messages": t.array(t.any_of(*_MESSAGES.values())),
+    "system": t.any_of(t.TEXT, t.array(CITED_TEXT), {"type": "null"}),
+    **{key: SAMPLING[key] for key in ("temperature", "top_p", "top_k")},
+    "stop_sequences": t.any_of(t.TEXT, t.array(t.TEXT)),
+    "stream": STREAM,
+    "thinking": t.optional(
+        t.body(
+            "type",
+            type=t.word("enabled", "adaptive", "between_tools", "disabled"),
+            **t.vain("budget_tokens", "display"),
+        )
+    ),
+    "tools": t.array({"type": "object"}, most=MAX_TOOLS),
+    "tool_choice": t.optional(_CHOICE),
+    "output_config": t.optional(t.body(format=t.optional(_FORMAT), **t.vain("effort", "task_budget"))),
+    "output_format": t.optional(_FORMAT, "The same as `output_config.format`, by its older name."),
+    "thread": t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'"),
+    **dict.fromkeys(("container", "mcp_servers"), t.unsupported()),
+    **t.vain(*_VAIN),
+}
+ANTHROPIC: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
+COUNT: Final = t.body("model", "messages", **_FIELDS | {"max_tokens": t.VAIN})
+
+
+def read_messages_request(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    fields = _fields(values, ANTHROPIC)
+    maximum = fields.integer("max_tokens") or 0
+    asked = _read(fields, service, name, max(1, maximum))
+    if maximum:
+        return asked
+    # The prompt is read, so that its pages are in the cache for the next request.
+    (choice,) = asked.choices
+    return replace(asked, choices=(replace(choice, request=replace(choice.request, max_tokens=0)),))
+
+
+def count_tokens(values: dict[str, object], service: Service) -> tuple[dict[str, object], BodyFields]:
+    """What /v1/messages/count_tokens answers. Raises ApiError."""
+    fields = _fields(values, COUNT)
+    try:
+        found = len(_read(fields, service, "count", 1).choices[0].request.prompt_ids)
+    except PromptTooLong as error:  # clients ask this to find out whether to shorten the conversation
+        found = max(error.tokens, tokens_in(error.text, service))
+    return {"input_tokens": found}, fields
+
+
+def _fields(values: dict[str, object], form: t.JsonSchema) -> BodyFields:
+    try:
+        return BodyFields(values, form)
+    except ApiError as error:
+        if error.param == "thread":  # their clients know these words, and send the whole conversation then
+            error.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        raise
+
+
+def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Asked:
+    check_model(fields, service)
+    stream = fields.flag("stream")
+    chat: Chat = {"max_tokens": maximum, "stream": stream}
+    copied(fields, chat, _COPIED)
+    thinking = fields.nested("thinking")
+    # Without a word their clients take the first block for the answer. Between tools means: none but the words between
+    # two calls, which are the answer's text here.
+    thinks = thinking is not None and thinking.text("type") in ("enabled", "adaptive")
+    chat["chat_template_kwargs"] = {"enable_thinking": thinks}
+    _read_tools(fields, chat)
+    _read_output(fields, chat)
+    messages: list[Chat] = []
+    if fields.raw("system") is not None:
+        messages.append({"role": "system", "content": content_text(fields, "system", _TEXTS)})
+    messages += _messages(fields)
+    chat["messages"] = messages
+    # The answer goes on with what the assistant has begun to say.
+    chat["continue_final_message"] = messages[-1]["role"] == "assistant"
+    return _DIALECT.asked(chat, fields, service, name, stream=stream)
+
+
+def _messages(fields: BodyFields) -> list[Chat]:
+    given = fields.kinds("messages", _MESSAGES, "role")
+    if not given:
+        raise refused("'messages' is empty: give at least one message", "messages")
+    found: list[Chat] = []
+    for role, turn in groupby(given, lambda one: one[0]):
+        messages = [message for _, message in turn]
+        found += _turn(messages, role, begun=role == "assistant" and messages[-1] is given[-1][1])
+    return found
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The contents of neighbouring messages of one role, which are one turn; `begun`: with which the answer goes on."""
+
+    begun: bool
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[Chat] = field(default_factory=list)
+    results: list[Chat] = field(default_factory=list)
+
+    def add(self, kind: str, block: BodyFields) -> None:
+        """Raises ApiError."""
+        match kind:
+            case "tool_result":
+                content = "" if block.raw("content") is None else content_text(block, "content", _READ)
+                call = block.needed("tool_use_id")
+                if block.flag("is_error"):
+                    block.note("is_error")
+                self.results.append({"role": "tool", "tool_call_id": call, "content": content})
+            case "tool_use" if self.begun:
+                where = block.name("type")
+                raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
+            case "tool_use":
+                arguments = json.dumps(block.raw("input") or {}, ensure_ascii=False)
+                function = {"name": block.needed("name"), "arguments": arguments}
+                self.calls.append({"id": block.needed("id"), "type": "function", "function": function})
+            case "thinking" | "redacted_thinking":
+                self.thoughts.append(block.text("thinking") or "")
+            case _:
+                self.texts.append(part_text(kind, block))
+
+    def messages(self, role: str) -> list[Chat]:
+        """Results of tools are messages of their own, before what is said."""
+        if self.results and not self.texts:
+            return self.results
+        said: Chat = {
+            "role": role,
+            "content": "\n".join(self.texts) if self.texts or not self.calls else None,
+        }
+        if self.calls:
+            said["tool_calls"] = self.calls
+        if any(self.thoughts):
+            said["reasoning_content"] = "".join(self.thoughts)
+        return [*self.results, said]
+
+
+def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Chat]:
+    """The messages that neighbours of one role become; `begun`: the answer goes on with them."""
+    turn = _Turn(begun)
+    for message in messages:
+        content = message.raw("content")
+        if isinstance(content, str):
+            turn.texts.append(content)
+            continue
+        if not isinstance(content, list):
+            raise message.wrong_type("content", "a string or an array", content)
+        for kind, block in message.kinds("content", _BLOCKS[role]):
+            turn.add(kind, block)
+    return turn.messages(role)
+
+
+def _read_tools(fields: BodyFields, chat: Chat) -> None:
+    tools: list[Chat] = []
+    for where, item in fields.entries("tools"):
+        # Others are those that their servers run, or whose schema only their models know.
+        if item.get("type") is None or is_function(fields, where, item, ("custom",)):
+            tool = fields.inner(item, where, _TOOL)
+            function: Chat = {"name": tool.needed("name"), "parameters": tool.raw("input_schema")}
+            copied(tool, function, {"description": "description", "strict": "strict"})
+            tools.append({"type": "function", "function": function})
+    if tools:
+        chat["tools"] = tools
+    choice = fields.nested("tool_choice")
+    if choice is None:
+        return
+    kind = choice.needed("type")
+    named = {"type": "function", "function": {"name": choice.needed("name") if kind == "tool" else ""}}
+    chat["tool_choice"] = _CHOICES.get(kind, named)
+    if choice.flag("disable_parallel_tool_use"):
+        chat["parallel_tool_calls"] = False
+
+
+def _read_output(fields: BodyFields, chat: Chat) -> None:
+    """A schema that the answer is to have, by its name of today or by that of the beta."""
+    output = fields.nested("output_config")
+    forms = (None if output is None else output.nested("format"), fields.nested("output_format"))
+    found = [_form(form) for form in forms if form is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        why = "'output_config.format' and 'output_format' both say what the answer must be, and not the same: give one"
+        raise refused(why, "output_format")
+    if found:
+        chat["response_format"] = found[0]
+
+
+def _form(form: BodyFields) -> Chat:
+    schema = {"name": "answer", "schema": form.raw("schema") or {}, "strict": form.flag("strict")}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+_PING: Final = named_event("ping", {"type": "ping"})
+#: Why an answer ends that need not have said anything: one of no tokens only reads its prompt.
+_CUT: Final = "length"
+_REASONS: Final = {_CUT: "max_tokens", "tool_calls": "tool_use"}
+
+
+class AnthropicFormat(AnswerFormat):
+    """Messages, of one choice. Neighbouring texts of a kind are one block."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__(head)
+        self._spoken = SpokenChoice(head.reply.speech)
+        self._ending = ""
+        #: The number of the block that is written, and its kind; "" while there is none.
+        self._index = -1
+        self._open = ""
+
+    def opening(self) -> Sequence[bytes]:
+        usage = {"input_tokens": self._input, "output_tokens": 0}
+        message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
+        return (_event("message_start", message=message),)
+
+    def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
+        said = self._spoken.take(piece)
+        self._ending = self._spoken.ending(piece) or ""
+        frames = [frame for one in said for frame in self._parts(one)]
+        if piece.last is not None:
+            if self._index < 0 and piece.last != _CUT:
+                frames += self._begun("text", _text(""))
+            frames += self._closed()
+        return frames
+
+    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
+        (only,) = transcripts
+        return (
+            _event("message_delta", delta=_end(self._ending, only), usage=self._usage(only)),
+            _event("message_stop"),
+        )
+
+    def alive(self, why: str) -> bytes:
+        return comment(why) + _PING if why else _PING
+
+    def broken(self, error: ApiError, _tokens: int) -> bytes:
+        return named_event("error", anthropic_error(error))
+
+    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
+        (parts,), (only,) = pieces, transcripts
+        blocks: list[Json] = []
+        for piece in parts:
+            for said in self._spoken.take_objects(piece):
+                self._add(blocks, said)
+        ending = self._spoken.ending(parts[-1]) or ""
+        if not blocks and ending != _CUT:
+            blocks.append(_text(""))
+        return self._message(blocks, _end(ending, only), self._usage(only))
+
+    def failure(self, error: ApiError, _tokens: int) -> Json:
+        return anthropic_error(error)
+
+    # --- blocks
+
+    def _parts(self, said: Said) -> list[bytes]:
+        match said:
+            case CallBegun(index=index, name=name):
+                return self._begun("tool_use", self._use(index, name, {}))
+            case CallArguments(text=text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case CallEnded():
+                return self._closed()
+            case SpokenText(text=text, thought=True):
+                begun = self._begun("thinking", _thoughts(""))
+                return [*begun, self._delta({"type": "thinking_delta", "thinking": text})]
+            case SpokenText(text=text):
+                begun = self._begun("text", _text(""))
+                return [*begun, self._delta({"type": "text_delta", "text": text})]
+
+    def _begun(self, kind: str, block: Json) -> list[bytes]:
+        """What begins the block, unless one of this kind is written."""
+        if self._open == kind:
+            return []
+        before = self._closed()
+        self._open, self._index = kind, self._index + 1
+        return [*before, _event("content_block_start", index=self._index, content_block=block)]
+
+    def _delta(self, delta: Mapping[str, object]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _closed(self) -> list[bytes]:
+        kind, self._open = self._open, ""
+        return [_event("content_block_stop", index=self._index)] if kind else []
+
+    def _add(self, blocks: list[Json], said: SpokenText | ToolCall) -> None:
+        if isinstance(said, ToolCall):
+            blocks.append(self._use(said.index, said.name, json.loads(said.arguments)))
+            return
+        block = _thoughts(said.text) if said.thought else _text(said.text)
+        last, key = blocks[-1] if blocks else {}, "thinking" if said.thought else "text"
+        if last.get("type") == block["type"]:
+            last[key] = f"{last[key]}{said.text}"
+        else:
+            blocks.append(block)
+
+    def _use(self, index: int, name: str, arguments: object) -> Json:
+        return {"type": "tool_use", "id": call_id(self.head.id, 0, index), "name": name, "input": arguments}
+
+    # --- the rest
+
+    @property
+    def _input(self) -> int:
+        return sum(self.head.prompt_tokens)
+
+    def _usage(self, transcript: Transcript) -> Json:
+        """Tokens that were kept from earlier requests count apart, as theirs do; where the answer has no end of its
+        own, as at a stop string, nobody knows them."""
+        ended = transcript.finished
+        usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
+        if ended is None:
+            return usage | {"input_tokens": self._input}
+        cached = ended.cached_tokens
+        return usage | {"input_tokens": self._input - cached, "cache_read_input_tokens": cached}
+
+    def _message(self, content: list[Json], ending: Json, usage: Mapping[str, object]) -> Json:
+        head = {"id": self.head.id, "type": "message", "role": "assistant", "model": self.head.model}
+        return {**head, "content": content, **ending, "usage": usage}
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return named_event(kind, {"type": kind, **fields})
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def _thoughts(text: str) -> Json:
+    return {"type": "thinking", "thinking": text, "signature": ""}
+
+
+def _end(ending: str, transcript: Transcript) -> Json:
+    reason = "stop_sequence" if transcript.stop else _REASONS.get(ending, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": transcript.stop or None}

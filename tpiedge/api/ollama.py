@@ -1,0 +1,336 @@
+"""Ollama's API: requests of /api/chat and /api/generate, as chats and completions, and of /api/embed; answers, whole or
+as lines of JSON."""
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from tpiedge.api import tables as t
+from tpiedge.api.answer_fields import MODEL, SAMPLING, TOP_LOGPROBS, check_model
+from tpiedge.api.answer_grammar import FORM
+from tpiedge.api.asked import MAX_TOOLS, AnsweredAtOnce, Asked
+from tpiedge.api.chat_request import Chat, Dialect, copied
+from tpiedge.api.completion_request import read_completion
+from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_vector
+from tpiedge.api.errors import ApiError, ollama_error, refused
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.formats import JSON_LINES, AnswerFormat, AnswerHead, Json, json_bytes, json_line
+from tpiedge.api.service import Service
+from tpiedge.api.spoken import SpokenChoice, TokenScores, ToolCall, call_id
+from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.model.speech import SpokenText
+
+_MAX_LIMIT: Final = 2**31
+_OPTIONS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "stop": "stop",
+}
+"""By their names, what a chat calls them."""
+_NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
+    "max_tokens": "options.num_predict",
+    "response_format": "format",
+    "response_format.json_schema.schema": "format",
+}
+_CHATS: Final = Dialect("ollama-chat", _NAMES)
+_TEXTS: Final = Dialect("ollama-generate", _NAMES)
+_TEXTS_IN_CHATS: Final = Dialect("ollama-generate", _NAMES | {"messages": "prompt"})
+_CALL: Final = t.body(
+    "function",
+    function=t.body("name", name=t.TEXT, arguments=t.OBJECT, index=t.VAIN),
+    id=t.text(),
+    type=t.VAIN,
+)
+_SAID: Final = {
+    "content": t.text(),
+    "images": t.unsupported(),
+    "thinking": t.text(),
+    "tool_calls": t.array(_CALL),
+}
+_RESULT: Final = {"tool_call_id": t.text(), "tool_name": t.text(), "name": t.text()}
+_MESSAGES: Final = t.tagged(
+    "role", **dict.fromkeys(("system", "user", "assistant"), t.body(**_SAID)), tool=t.body(**_SAID | _RESULT)
+)
+_UNNEEDED: Final = t.vain("keep_alive", "truncate", "shift", "context")
+_ANSWERING: Final[dict[str, t.JsonSchema]] = {
+    **FORM,
+    "model": MODEL,
+    "stream": t.flag("Whether the answer comes in lines of JSON; true without."),
+    "options": t.optional(
+        t.body(
+            **{theirs: SAMPLING[ours] for theirs, ours in _OPTIONS.items() if ours in SAMPLING},
+            stop=t.any_of(t.TEXT, t.array(t.TEXT)),
+            num_predict=t.integer(-2, _MAX_LIMIT, "Tokens of the answer; -1, -2: as many as fit."),
+        ),
+        "How the answer is drawn.",
+    ),
+    "format": {
+        "description": "`json`, or a schema that the answer has.",
+        "type": ["string", "object", "null"],
+    },
+    "logprobs": t.flag("Whether probabilities are told."),
+    "top_logprobs": TOP_LOGPROBS,
+    "think": {"description": "Whether a model that can think does.", "type": ["boolean", "string", "null"]},
+    **_UNNEEDED,
+}
+OLLAMA_CHAT: Final = t.body(
+    "model",
+    **_ANSWERING,
+    messages=t.array(t.any_of(*_MESSAGES.values())),
+    tools=t.array(t.OBJECT, most=MAX_TOOLS),
+)
+OLLAMA_GENERATE: Final = t.body(
+    "model",
+    **_ANSWERING,
+    prompt=t.text(),
+    system=t.text(),
+    raw=t.flag("Whether the prompt is not put into the model's template."),
+    **dict.fromkeys(("suffix", "template"), t.unsupported("")),
+    images=t.unsupported(),
+)
+_EMBED: Final = {**POOLED, "options": t.optional(t.body(), "Has no effect."), **_UNNEEDED}
+OLLAMA_EMBED: Final = t.body("model", "input", **_EMBED, input=INPUT)
+OLLAMA_EMBEDDINGS: Final = t.body("model", "prompt", **_EMBED, prompt=t.TEXT)
+
+
+def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    fields = BodyFields(values, OLLAMA_CHAT)
+    check_model(fields, service)
+    stream = fields.flag("stream", True)
+    chat = _wishes(fields)
+    messages, tools = _messages(fields), fields.raw("tools")
+    if not messages:
+        raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
+    chat["messages"] = messages
+    # The answer goes on with what the assistant has begun to say.
+    chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    if tools:
+        chat["tools"] = tools
+    return _CHATS.asked(chat, fields, service, name, stream=stream)
+
+
+def read_generate(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    fields = BodyFields(values, OLLAMA_GENERATE)
+    check_model(fields, service)
+    stream = fields.flag("stream", True)
+    asked = _wishes(fields)
+    raw, system, prompt = fields.flag("raw"), fields.text("system"), fields.text("prompt")
+    if not prompt:
+        raise _loaded(fields, service, {"response": ""})
+    if raw or service.template is None:  # without the model's template
+        asked.pop("chat_template_kwargs", None)
+        top = asked.pop("top_logprobs", None)
+        if asked.pop("logprobs", False):
+            asked["logprobs"] = top or 0  # as completions have it
+        for key in ("system", "think"):
+            if fields.raw(key):
+                fields.note(key)
+        asked["prompt"] = prompt
+        return _TEXTS.asked(asked, fields, service, name, stream=stream, read=read_completion)
+    messages = [{"role": "system", "content": system}] if system else []
+    asked["messages"] = [*messages, {"role": "user", "content": prompt}]
+    return _TEXTS_IN_CHATS.asked(asked, fields, service, name, stream=stream)
+
+
+def read_embed(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    fields = BodyFields(values, OLLAMA_EMBED)
+    return embedded(fields, service, name, "input", "ollama-embed")
+
+
+def read_old_embeddings(values: dict[str, object], service: Service, name: str) -> Asked:
+    """Of /api/embeddings, which is older: one text. `name`: the answer's. Raises ApiError."""
+    fields = BodyFields(values, OLLAMA_EMBEDDINGS)
+    return embedded(fields, service, name, "prompt", "ollama-embeddings")
+
+
+def _loaded(fields: BodyFields, service: Service, said: Chat) -> AnsweredAtOnce:
+    """What a request without a prompt is told: it wants the model in memory, where it always is."""
+    head = {"model": service.model().name, "created_at": moment(time.time())}
+    return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"}, fields.ignored)
+
+
+def _wishes(fields: BodyFields) -> Chat:
+    """How the answer is drawn, how long it may be, and its form."""
+    asked: Chat = {}
+    options = fields.nested("options")
+    if options is not None:
+        copied(options, asked, _OPTIONS)
+    limit = None if options is None else options.integer("num_predict")
+    # Without a limit theirs end by themselves.
+    asked["max_tokens"] = _MAX_LIMIT if limit is None or limit < 0 else max(1, limit)
+    scored, top = fields.flag("logprobs"), fields.integer("top_logprobs")
+    if scored:
+        asked |= {"logprobs": True, "top_logprobs": top}
+    elif top:
+        raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+    form = fields.raw("format")
+    if isinstance(form, dict):
+        schema = {"name": "answer", "schema": form}
+        asked["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form == "json":
+        asked["response_format"] = {"type": "json_object"}
+    elif form not in (None, ""):
+        raise refused("'format' must be 'json' or a schema", "format")
+    think = fields.raw("think")
+    if think is not None:
+        asked["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+    return asked
+
+
+def _messages(fields: BodyFields) -> list[Chat]:
+    """Calls and results need no ids: results follow in the order of the calls."""
+    found: list[Chat] = []
+    for role, message in fields.kinds("messages", _MESSAGES, "role"):
+        said: Chat = {"role": role, "content": message.text("content") or ""}
+        calls = [_call(call) for call in message.objects("tool_calls", _CALL)]
+        if calls:
+            said["tool_calls"] = calls
+        if role == "tool":
+            said["tool_call_id"] = message.text("tool_call_id")
+            said["name"] = message.text("tool_name") or message.text("name")
+        thoughts = message.text("thinking")
+        if thoughts:
+            said["reasoning_content"] = thoughts
+        found.append(said)
+    return found
+
+
+def _call(call: BodyFields) -> Chat:
+    """A call, whose arguments are an object."""
+    function = call.within("function")
+    arguments = json.dumps(function.raw("arguments") or {}, ensure_ascii=False)
+    called = {"name": function.needed("name"), "arguments": arguments}
+    return {"id": call.text("id"), "type": "function", "function": called}
+
+
+class OllamaFormat(AnswerFormat):
+    """Chats and texts, of one choice."""
+
+    stream_type = JSON_LINES
+
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__(head)
+        self._chat = head.reply.format == "ollama-chat"
+        self._spoken = SpokenChoice(head.reply.speech)
+        self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0)
+        self._untold: list[Json] = []
+        """Scores of tokens whose text is not shown yet."""
+        self._begun_s = time.monotonic()
+        self._last = ""
+
+    def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
+        self._last = piece.last or ""
+        self._hear(piece)
+        return [
+            json_line(self._shown([said]) | self._told() | {"done": False})
+            for said in self._spoken.take_objects(piece)
+        ]
+
+    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
+        return (json_line(self._shown([]) | self._told() | self._end(self._last, transcripts[0])),)
+
+    def alive(self, _why: str) -> bytes:
+        """A line that says nothing: an empty one is an error to their clients."""
+        return json_line(self._shown([]) | {"done": False})
+
+    def broken(self, error: ApiError, _tokens: int) -> bytes:
+        return json_line(ollama_error(error))
+
+    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
+        (parts,), (only,) = pieces, transcripts
+        for piece in parts:
+            self._hear(piece)
+        said = [one for piece in parts for one in self._spoken.take_objects(piece)]
+        return self._shown(said) | self._told() | self._end(parts[-1].last or "", only)
+
+    def failure(self, error: ApiError, _tokens: int) -> Json:
+        return ollama_error(error)
+
+    def _shown(self, said: Sequence[SpokenText | ToolCall]) -> Json:
+        texts = [one for one in said if isinstance(one, SpokenText)]
+        text = "".join(one.text for one in texts if not one.thought)
+        thoughts = "".join(one.text for one in texts if one.thought)
+        more: Json = {"thinking": thoughts} if thoughts else {}
+        shown: Json = {"response": text, **more}
+        if self._chat:
+            calls = [self._call(one) for one in said if isinstance(one, ToolCall)]
+            more |= {"tool_calls": calls} if calls else {}
+            shown = {"message": {"role": "assistant", "content": text, **more}}
+        return {"model": self.head.model, "created_at": moment(time.time()), **shown}
+
+    def _hear(self, piece: TextPiece) -> None:
+        if self.head.reply.logprobs is not None:
+            self._untold += self._scores.told(piece.tokens)
+
+    def _told(self) -> Json:
+        """The scores that were not told yet, where they are wanted."""
+        told, self._untold = self._untold, []
+        return {"logprobs": told} if told else {}
+
+    def _call(self, call: ToolCall) -> Json:
+        function = {"name": call.name, "arguments": json.loads(call.arguments), "index": call.index}
+        return {"id": call_id(self.head.id, 0, call.index), "function": function}
+
+    def _end(self, last: str, transcript: Transcript) -> Json:
+        """In nanoseconds: from the acceptance to the first token, which includes a wait for others, and from there."""
+        now = time.monotonic()
+        first = now if transcript.first_s is None else transcript.first_s
+        return {
+            "done": True,
+            "done_reason": "length" if last == "length" else "stop",
+            "total_duration": _ns(now - self._begun_s),
+            "load_duration": 0,
+            "prompt_eval_count": sum(self.head.prompt_tokens),
+            "prompt_eval_duration": _ns(first - self._begun_s),
+            "eval_count": transcript.count,
+            "eval_duration": _ns(now - first),
+        }
+
+
+class OllamaEmbedFormat(VectorFormat):
+    """Vectors of /api/embed, or the one of the older /api/embeddings, which is as long as it is."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__(head)
+        self._old = head.reply.format == "ollama-embeddings"
+        self._begun_s = time.monotonic()
+
+    def opening(self) -> Sequence[bytes]:
+        return (b'{"embedding": ' if self._old else b'{"embeddings": [',)
+
+    def entry(self, _number: int, values: Sequence[float]) -> object:
+        return list(values) if self._old else unit_vector(values)
+
+    def closing(self, _transcripts: Sequence[Transcript]) -> Sequence[bytes]:
+        if self._old:
+            return (b"}",)
+        rest = {
+            "model": self.head.model,
+            "total_duration": _ns(time.monotonic() - self._begun_s),
+            "load_duration": 0,
+            "prompt_eval_count": self.prompt_tokens,
+        }
+        return (b"], " + json_bytes(rest)[1:],)
+
+    def failure(self, error: ApiError, _tokens: int) -> Json:
+        return ollama_error(error)
+
+
+def moment(at_s: float) -> str:
+    """Seconds since 1970 as Ollama writes them."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _ns(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))

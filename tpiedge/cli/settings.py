@@ -1,0 +1,442 @@
+"""Settings: variables and a TOML file set every flag of every verb; `tpiedge config` shows and checks them.
+
+A verb added to `ConfiguredGroup` gets --config and --log-level and needs nothing else. A setting counts as if it had
+been typed: it is a text in click's map of defaults, so the command line wins and the verb's own types check it. A
+variable counts before the file, and what is said of the verb before what is said of all verbs. A verb goes by its
+table in a file: "bench.decode".
+"""
+
+import difflib
+import json
+import logging
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from platformdirs import user_config_path
+
+from tpiedge.cli.listing import LateGroup, ListingGroup, json_option, print_table
+from tpiedge.cli.options import Location, value_words
+from tpiedge.errors import UserError
+from tpiedge.sanitise import sanitised_line
+
+COMMON = ("cache", "state", "log-level")
+"""Flags that mean the same to every verb: the table [common] and TPIEDGE_CACHE set them for all of them."""
+_SECRETS = frozenset({"api-key", "token", "password", "secret", "hub-token"})
+_META = __name__
+_MOST_BYTES = 1 << 20
+#: tomllib takes time by the square of a dotted key's parts: ten seconds for 30,000.
+_MOST_DOTS = 2048
+_UNCONFIGURED = ("config", "completion")
+
+Verbs = Mapping[str, click.Command]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value from outside the command line. `origin` names it for people: a variable, or file, line and key."""
+
+    value: str | list[str]
+    origin: str
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """`tables`: "run" or "bench.decode" -> key -> value. Keys before the first table are those of table ""."""
+
+    path: Path
+    tables: Mapping[str, Mapping[str, str | list[str]]]
+    text: str
+
+    def place(self, table: str, key: str = "") -> str:
+        """'/etc/tpiedge.toml:3', without the line where a look at each line does not find it."""
+        here = ""
+        for number, line in enumerate(self.text.splitlines(), 1):
+            name = line.partition("=")[0].strip().strip("\"'")
+            if line.lstrip().startswith("["):
+                here, name = line.strip().partition("]")[0].strip("[ ").replace(" ", ""), ""
+            if (here, name) == (table, key):
+                return f"{self.path}:{number}"
+        return str(self.path)
+
+
+class ConfiguredGroup(LateGroup):
+    """The root group: prepares what is added, and says of a refused value where it came from."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        super().add_command(cmd, name)
+        if (name or cmd.name) not in _UNCONFIGURED:
+            for _, command in _leaves(cmd, ""):
+                _prepare(command)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            leaf, settings = ctx.meta.get(_META, (ctx, {}))
+            options = options_of(leaf.command)
+            origins = [
+                f"--{key} is from {settings[key].origin}"
+                for key in dict.fromkeys(re.findall(r"--([a-z][a-z-]*)", str(error)))
+                if key in settings
+                and leaf.get_parameter_source(options[key].name) is ParameterSource.DEFAULT_MAP
+            ]
+            if not origins:
+                raise
+            raise UserError(f"{error} ({', '.join(origins)})") from error
+
+
+def _config_option(**attributes: Any) -> click.Option:
+    return click.Option(
+        ["--config"],
+        type=Location(dir_okay=False),
+        metavar="FILE",
+        help="Settings.  [default: TPIEDGE_CONFIG, or config.toml in the user's settings folder]",
+        **attributes,
+    )
+
+
+def _prepare(command: click.Command) -> None:
+    options = options_of(command)
+    for key in COMMON:
+        if key in options:
+            options[key].envvar = None  # read here instead, after the verb's own variable
+    if not any("--config" in param.opts for param in command.params):
+        command.params.append(_config_option(is_eager=True, expose_value=False, callback=_load))
+    if "log-level" not in options:
+        command.params.append(
+            click.Option(
+                ["--log-level"],
+                type=click.Choice(["debug", "info", "warning", "error"]),
+                expose_value=False,
+                callback=_start_log,
+                help="Log to standard error from this level on.",
+            )
+        )
+
+
+def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> None:
+    """Sets the defaults of all other parameters. A file given to a group counts for its subcommand."""
+    if ctx.resilient_parsing:  # completion
+        return
+    given = ctx.meta[f"{_META}.given"] = given or ctx.meta.get(f"{_META}.given")
+    words: list[str] = []
+    parent: click.Context = ctx
+    while parent.parent is not None:
+        words.insert(0, parent.info_name or "")
+        parent = parent.parent
+    verbs = verbs_of(parent.command, words[:1])
+    for name, meant in unused_variables(verbs, os.environ).items():
+        if meant:
+            raise UserError(f"the variable {name} sets nothing; did you mean {meant}?")
+        click.echo(f"tpiedge: the variable {name} sets nothing", err=True)
+    settings = effective(parent.command, ".".join(words), ctx.command, given)
+    options = options_of(ctx.command)
+    ctx.default_map = {options[key].name or key: setting.value for key, setting in settings.items()}
+    ctx.meta[_META] = (ctx, settings)
+
+
+def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
+    if level is not None:
+        logging.basicConfig(
+            level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+
+
+def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs:
+    """What can be set. A group that runs without a subcommand is a verb as well.
+
+    `names`: of the root's own commands, those to look into; without it all, which imports them.
+    """
+    children = {root.name or "": root}
+    if isinstance(root, ConfiguredGroup):
+        wanted = [name for name in root.commands if names is None or name in names]
+        for name in wanted:
+            root.load(name)
+        children = {name: root.commands[name] for name in wanted}
+    return {
+        table: command
+        for name, child in children.items()
+        if name not in _UNCONFIGURED
+        for table, command in _leaves(child, name)
+    }
+
+
+def _leaves(command: click.Command, table: str) -> Iterator[tuple[str, click.Command]]:
+    """What people can run, by its table: nothing outside the command line sets what is for processes alone."""
+    if command.hidden:
+        return
+    children = command.commands if isinstance(command, click.Group) else {}
+    if not isinstance(command, click.Group) or command.invoke_without_command:
+        yield table, command
+    for name, child in children.items():
+        yield from _leaves(child, f"{table}.{name}")
+
+
+def options_of(command: click.Command) -> dict[str, click.Option]:
+    """The options that settings can set, by key: 'min-workers' is that of --min-workers."""
+    options = (param for param in command.params if isinstance(param, click.Option) and not param.is_eager)
+    return {
+        next((name for name in one.opts if name.startswith("--")), one.opts[0]).lstrip("-"): one
+        for one in options
+    }
+
+
+def variables_of(table: str, key: str) -> tuple[str, ...]:
+    """The environment variables that set a flag; the first that is set counts."""
+    own = _variable(table, key)
+    return (own, _variable(key)) if key in COMMON else (own,)
+
+
+def _variable(*words: str) -> str:
+    return re.sub("[-.]", "_", "_".join(("TPIEDGE", *words)).upper())
+
+
+def unused_variables(verbs: Verbs, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like those of the verbs but set nothing, each with the one that it nearly is, or "": others
+    may have set them for purposes of their own."""
+    known = [
+        name for table, verb in verbs.items() for key in options_of(verb) for name in variables_of(table, key)
+    ]
+    found = {}
+    for prefix in {_variable(table.partition(".")[0], "") for table in verbs}:
+        bare = {name.removeprefix(prefix): name for name in known if name.startswith(prefix)}
+        for name in environment:
+            if name.startswith(prefix) and name not in known:
+                meant = difflib.get_close_matches(name.removeprefix(prefix), bare, 1, 0.75)
+                found[name] = bare[meant[0]] if meant else ""
+    return found
+
+
+def resolve(
+    table: str, command: click.Command, environment: Mapping[str, str], file: SettingsFile | None
+) -> dict[str, Setting]:
+    """The settings of a verb by key, unchecked. Raises UserError for a variable that is no list."""
+    found: dict[str, Setting] = {}
+    for key, option in options_of(command).items():
+        several = option.multiple or option.nargs != 1
+        for name in variables_of(table, key):
+            if text := environment.get(name):  # an empty one counts as not set
+                found.setdefault(key, Setting(_listed(name, text) if several else text, name))
+        for place in (table, "common") if key in COMMON else (table,):
+            if file is not None and key in file.tables.get(place, {}):
+                value = file.tables[place][key]
+                origin = f"{file.place(place, key)} [{place}] {key}"
+                found.setdefault(
+                    key, Setting([value] if several and isinstance(value, str) else value, origin)
+                )
+    return found
+
+
+def _listed(name: str, text: str) -> list[str]:
+    """One value, or several as a TOML list: ["a b", "c"]."""
+    if not text.lstrip().startswith("["):
+        return [text]
+    try:
+        return [str(item) for item in tomllib.loads(f"items = {text}")["items"]]
+    except ValueError:
+        raise UserError(f'{name} is not a list like ["a", "b"]') from None
+
+
+def effective(
+    root: click.Command, table: str, command: click.Command, given: Path | None
+) -> dict[str, Setting]:
+    """The command's settings by key, all checked; of the file what is said of this verb, of all, and of none.
+
+    Raises UserError that names the origin of the first bad one.
+    """
+    file = find_settings(given, os.environ)
+    if file is not None:
+        others = root.commands if isinstance(root, click.Group) else {}
+        own = {name: entries for name, entries in file.tables.items() if _first(name) not in others}
+        own |= {name: entries for name, entries in file.tables.items() if _first(name) == _first(table)}
+        mine = SettingsFile(file.path, own, file.text)
+        for problem in problems(mine, verbs_of(root, [_first(table)]), [*others]):
+            raise UserError(problem)
+    settings = resolve(table, command, os.environ, file)
+    for problem in _refused(command, settings):
+        raise UserError(problem)
+    return settings
+
+
+def _first(table: str) -> str:
+    return table.partition(".")[0]
+
+
+def find_settings(given: Path | None, environment: Mapping[str, str]) -> SettingsFile | None:
+    """The file of --config, of TPIEDGE_CONFIG or the user's own; None without one. Raises UserError.
+
+    The current folder is never searched: a folder that came from elsewhere must not change what a command does.
+    """
+    if given is not None:
+        return read_settings(given)
+    if named := environment.get("TPIEDGE_CONFIG"):
+        try:
+            return read_settings(Path(named))
+        except UserError as error:
+            raise UserError(f"TPIEDGE_CONFIG: {error}") from None
+    own = user_config_path("tpiedge") / "config.toml"
+    return read_settings(own) if os.path.lexists(own) else None
+
+
+def read_settings(path: Path) -> SettingsFile:
+    """Raises UserError where it cannot be read or is no TOML."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise UserError(f"the settings file {path} is larger than 1 MiB")
+        text = content.decode()
+        if text.count(".") > _MOST_DOTS:
+            raise UserError(f"the settings file {path} has more than {_MOST_DOTS} dots")
+        tables: dict[str, dict[str, str | list[str]]] = {}
+        for table, key, value in _flatten("", tomllib.loads(text)):
+            tables.setdefault(table, {}).update({key: value} if key else {})
+    except OSError as error:
+        raise UserError(f"cannot read the settings file {path}: {error.strerror}; name another one") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the settings file {path} is not valid TOML: {sanitised_line(error, 300)}") from None
+    return SettingsFile(path, tables, text)
+
+
+def _flatten(table: str, content: Mapping[str, object]) -> Iterator[tuple[str, str, str | list[str]]]:
+    """(table, key, value); an empty table has one row without a key."""
+    if table and not content:
+        yield table, "", ""
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flatten(f"{table}.{key}".strip("."), value)
+        else:
+            yield table, key, [_text(item) for item in value] if isinstance(value, list) else _text(value)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def problems(file: SettingsFile, verbs: Verbs, tables: Collection[str] = ()) -> Iterator[str]:
+    """Unknown tables and keys: each as a line that names the place, the key and, where one is near, the known key.
+    `tables` are known beside those of `verbs`."""
+    for table, entries in file.tables.items():
+        known: Collection[str] = COMMON if table == "common" else ()
+        if table in verbs:
+            known = options_of(verbs[table])
+        elif table and not known:
+            meant = nearest(table, [*verbs, *tables, "common"])
+            yield f"{file.place(table)}: there is no table [{sanitised_line(table, 80)}]{meant}"
+            continue
+        for key in entries:
+            words = f"[{table}] has no key {sanitised_line(key, 80)}{nearest(key, known)}"
+            if not table:
+                words = (
+                    f"{sanitised_line(key, 80)} stands before the first table: put it below one, like [run]"
+                )
+            if key not in known:
+                yield f"{file.place(table, key)}: {words}"
+
+
+def check_values(root: click.Command, file: SettingsFile) -> Iterator[str]:
+    """What the verbs' own types refuse in a file."""
+    for table, command in verbs_of(root).items():
+        yield from _refused(command, resolve(table, command, {}, file))
+
+
+def _refused(command: click.Command, settings: Mapping[str, Setting]) -> Iterator[str]:
+    """What the options' types refuse, and where it is from."""
+    context, options = click.Context(command), options_of(command)
+    for key, setting in settings.items():
+        option = options[key]
+        if isinstance(setting.value, list) and not (option.multiple or option.nargs != 1):
+            yield f"{setting.origin}: --{key} takes one value, not a list"
+            continue
+        try:
+            option.type_cast_value(context, setting.value)
+        except click.BadParameter as error:
+            why = sanitised_line(value_words(error.message, error), 300)
+            yield f"{setting.origin}: --{key}: {why}"
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """'; did you mean nodes?', or nothing."""
+    found = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+@click.group(cls=ListingGroup)
+def config() -> None:
+    """Show and check settings."""
+
+
+@config.command()
+@click.argument("words", metavar="[VERB]", nargs=-1)
+@json_option
+@click.pass_context
+def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path | None) -> None:
+    """Every value of VERB, or of all verbs, and where it comes from."""
+    root = ctx.find_root().command
+    verbs = verbs_of(root, words[:1] or None)
+    chosen = {table: verb for table, verb in verbs.items() if tuple(table.split("."))[: len(words)] == words}
+    if not chosen:
+        known = [table.replace(".", " ") for table in verbs_of(root)]
+        raise UserError(f"there is no verb {' '.join(words)!r}{nearest(' '.join(words), known)}")
+    found = {table: _values(root, table, command, config) for table, command in chosen.items()}
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    rows = [
+        [f"{table.replace('.', ' ')} --{key}", _shown(item["value"]), item["source"]]
+        for table, items in found.items()
+        for key, item in items.items()
+    ]
+    print_table(["flag", "value", "source"], rows)
+    for name, meant in unused_variables(chosen, os.environ).items():
+        click.echo(f"not used: {name}{f'; did you mean {meant}?' if meant else ''}", err=True)
+
+
+show.params.append(_config_option())
+
+
+@config.command()
+@click.argument("file", type=Location())
+@click.pass_context
+def check(ctx: click.Context, file: Path) -> None:
+    """Check FILE against every verb; each problem is one line."""
+    root = ctx.find_root().command
+    settings = read_settings(file)
+    found = [*problems(settings, verbs_of(root)), *check_values(root, settings)]
+    for line in found[:-1]:
+        click.echo(f"tpiedge: {line}", err=True)
+    if found:
+        raise UserError(found[-1])
+    click.echo(f"{file} is in order")
+
+
+def _values(
+    root: click.Command, table: str, command: click.Command, given: Path | None
+) -> dict[str, dict[str, Any]]:
+    settings = effective(root, table, command, given)
+    shown: dict[str, dict[str, Any]] = {}
+    for key, option in options_of(command).items():
+        if key in settings:
+            value: Any = "***" if key in _SECRETS else settings[key].value
+            shown[key] = {"value": value, "source": settings[key].origin}
+        else:
+            value = option.to_info_dict()["default"]
+            plain = isinstance(value, str | int | float | list | tuple | None)
+            shown[key] = {"value": value if plain else str(value), "source": "default"}
+    return shown
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

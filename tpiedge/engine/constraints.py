@@ -1,0 +1,279 @@
+"""The constraints of rank 0's requests: made before a request takes a place, and waited for together.
+
+Laws:
+1. A step that others share waits for tokens that are forced, and for masks, together as long as `_PART` of what it
+   takes to compute, or `_LEAST_S`, however many answers there are and whatever they ask for. An answer that is alone
+   waits for as long as a cancellation may.
+2. Of a grammar that begins with a certain token an answer is free before that token, and from the first place on where
+   the text of the grammar may end: nothing is asked of anybody then. Where such a grammar fails in any way the answer
+   is free; no request is refused, and the log says so.
+3. An answer that an earlier epoch began is caught up with before it goes on: no step waits for that.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, TypeVar
+
+from tpiedge.engine.grammar_process import GrammarLink
+from tpiedge.engine.grammars import Constraint, Grammars, await_any
+from tpiedge.engine.sampler import TokenMask
+from tpiedge.errors import ChildLost, GrammarRefused, UserError
+from tpiedge.sanitise import RateLimitedLog
+from tpiedge.wire.control import Compiled, Failed, Finished
+from tpiedge.wire.requests import GenerationRequest, Grammar
+
+_log = RateLimitedLog(logging.getLogger(__name__))
+T = TypeVar("T")
+
+
+class LateConstraint:
+    """As Constraint, but raises no UserError. Its grammar is compiled before the answer begins."""
+
+    def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
+        """`constraint`: of the grammar, none of whose tokens was drawn."""
+        self._constraint = constraint
+        self._failed = False
+        self._begins = grammar.begins
+        self._thoughts = grammar.thoughts
+        self._thinking = False
+        for token in request.prompt_ids if grammar.thoughts else ():
+            self._think(token)
+        self._stop = request.stop_ids[0]
+        #: Whether the next token is to be the grammar's.
+        self._within = False
+        #: How many of the tokens that are drawn in this step were the grammar's, before it ended.
+        self._kept = 0
+        self._guesses: Sequence[int] = ()
+        #: Tokens that an earlier epoch drew, until they were looked at.
+        self._earlier: Sequence[int] = request.answer_ids
+
+    def links(self) -> Sequence[GrammarLink]:
+        return self._constraint.links()
+
+    def ready(self) -> bool:
+        """Whether the grammar is compiled and has come to where an earlier epoch ended, or has failed."""
+        return self._failed or self._tried(self._caught_up, True)
+
+    def heard(self) -> bool:
+        return not self._within or self._tried(self._constraint.heard, True)
+
+    def known(self) -> bool:
+        return not self._within or self._tried(self._constraint.known, True)
+
+    def take_spent(self) -> float:
+        return self._constraint.take_spent()
+
+    def forced(self) -> Sequence[int]:
+        return self._tried(self._constraint.forced, ()) if self._within else ()
+
+    def guess(self, ids: Sequence[int]) -> None:
+        self._guesses = ids
+        if self._within:
+            self._tried(lambda: self._constraint.guess(ids), None)
+
+    def masks(self, *, shared: bool) -> Iterator[TokenMask | None]:
+        """None where everything may be drawn. Not after a guess that begins the grammar, or ends it."""
+        self._kept = 0
+        if self._within:
+            if (yield from self._asked(shared)):
+                yield None
+            return
+        yield None
+        for token in self._guesses:
+            if token == self._begins:
+                return
+            yield None
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        if self._within:
+            self._tried(lambda: self._constraint.accept(tokens), None)
+        elif not self._failed:
+            for token in tokens[self._kept :]:
+                self._think(token)
+                if token == self._begins and not self._thinking:
+                    self._tried(lambda: self._constraint.restart(()), None)
+                    self._within = True
+
+    def close(self) -> None:
+        self._constraint.close()
+
+    def _asked(self, shared: bool) -> Generator[TokenMask, None, bool]:
+        """The masks up to the first place where the grammar's text may end, or where it fails. Returns whether the
+        grammar was left there."""
+        none: list[TokenMask] = []
+        for mask in self._tried(lambda: list(self._constraint.masks(shared=shared)), none):
+            if self._stop // 8 < len(mask) and mask[self._stop // 8] >> self._stop % 8 & 1:
+                self._within = False
+                break
+            yield mask
+            self._kept += 1
+        return not self._within
+
+    def _caught_up(self) -> bool:
+        while (ready := self._constraint.ready()) and self._earlier:
+            self._catch_up()
+        return ready
+
+    def _catch_up(self) -> None:
+        """With the tokens of an earlier epoch up to the next that begins the grammar: all after that are given to it,
+        and those that were not its own are looked at when it has told so."""
+        if self._within:
+            self._earlier = self._earlier[self._constraint.kept :]
+            self._within = not self._earlier
+        for at, token in enumerate(self._earlier):
+            self._think(token)
+            if token == self._begins and not self._thinking:
+                self._earlier, self._within = self._earlier[at + 1 :], True
+                self._constraint.restart(self._earlier)
+                return
+        self._earlier = ()
+
+    def _think(self, token: int) -> None:
+        if token in self._thoughts:
+            self._thinking = token == self._thoughts[0]
+
+    def _tried(self, ask: Callable[[], T], failed: T) -> T:
+        """What the grammar says. Where it fails, the answer is free from now on."""
+        try:
+            return ask()
+        except (UserError, ChildLost):
+            self._constraint.close()
+            self._failed, self._within = True, False
+            # Not why, which may be of what a client sent.
+            _log.warning(
+                "calls of an answer are not kept to its tools: their grammar was refused, or took too much"
+            )
+            return failed
+
+
+def begin_late(
+    grammars: Grammars, request: GenerationRequest, grammar: Grammar, group: str = ""
+) -> LateConstraint | None:
+    """Has the grammar compiled; None where that cannot be. `group`: as of Grammars.begin."""
+    alone = replace(request, answer_ids=())
+    try:
+        constraint = grammars.begin(alone, again=bool(request.answer_ids), group=group)
+        return LateConstraint(constraint, grammar, request)
+    except UserError as error:
+        _log.warning("calls of an answer are not kept to its tools: %s", error)
+        return None
+
+
+AnswerConstraint: TypeAlias = Constraint | LateConstraint
+"""Keeps one answer to what it is to be. Methods may raise UserError where the request is refused after all, and
+ChildLost."""
+
+_PART: Final = 0.1
+_LEAST_S: Final = 0.001
+_LONE_S: Final = 0.05
+
+
+def begin_constraint(
+    grammars: Grammars | None, request: GenerationRequest, group: str = ""
+) -> AnswerConstraint | None:
+    """Has the grammar of the request compiled; None where the answer is free. `group`: as of Grammars.begin. Raises
+    UserError."""
+    if request.grammar is None:
+        return None
+    if request.grammar.begins is not None:
+        return begin_late(grammars, request, request.grammar, group) if grammars else None
+    if grammars is None:
+        raise GrammarRefused("answers by a grammar are not to be had here")
+    return grammars.begin(request, again=bool(request.answer_ids), group=group)
+
+
+@dataclass(eq=False)
+class _PreparedGrammar:
+    constraint: AnswerConstraint | None
+    told: bool = False
+
+
+class GrammarPreparations:
+    """The constraints of one epoch."""
+
+    def __init__(self, epoch: int, grammars: Grammars | None) -> None:
+        self._epoch = epoch
+        self._grammars = grammars
+        self._prepared: dict[str, _PreparedGrammar] = {}
+
+    @property
+    def unready(self) -> Sequence[AnswerConstraint]:
+        """Constraints of which the master was not told yet."""
+        found = (one.constraint for one in self._prepared.values() if not one.told)
+        return [constraint for constraint in found if constraint is not None]
+
+    def add(self, request: GenerationRequest, group: str) -> None:
+        """Has the grammar compiled of a request that will come. Raises UserError."""
+        self.drop([request.id])
+        self._prepared[request.id] = _PreparedGrammar(begin_constraint(self._grammars, request, group))
+
+    def take(self, request: GenerationRequest) -> AnswerConstraint | None:
+        """The constraint of a request that has come, whether it is ready or not. Raises UserError."""
+        prepared = self._prepared.pop(request.id, None)
+        return begin_constraint(self._grammars, request) if prepared is None else prepared.constraint
+
+    def news(self) -> list[Compiled | Failed]:
+        """Whose grammars have been compiled since this was asked last, and whose have failed."""
+        found: list[Compiled | Failed] = []
+        for name, one in list(self._prepared.items()):
+            if one.told:
+                continue
+            try:
+                one.told = one.constraint is None or one.constraint.ready()
+            except (UserError, ChildLost) as error:
+                spent_s = self._end(name)
+                found.append(Failed(self._epoch, 0, name, type(error).__name__, str(error), spent_s))
+                continue
+            if one.told:
+                spent_s = one.constraint.take_spent() if one.constraint is not None else 0.0
+                found.append(Compiled(self._epoch, name, spent_s))
+        return found
+
+    def drop(self, names: Collection[str]) -> list[Finished]:
+        """Ends those of requests that will not come."""
+        ended = [name for name in names if name in self._prepared]
+        return [
+            Finished(self._epoch, name, "cancel", 0, 0, 0, 0, processor_s=self._end(name)) for name in ended
+        ]
+
+    def _end(self, name: str) -> float:
+        """Returns the seconds of a processor that were spent and not told yet."""
+        constraint = self._prepared.pop(name).constraint
+        if constraint is None:
+            return 0.0
+        constraint.close()
+        return constraint.take_spent()
+
+
+class MaskWaits:
+    """How long steps wait for the processes of grammars: one account for all answers of a step. `now` gives seconds;
+    `wait` returns when there is news of one of them, or after a time."""
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        wait: Callable[[Sequence[AnswerConstraint], float], None] = await_any,
+    ) -> None:
+        self._now = now
+        self._wait = wait
+        self._step_s = 0.0
+        self._left_s = 0.0
+
+    def begin(self, *, lone: bool) -> None:
+        """A step begins; `lone`: of a single request."""
+        self._left_s = _LONE_S if lone else max(_LEAST_S, _PART * self._step_s)
+
+    def computed(self, step_s: float) -> None:
+        """A step took so long, without these waits."""
+        self._step_s = step_s
+
+    def until(self, asked: Sequence[tuple[AnswerConstraint, Callable[[], bool]]]) -> None:
+        """Waits until all that is `asked` is known, or as long as the step still may."""
+        while missing := [one for one, known in asked if not known()]:
+            if self._left_s <= 0.0:
+                return
+            before = self._now()
+            self._wait(missing, self._left_s)
+            self._left_s -= self._now() - before

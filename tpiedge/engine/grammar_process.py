@@ -1,0 +1,324 @@
+"""The process of one grammar, which compiles it and serves its answers: the parent's side of `grammar_child.py`.
+
+Nothing here waits; select() takes what `links` returns.
+
+The master says how many grammars of new requests compile at a time. A process that is killed from outside is begun
+again once; one that dies of what it does is not.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tpiedge.errors import ChildLost, GrammarRefused, TpiedgeError
+from tpiedge.lifeline import killed_from_outside
+from tpiedge.sanitise import sanitised_line
+from tpiedge.wire.requests import Grammar
+
+FATE: Final = struct.Struct("<iQ")
+"""How a child ended: its exit status, negative of a signal, and its microseconds of a processor."""
+HEAD: Final = struct.Struct("<IcH")
+"""What a frame begins with: the length of its body, its letter, and the number of its answer, 0 of the grammar."""
+_READY_S: Final = 25.0
+"""How long a process may take until it has begun: those before it, and the tokenizer, may take their time. All that
+comes before a mask is less than a request may stand still."""
+COMPILE_S: Final = 20.0
+"""How long a grammar may be compiled, and then an answer begin with it. By their own limits of a processor's time they
+end long before, if they get one."""
+AGAIN_S: Final = 30.0
+"""The same, where an answer has begun with it."""
+
+
+class LinkEnded(Exception):
+    """The process is gone. `foreign`: it was killed from outside."""
+
+    def __init__(self, *, foreign: bool) -> None:
+        super().__init__("the process of a grammar has ended")
+        self.foreign = foreign
+
+
+class GrammarLink:
+    """The parent's ends of the two sockets of a child: `session` carries frames, `watch` tells its end, and ends it
+    where it is closed."""
+
+    def __init__(self, session: socket.socket, watch: socket.socket) -> None:
+        session.setblocking(False)
+        watch.setblocking(False)
+        self._session = session
+        self._watch = watch
+        self._unsent = b""
+        self._received = bytearray()
+        self._silent = False  # the session has ended, and the fate is awaited
+        self._pid = 0
+        #: Of a processor: what the child said, what its end said, and what the caller was told.
+        self._said_s = self._fate_s = self._told_s = 0.0
+
+    @staticmethod
+    def through(parent: socket.socket) -> "GrammarLink":
+        """A link to a new child of the process at the other end of `parent`. Raises OSError."""
+        with contextlib.ExitStack() as undone, contextlib.ExitStack() as theirs:
+            ends = []
+            for _ in range(2):
+                own, other = socket.socketpair()
+                undone.callback(own.close)
+                theirs.callback(other.close)
+                ends.append((own, other))
+            socket.send_fds(parent, [b"s"], [other.fileno() for _, other in ends])
+            undone.pop_all()
+        return GrammarLink(ends[0][0], ends[1][0])
+
+    @property
+    def reads(self) -> socket.socket:
+        """The socket that is readable when there is something to take."""
+        return self._watch if self._silent else self._session
+
+    @property
+    def writes(self) -> socket.socket | None:
+        """The socket that is writable when there is room for what is unsent, if anything is."""
+        return self._session if self._unsent and not self._silent else None
+
+    def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
+        """What does not fit on the way at once, as a long answer so far, goes later: the child may not have begun."""
+        self._unsent += HEAD.pack(len(body), letter, number) + body
+        self._flush()
+
+    def take(self) -> Sequence[tuple[bytes, int, bytes]]:
+        """The frames that have come: letter, number, body. Raises LinkEnded once there are no more."""
+        self._flush()
+        if not self._silent:
+            self._receive()
+        found = []
+        while len(self._received) >= HEAD.size:
+            length, letter, number = HEAD.unpack_from(self._received)
+            end = HEAD.size + length
+            if len(self._received) < end:
+                break
+            body = bytes(self._received[HEAD.size : end])
+            del self._received[:end]
+            found.append((letter, number, body))
+            if letter == b"r":
+                self._pid = int.from_bytes(body, "little")
+            elif letter in b"cy":
+                self._said_s += int.from_bytes(body, "little") / 1e6
+        if not found and self._silent:
+            self._hear_fate()
+        return found
+
+    def spent_s(self) -> float:
+        """Seconds of a processor that the child has used since this was asked last."""
+        now_s = max(self._told_s, self._said_s, self._fate_s, _processor_s(self._pid))
+        spent_s, self._told_s = now_s - self._told_s, now_s
+        return spent_s
+
+    def close(self) -> None:
+        """Ends the child."""
+        self._session.close()
+        self._watch.close()
+
+    def _flush(self) -> None:
+        """Sends what there is room for. Where the child has ended, `take` says so."""
+        if not self._unsent:
+            return
+        try:
+            self._unsent = self._unsent[self._session.send(self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent = b""
+
+    def _receive(self) -> None:
+        try:
+            part = self._session.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        self._received += part
+        self._silent = not part
+
+    def _hear_fate(self) -> None:
+        try:
+            said = self._watch.recv(FATE.size)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if len(said) != FATE.size:  # whoever was to tell has ended, too
+            raise LinkEnded(foreign=True)
+        status, spent = FATE.unpack(said)
+        self._fate_s = spent / 1e6
+        raise LinkEnded(foreign=killed_from_outside(status))
+
+
+def _processor_s(pid: int) -> float:
+    """What a process has used until now; 0 where it has ended, or the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        user, system = fields.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
+
+
+class GrammarProcess:
+    """One grammar for one or several answers, each of which has a number. Methods raise GrammarRefused where the
+    grammar is refused, and ChildLost."""
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        fork: Callable[[], GrammarLink],
+        now: Callable[[], float] = time.monotonic,
+        *,
+        again: bool,
+    ) -> None:
+        """`fork` makes a process, and raises OSError. `now` gives seconds. `again`: an answer has begun with it."""
+        asked = {"kind": grammar.kind, "text": grammar.text, "again": again}
+        self._asked = json.dumps(asked).encode("ascii")
+        self._compile_s = AGAIN_S if again else COMPILE_S
+        self._fork = fork
+        self._now = now
+        self._numbers = itertools.count()
+        #: The frames of each answer that were not taken yet.
+        self._frames: dict[int, list[tuple[bytes, bytes]]] = {}
+        self._link: GrammarLink | None = None
+        self._is_ready = self._compiled = False
+        self._error: TpiedgeError | None = None
+        self.begun = 0
+        """How many processes there were: another one knows nothing of the answers so far."""
+        self._spent_s = 0.0
+        self._deadline = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether another answer can begin with it."""
+        return self._error is None and bool(self._frames)
+
+    def join(self) -> int:
+        """Returns the number of another answer."""
+        number = 1 + next(self._numbers) % 0xFFFF  # of one that has left, frames may be on the way still
+        self._frames[number] = []
+        return number
+
+    def leave(self, number: int) -> None:
+        """One answer less; the last one ends the process."""
+        if self._frames.pop(number, None) is None:
+            return
+        self.send(b"x", number)
+        if not self._frames:
+            self._end()
+
+    def links(self) -> Sequence[GrammarLink]:
+        """The links that say something when there is more to know; none where there is no need to wait."""
+        return () if self._error is not None or self._link is None else (self._link,)
+
+    def ready(self) -> bool:
+        """Whether answers may begin, or go on."""
+        self._look()
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+        return self._compiled
+
+    def send(self, letter: bytes, number: int, body: bytes = b"") -> None:
+        if self._link is not None:
+            self._link.send(letter, number, body)
+
+    def has_frames(self, number: int) -> bool:
+        """Whether `take` has something, which came with another answer's."""
+        return bool(self._frames.get(number))
+
+    def take(self, number: int) -> Sequence[tuple[bytes, bytes]]:
+        """The frames of the answer that have come: letter, body."""
+        found, self._frames[number] = self._frames[number], []
+        return found
+
+    def take_spent(self) -> float:
+        """Seconds of a processor since this was asked last."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        return spent_s + (self._link.spent_s() if self._link is not None else 0.0)
+
+    def _look(self) -> None:
+        """Goes on as far as it can."""
+        try:
+            if self._error is None:
+                self._advance()
+        except TpiedgeError as error:  # for its users, whenever they ask
+            self._error = error
+            self._end()
+
+    def _advance(self) -> None:
+        link = self._link or self._begin()
+        try:
+            while frames := link.take():
+                for letter, number, body in frames:
+                    self._understand(letter, number, body)
+        except LinkEnded as ended:
+            self._begin_again(ended)
+            return
+        if not self._compiled and self._now() > self._deadline:
+            raise starved() if self._is_ready else _not_ready()
+
+    def _begin(self) -> GrammarLink:
+        try:
+            link = self._link = self._fork()
+        except OSError as error:
+            raise ChildLost(
+                f"this machine has no room for the process of a grammar ({error.strerror}): try again later"
+            ) from None
+        self.begun += 1
+        self._deadline = self._now() + _READY_S
+        link.send(b"g", 0, self._asked)
+        return link
+
+    def _begin_again(self, ended: LinkEnded) -> None:
+        self._end()
+        if not ended.foreign:
+            raise GrammarRefused(
+                "the grammar is refused: it takes too much time or memory; give a smaller one"
+            )
+        if self.begun > 1:
+            raise ChildLost(
+                "the process of a grammar was killed twice, perhaps because this machine is short of memory: try again "
+                "later"
+            )
+        self._is_ready = self._compiled = False
+        self._frames = {number: [] for number in self._frames}
+
+    def _end(self) -> None:
+        if self._link is not None:
+            self._spent_s += self._link.spent_s()
+            self._link.close()
+        self._link = None
+
+    def _understand(self, letter: bytes, number: int, body: bytes) -> None:
+        if number:
+            if number in self._frames:
+                self._frames[number].append((letter, body))
+        elif letter == b"r":
+            self._is_ready = True
+            self._deadline = self._now() + self._compile_s
+        elif letter == b"y":
+            self._compiled = True
+        elif letter == b"e":
+            raise refused(body)
+
+
+def refused(why: bytes) -> GrammarRefused:
+    """The error of a grammar that is wrong, in the words of its process."""
+    return GrammarRefused(f"the grammar is refused: {sanitised_line(why.decode(errors='replace'), 400)}")
+
+
+def starved() -> ChildLost:
+    """The error of a process that is neither done nor at its limits: its priority is low, and others come first."""
+    return ChildLost("this machine is too busy for the grammar of the request: try again later")
+
+
+def _not_ready() -> ChildLost:
+    return ChildLost(f"the process of a grammar was not ready within {_READY_S:g} s: try again later")

@@ -1,0 +1,224 @@
+"""What a precision changes, position by position of a given text: all logits of two models, computed in this process.
+
+Shapes: T tokens of a window, R rows that exist at a time, V the vocabulary, H hidden size. Sums are in f64."""
+
+import functools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.engine.assembly import Engine, kv_cache
+from tpiedge.engine.head import Head
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.steps import StepLimits
+from tpiedge.errors import UserError
+from tpiedge.host.device import available_memory_bytes, default_memory_bytes
+from tpiedge.host.process import rss_bytes
+from tpiedge.lab.eval_text import EvalText, Window
+from tpiedge.local.launch import Layout, plan_cluster
+from tpiedge.local.prepare import PreparedModel
+from tpiedge.memory.sweep import elastic_bytes, placed
+from tpiedge.memory.weights import NodeWeights
+from tpiedge.pack.grids import grid_exponents
+from tpiedge.progress import ByteProgress
+from tpiedge.wire.data import Segment, StepPlan, TableChange
+
+ROWS = 32
+"""Positions whose logits exist at a time."""
+
+_EPOCH = 1
+_SLOT = 0
+
+
+class WindowRows:
+    """Logits of windows, some rows at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._head = Head(engine.config, engine.weights, engine.linear)
+        self._limits = StepLimits.of(engine.config.hidden_size)
+        self._step = 0
+
+    def logits(self, ids: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """[R, V] f32 of the window's positions in order, each tensor valid until the next."""
+        for start in range(0, len(ids), self._limits.step_tokens):
+            x_TH = self._run(ids[start : start + self._limits.step_tokens], start)
+            for row in range(0, x_TH.shape[0], ROWS):
+                yield self._head.logits(x_TH[row : row + ROWS])
+
+    def _run(self, ids: tuple[int, ...], start: int) -> torch.Tensor:
+        self._step += 1
+        plan = StepPlan(
+            epoch=_EPOCH,
+            step=self._step,
+            segments=(Segment(_SLOT, start, len(ids), len(ids)),),
+            chunk_tokens=self._limits.chunk_of(len(ids), shared=False),
+            tokens=len(ids),
+            tables=(TableChange(_SLOT, 0, tuple(range(self._engine.cache.pages)), start),),
+        )
+        x_TH = self._engine.weights.embedding_rows(ids)
+        self._engine.communicator.announce(plan)
+        self._engine.forward.run(x_TH, plan)
+        return x_TH
+
+
+@contextmanager
+def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Iterator[WindowRows]:
+    """The whole model as one node. Raises OutOfMemory, ReadFault, IntegrityError, UserError."""
+    plan = plan_cluster(model, layout, capacity_tokens)
+    (share,), (need,) = plan.shares, plan.needs
+    torch.set_num_threads(layout.threads_per_node)
+    with ExitStack() as resources:
+        cache = kv_cache(model.config, share, model.kv, 1, capacity_tokens)
+        weights = NodeWeights(
+            model.pack,
+            share,
+            True,
+            functools.partial(placed, need.weights),
+            kv_bytes=elastic_bytes(need.weights, cache.reserved_bytes),
+            direct=need.weights.direct,
+        )
+        resources.callback(weights.close)
+        engine = Engine.build(
+            model.config,
+            share,
+            weights,
+            cache,
+            LocalCommunicator(),
+            epoch=_EPOCH,
+            compute=model.compute,
+            threads=layout.threads_per_node,
+            meter=Meter(),
+            grids=grid_exponents(model.pack),
+        )
+        resources.callback(engine.close)
+        yield WindowRows(engine)
+
+
+def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of both, position by position: models of different widths come in other pieces.
+
+    Each piece is asked for once the one before it is used up. Raises ValueError where one has more rows in all.
+    """
+    a_RV, b_RV = next(one, None), next(other, None)
+    while a_RV is not None and b_RV is not None:
+        rows = min(len(a_RV), len(b_RV))
+        yield a_RV[:rows], b_RV[:rows]
+        a_RV = a_RV[rows:] if rows < len(a_RV) else next(one, None)
+        b_RV = b_RV[rows:] if rows < len(b_RV) else next(other, None)
+    if a_RV is not None or b_RV is not None:
+        raise ValueError("one model has more positions than the other")
+
+
+class Comparison:
+    """Grows by `add`; only a number or two of each position are kept."""
+
+    def __init__(self) -> None:
+        self.positions = 0
+        self._agreeing = 0
+        self._nats = [0.0, 0.0]  # of the text, for the reference and for the model
+        self._divergences: list[Tensor] = []
+
+    def add(self, reference_RV: Tensor, model_RV: Tensor, following: Sequence[int]) -> None:
+        """Logits of R positions, and the token that follows each. Raises UserError for NaN."""
+        logs_RV = reference_RV.double().log_softmax(-1), model_RV.double().log_softmax(-1)
+        ids_R1 = torch.tensor(following)[:, None]
+        for place, log_RV in enumerate(logs_RV):
+            self._nats[place] -= float(log_RV.gather(1, ids_R1).sum())
+        reference, model = logs_RV
+        # Where the reference has no probability, or one too small for a number, nothing is lost: 0 log 0 = 0.
+        expected_RV = reference.exp()
+        terms_RV = torch.where(expected_RV == 0, 0.0, expected_RV * (reference - model))
+        divergence_R = terms_RV.sum(-1).clamp(min=0.0)  # rounding may leave it below
+        if divergence_R.isnan().any():
+            raise UserError("a model's logits are not numbers: check its files")
+        self._divergences.append(divergence_R)
+        self._agreeing += int((reference_RV.argmax(-1) == model_RV.argmax(-1)).sum())
+        self.positions += len(following)
+
+    @property
+    def agreement(self) -> float:
+        """The part of all positions whose likeliest token is the same."""
+        return self._agreeing / self.positions
+
+    def divergence(self) -> dict[str, float | None]:
+        """KL(reference || model) in nats, over the positions; None where it is infinite."""
+        every = torch.cat(self._divergences)
+        # Not torch's quantile, which takes 16 million numbers at most.
+        place = max(0, math.ceil(0.95 * len(every)) - 1)
+        return {
+            "mean": _finite(float(every.mean())),
+            "p95": _finite(float(every.sort().values[place])),
+            "max": _finite(float(every.max())),
+        }
+
+    def perplexities(self) -> tuple[float | None, float | None]:
+        """(the model's, the reference's); None where no number is as large."""
+        reference, model = (_exp(nats / self.positions) for nats in self._nats)
+        return model, reference
+
+    def described(self) -> dict[str, object]:
+        """The figures for JSON, which has no infinities."""
+        model, reference = self.perplexities()
+        return {
+            "positions": self.positions,
+            "top1_agreement": self.agreement,
+            "kl_nats": self.divergence(),
+            "perplexity": model,
+            "reference_perplexity": reference,
+        }
+
+
+def _exp(nats: float) -> float | None:
+    try:
+        return _finite(math.exp(nats))
+    except OverflowError:
+        return None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> Comparison:
+    """Computes both models over all windows of `text`, position by position; `other` is the reference.
+
+    Both are in this process at once, so that neither's logits are kept. Raises what `open_engine` raises.
+    """
+    each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
+    found = Comparison()
+    progress = ByteProgress("comparing")
+    with ExitStack() as engines:
+        opened = [engines.enter_context(open_engine(one, each, text.longest)) for one in (other, model)]
+        try:
+            for window in text.windows:
+                compare_window(opened, window, found)
+                progress(text.scored_bytes * found.positions // text.scored, text.scored_bytes)
+        finally:
+            progress.finish(text.scored_bytes * found.positions // text.scored)
+    return found
+
+
+def compare_window(engines: list[WindowRows], window: Window, found: Comparison) -> None:
+    """Adds a window of (reference, model) to `found`.
+
+    Position t foretells token t + 1; the last one foretells nothing that is known.
+    """
+    row = 0
+    for reference_RV, model_RV in same_positions(*(engine.logits(window.ids) for engine in engines)):
+        first = max(0, window.first - 1 - row)
+        last = min(len(reference_RV), len(window.ids) - 1 - row)
+        if first < last:
+            following = window.ids[row + first + 1 : row + last + 1]
+            found.add(reference_RV[first:last], model_RV[first:last], following)
+        row += len(reference_RV)
+
+
+def _half_of_free_memory() -> int:
+    return default_memory_bytes(available_memory_bytes() + rss_bytes(os.getpid())) // 2

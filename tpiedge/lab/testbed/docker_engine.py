@@ -1,0 +1,298 @@
+"""A docker engine, here or elsewhere, by its command `docker`; and what the containers of a testbed are: names, labels,
+limits, commands. Every call has a deadline, and fails with an error of ours in one line.
+
+All that is known of such a testbed is in the engine: its containers are found by their labels, and the one of the
+switch, which is made first and started last, also says in labels what the testbed is and who brings it up. So the
+command that reaches the engine can see, use and remove it, after a crash too.
+"""
+
+import io
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpiedge.errors import ResourceError, UserError
+from tpiedge.lab.testbed.description import Device
+from tpiedge.lab.testbed.isolation import cpu_quota_us
+
+#: As deploy/compose builds it.
+DEFAULT_IMAGE = "tpiedge:demo"
+
+#: The testbed's name, on each container.
+LABEL = "org.tpiedge.lab.testbed"
+#: The device's name, or SWITCH.
+MEMBER = f"{LABEL}.member"
+#: The description in TOML and who brings it up, on the switch.
+TEXT = f"{LABEL}.text"
+_MAKER = f"{LABEL}.maker"
+
+SWITCH = "SWITCH"  # no device has a name in capital letters
+
+#: Within the container of the switch.
+SOCKET, PLAN_FILE, LINKS_FILE = "/run/tpiedge-switch", "/run/tpiedge-plan.json", "/run/tpiedge-links.json"
+_PYTHON = ("python", "-P", "-m")
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """`flags` are those of `docker create` for what limits it and what it may."""
+
+    name: str
+    hostname: str
+    command: tuple[str, ...]
+    labels: Mapping[str, str]
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Maker:
+    """The process that brings a testbed up, on the computer `node`."""
+
+    node: str
+    pid: int
+    started: float
+    boot: str
+
+
+def container_name(testbed: str, member: str) -> str:
+    """Names of testbeds and devices have no dots."""
+    return f"tpiedge.{testbed}.{member}"
+
+
+def device_spec(testbed: str, device: Device, processors: int) -> ContainerSpec:
+    """As many processors as the engine's computer has, or more, are no limit. docker's own init is the first process,
+    which reaps; the command only keeps the container."""
+    flags = ["--init"]
+    if device.cpus is not None and device.cpus < processors:
+        quota, period = cpu_quota_us(device.cpus)
+        flags += [f"--cpu-quota={quota}", f"--cpu-period={period}"]
+    if device.memory_bytes is not None:  # the second one is both together
+        flags += [
+            f"--memory={device.memory_bytes}b",
+            f"--memory-swap={device.memory_bytes + device.swap_bytes}b",
+        ]
+    labels = {LABEL: testbed, MEMBER: device.name}
+    name = container_name(testbed, device.name)
+    return ContainerSpec(name, device.name, ("sleep", "infinity"), labels, tuple(flags))
+
+
+def switch_spec(testbed: str, text: str, maker: Maker) -> ContainerSpec:
+    """It enters the devices' network namespaces by the ids of their processes, which it sees as the engine's computer
+    does. Its plan is to be put into PLAN_FILE."""
+    run = " ".join(("exec", *_PYTHON, "tpiedge.lab.testbed.switch_process", SOCKET, "<", PLAN_FILE))
+    made_by = json.dumps([maker.node, maker.pid, maker.started, maker.boot])
+    flags = (
+        "--user=0:0",
+        "--cpu-shares=262144",
+        "--cap-drop=ALL",
+        *(f"--cap-add={right}" for right in ("NET_ADMIN", "SYS_ADMIN", "SYS_NICE", "SYS_PTRACE")),
+        "--device=/dev/net/tun",
+        "--pid=host",
+        "--userns=host",
+        "--security-opt=label=disable",
+        "--security-opt=no-new-privileges:true",
+    )
+    labels = {LABEL: testbed, MEMBER: SWITCH, TEXT: text, _MAKER: made_by}
+    return ContainerSpec(container_name(testbed, SWITCH), "switch", ("sh", "-c", run), labels, flags)
+
+
+def maker_of(labels: Mapping[str, str]) -> Maker | None:
+    """None where the labels of a switch do not say it."""
+    try:
+        node, pid, started, boot = json.loads(labels[_MAKER])
+        return Maker(str(node), int(pid), float(started), str(boot))
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def agent_command(request: Mapping[str, object]) -> tuple[str, ...]:
+    """What asks container_agent.py, run in the container of the switch."""
+    return (*_PYTHON, "tpiedge.lab.testbed.container_agent", json.dumps(request))
+
+
+@dataclass(frozen=True)
+class Container:
+    """`status` is the engine's word: created, running, exited, ... `pid` is that of its first process on the engine's
+    computer, 0 where none runs; `started` orders containers by when they were started last."""
+
+    id: str
+    labels: Mapping[str, str]
+    status: str
+    pid: int
+    started: tuple[str, str]
+    cpus_limited: bool
+
+    @property
+    def running(self) -> bool:
+        return self.status == "running"
+
+
+class ContainerEngine:
+    """The one that DOCKER_HOST or docker's own settings name. Raises UserError where it cannot be used; methods raise
+    ResourceError where nothing else is said."""
+
+    def __init__(self, timeout_s: float = 60.0) -> None:
+        self._timeout_s = timeout_s
+        try:
+            self._docker("version", "--format={{.Server.Version}}")
+        except FileNotFoundError:
+            raise UserError("containers need docker, which is not installed here") from None
+        except ResourceError as error:
+            raise UserError(
+                f"no docker engine answers: start it, or say in DOCKER_HOST where it is ({error})"
+            ) from None
+
+    @property
+    def processors(self) -> int:
+        """Processors of the engine's computer."""
+        return int(self._docker("info", "--format={{.NCPU}}"))
+
+    def require_image(self, image: str) -> None:
+        """Raises UserError where it is not there: nothing is downloaded."""
+        if not self._docker("images", "--quiet", image):
+            raise UserError(
+                f"the docker engine has no image {image[:120]}: build it (docker build -f docker/Dockerfile "
+                f"-t {image[:120]} .), or name another with --image"
+            )
+
+    def found(self, label: str) -> list[Container]:
+        """All containers with the label ("key" or "key=value"), running or not."""
+        listed = self._docker("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}").split()
+        seen = (self._inspected(each) for each in listed)
+        return [container for container in seen if container is not None]
+
+    def create(self, spec: ContainerSpec, image: str) -> tuple[str, list[str]]:
+        """(id, what the engine warns of). Raises UserError where the name is taken."""
+        words = [
+            "create",
+            f"--name={spec.name}",
+            f"--hostname={spec.hostname}",
+            "--network=none",
+            "--pull=never",
+        ]
+        # Not the image's health check, which asks for a master or a worker; a log that can be read.
+        words += ["--no-healthcheck", "--log-driver=json-file", "--log-opt=max-size=1m"]
+        words += [f"--label={key}={value}" for key, value in spec.labels.items()]
+        ended = self._ended(*words, *spec.flags, f"--entrypoint={spec.command[0]}", image, *spec.command[1:])
+        said = ended.stderr.decode(errors="replace")
+        if ended.returncode and "already in use" in said:
+            raise UserError(
+                f"cannot make the container {spec.name}: the name is in use; is another command at work?"
+            )
+        _check(ended, f"make the container {spec.name}")
+        return ended.stdout.decode().strip(), said.splitlines()
+
+    def start(self, container: str) -> Container:
+        self._docker("start", container)
+        started = self._inspected(container)
+        if started is None or not started.running:
+            raise ResourceError(f"a container ended as soon as it was started: {self.log(container)[-300:]}")
+        return started
+
+    def status(self, container: str) -> str:
+        """Empty where it is gone."""
+        found = self._inspected(container)
+        return found.status if found is not None else ""
+
+    def log(self, container: str) -> str:
+        """Standard output and error of its command."""
+        ended = self._ended("logs", container)
+        return (ended.stdout + ended.stderr).decode(errors="replace")
+
+    def put(self, container: str, path: str, content: bytes) -> None:
+        """A file, in a container that need not run."""
+        folder, _, name = path.rpartition("/")
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o600
+            archive.addfile(entry, io.BytesIO(content))
+        self._docker("cp", "-", f"{container}:{folder or '/'}", stdin=packed.getvalue())
+
+    def run(self, container: str, command: Sequence[str]) -> tuple[str, str]:
+        """What `command` writes in a running container to its standard output and error, until it ends."""
+        ended = self._ended("exec", container, *command)
+        return ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace")
+
+    def remove(self, container: str) -> None:
+        """Removes the container with all that runs in it. Does nothing where it is gone."""
+        ended = self._ended("rm", "--force", "--volumes", container)
+        if b"No such container" not in ended.stderr:
+            _check(ended, "remove a container")
+
+    def _inspected(self, container: str) -> Container | None:
+        ended = self._ended("container", "inspect", container)
+        if ended.returncode and b"No such container" in ended.stderr:
+            return None
+        _check(ended, "look at a container")
+        (record,) = json.loads(ended.stdout)
+        state = record["State"]
+        second, _, fraction = str(state["StartedAt"]).rstrip("Z").partition(".")
+        return Container(
+            record["Id"],
+            record["Config"]["Labels"] or {},
+            state["Status"],
+            int(state["Pid"]),
+            (second, fraction),
+            bool(record["HostConfig"]["CpuQuota"]),
+        )
+
+    def _docker(self, *words: str, stdin: bytes = b"") -> str:
+        ended = self._ended(*words, stdin=stdin)
+        _check(ended, f"run docker {words[0]}")
+        return ended.stdout.decode(errors="replace").strip()
+
+    def _ended(self, *words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+        try:
+            return subprocess.run(
+                ("docker", *words), input=stdin, capture_output=True, timeout=self._timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise ResourceError(f"docker {words[0]} does not end within {self._timeout_s:.0f} s") from None
+
+
+def _check(ended: "subprocess.CompletedProcess[bytes]", doing: str) -> None:
+    if ended.returncode:
+        said = " ".join(ended.stderr.decode(errors="replace").split())[:300]
+        hint = "; load the kernel's module there: modprobe tun" if "/dev/net/tun" in said else ""
+        raise ResourceError(f"cannot {doing}: {said}{hint}")
+
+
+def run_here(container: str, command: Sequence[str]) -> int:
+    """Runs a command in a container as if it ran here: with this process's input, output, terminal and signals. Returns
+    its exit status."""
+    pid_file = f"/tmp/tpiedge-{secrets.token_hex(8)}"
+    terminal = ("--tty",) if sys.stdin.isatty() and sys.stdout.isatty() else ()
+    announced = ("sh", "-c", f'echo $$ > {pid_file}; exec "$@"', "sh", *command)
+
+    def in_container(script: str) -> None:
+        words = ("docker", "exec", container, "sh", "-c", script)
+        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=20.0)
+
+    def pass_on(number: int, _frame: object) -> None:
+        name = signal.Signals(number).name.removeprefix("SIG")
+        in_container(f'until test -s {pid_file}; do sleep 0.1; done; kill -s {name} "$(cat {pid_file})"')
+
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
+        signal.signal(number, pass_on)  # of a terminal docker makes Ctrl-C a byte, which is the command's
+    process = subprocess.Popen(
+        ("docker", "exec", "--interactive", *terminal, container, *announced),
+        start_new_session=not terminal,  # docker itself is not to end by a signal that is the command's
+    )
+    try:
+        status = process.wait()
+    finally:
+        in_container(f"rm -f {pid_file}")
+    return status if status >= 0 else 128 - status

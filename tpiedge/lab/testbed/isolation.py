@@ -1,0 +1,298 @@
+"""What makes devices of one computer: named network namespaces, and control groups for processor time and memory, in
+version 1 or 2 of either. Linux, root.
+
+All groups of a testbed lie below the topmost group that this process sees, so they outlive the process that makes them
+and their names can be told from the testbed's: what is left after a crash is found by its name alone.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpiedge.errors import ResourceError, UserError
+from tpiedge.host.cgroups import Cgroups
+from tpiedge.lab.memory_group import MemoryGroup
+
+NAMESPACES = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000
+_MNT_DETACH = 2
+
+
+def add_namespace(name: str) -> None:
+    """Makes a named one, with its loopback device up. Raises UserError, ResourceError."""
+    for command in (("ip", "netns", "add", name), ("ip", "-n", name, "link", "set", "lo", "up")):
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20.0)
+        except FileNotFoundError:
+            raise UserError("ip is not installed: it is part of the package iproute2") from None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ResourceError(f"cannot run {' '.join(command)}: {error}") from None
+        if ended.returncode:
+            raise ResourceError(f"{' '.join(command)} failed: {ended.stderr.strip() or ended.returncode}")
+
+
+def remove_namespace(path: Path) -> None:
+    """Removes its name: the namespace itself goes with its last process. Nothing happens where it has none.
+
+    Raises OSError.
+    """
+    if _libc().umount2(os.fsencode(path), _MNT_DETACH) and os.geteuid():
+        raise PermissionError(ctypes.get_errno(), "removing a network namespace needs root", str(path))
+    path.unlink(missing_ok=True)  # where the name was made and not yet mounted, only that
+
+
+@contextlib.contextmanager
+def inside(path: Path) -> Iterator[None]:
+    """This thread is in the namespace: the sockets, threads and processes that it makes belong there, and stay there.
+    Raises OSError."""
+    with _opened(Path("/proc/thread-self/ns/net")) as before:
+        with _opened(path) as wanted:
+            _set_namespace(wanted)
+        try:
+            yield
+        finally:
+            _set_namespace(before)
+
+
+def members_of(paths: Sequence[Path]) -> set[int]:
+    """The processes that are in one of the namespaces."""
+    wanted = {inode for path in paths if (inode := _inode(path)) is not None}
+    if not wanted:
+        return set()
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return {pid for pid in pids if _inode(Path(f"/proc/{pid}/ns/net")) in wanted}
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _set_namespace(descriptor: int) -> None:
+    if _libc().setns(descriptor, _CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _libc() -> ctypes.CDLL:
+    # Python has os.setns from 3.12 on only.
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
+    """SIGTERM to all that `members` finds, SIGKILL to what is left after `polite_s`, again and again until it finds
+    none. This process is spared. Raises ResourceError if one does not end."""
+    started = time.monotonic()
+    asked: set[int] = set()
+    while running := members() - {os.getpid()}:
+        waited = time.monotonic() - started
+        if waited > polite_s + 20.0:
+            raise ResourceError(
+                f"processes of the testbed do not end: {', '.join(map(str, sorted(running)))}"
+            )
+        if waited > polite_s:
+            _signal(running, signal.SIGKILL)
+        else:
+            _signal(running - asked, signal.SIGTERM)
+            _signal(running - asked, signal.SIGCONT)  # who is stopped hears nothing
+            asked |= running
+        time.sleep(0.01)
+
+
+def module_processes(module: str, argument: str) -> set[int]:
+    """The processes that were started as `... -m MODULE ARGUMENT` and have the same /run: in a container the same path
+    is another file."""
+    wanted = [os.fsencode(word) for word in ("-m", module, argument)]
+    processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
+    return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
+
+
+def _arguments(process: Path) -> list[bytes]:
+    try:
+        return (process / "cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
+    except OSError:
+        return []
+
+
+def _shares_run(process: Path) -> bool:
+    try:
+        return (process / "root" / "run").samefile("/run")
+    except OSError:
+        return False
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@dataclass(frozen=True)
+class GroupUse:
+    """A device's use now: bytes, and processes that the kernel has killed for want of memory. None: not counted."""
+
+    used_bytes: int | None
+    peak_bytes: int | None
+    limit_bytes: int | None
+    oom_kills: int
+
+
+@dataclass(frozen=True)
+class Controllers:
+    """Where groups can be made: the topmost folder of each controller; None where there is none."""
+
+    cpu: Path | None
+    cpu_version: int
+    memory: Path | None
+    memory_version: int
+
+    @staticmethod
+    def here(root: Path = Path("/")) -> "Controllers":
+        """The controllers of this computer. A controller is in one of the two hierarchies only."""
+        own = Cgroups.own(root)
+        cpu, cpu_version = _topmost(own.cpu_v1, own.cpu_v2, "cpu")
+        memory, memory_version = _topmost(own.memory_v1, own.memory_v2, "memory")
+        return Controllers(cpu, cpu_version, memory, memory_version)
+
+    def folders(self, name: str) -> tuple[Path, ...]:
+        """The folders of the groups `name`, one or two."""
+        tops = (self.cpu, self.memory)
+        return tuple(dict.fromkeys(top / name for top in tops if top is not None))
+
+    def make(self, name: str) -> tuple[Path, ...]:
+        """The folders. Raises OSError where the system does not allow it."""
+        for top, version, controller in self._controllers():
+            if version == 2:
+                (top / "cgroup.subtree_control").write_text(f"+{controller}")
+        folders = self.folders(name)
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        return folders
+
+    def limit_cpus(self, name: str, cpus: float) -> None:
+        """Raises OSError."""
+        if self.cpu is None:
+            return
+        quota, period = cpu_quota_us(cpus)
+        folder = self.cpu / name
+        if self.cpu_version == 2:
+            (folder / "cpu.max").write_text(f"{quota} {period}")
+        else:
+            (folder / "cpu.cfs_period_us").write_text(str(period))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def limit_memory(self, name: str, nbytes: int, swap_bytes: int) -> None:
+        """Raises OSError."""
+        if self.memory is not None:
+            MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
+
+    def use(self, name: str) -> GroupUse:
+        """The use of memory. All is unknown where the group is not there, or is removed meanwhile."""
+        if self.memory is not None:
+            with contextlib.suppress(OSError):
+                return _use(MemoryGroup(self.memory / name, self.memory_version))
+        return GroupUse(None, None, None, 0)
+
+    def members(self, name: str) -> set[int]:
+        """Also of the groups below: a process may have made some for itself."""
+        groups = (group for folder in self.folders(name) for group in _tree(folder))
+        return {pid for group in groups for pid in _pids_of(group)}
+
+    def found(self, prefix: str) -> set[str]:
+        """The names of the groups that begin so."""
+        tops = {top for top in (self.cpu, self.memory) if top is not None}
+        return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
+
+    def remove(self, name: str) -> None:
+        """Removes the group with what is in it and below it; this process is moved up first.
+
+        Does nothing where there is none. Raises ResourceError.
+        """
+        for folder in self.folders(name):
+            _remove_group(folder)
+
+    def _controllers(self) -> Iterator[tuple[Path, int, str]]:
+        if self.cpu is not None:
+            yield self.cpu, self.cpu_version, "cpu"
+        if self.memory is not None:
+            yield self.memory, self.memory_version, "memory"
+
+
+def processors() -> int:
+    """Processors of this computer. As many, or more, for a device are no limit."""
+    return os.cpu_count() or 1
+
+
+def cpu_quota_us(cpus: float) -> tuple[int, int]:
+    """(quota, period). Short periods: who has used up its time waits at most 10 ms for more, and longer only where the
+    quota would be less than the kernel grants."""
+    least_us = 1_000
+    period = max(10_000, math.ceil(least_us / cpus))
+    return max(least_us, round(period * cpus)), period
+
+
+def _topmost(v1: tuple[Path, ...], v2: tuple[Path, ...], controller: str) -> tuple[Path | None, int]:
+    if v1:
+        return v1[-1], 1
+    if v2 and controller in _words(v2[-1] / "cgroup.controllers"):
+        return v2[-1], 2
+    return None, 0
+
+
+def _use(group: MemoryGroup) -> GroupUse:
+    """Raises OSError."""
+    limit = group.limit_bytes
+    if not group.counts:
+        return GroupUse(group.used_bytes, None, limit, 0)
+    use = group.use()
+    return GroupUse(group.used_bytes, use.peak_bytes, limit, use.oom_kills)
+
+
+def _remove_group(folder: Path) -> None:
+    deadline = time.monotonic() + 10.0
+    while folder.is_dir():
+        try:
+            for group in _tree(folder):
+                if os.getpid() in _pids_of(group):
+                    (folder.parent / "cgroup.procs").write_text(str(os.getpid()))
+                MemoryGroup(group, 2).remove()  # of either version: only its list of members is used
+        except OSError as error:  # the kernel is a little behind, or another process was faster
+            if time.monotonic() > deadline:
+                raise ResourceError(f"cannot remove the control group {folder}: {error.strerror}") from None
+            time.sleep(0.01)
+
+
+def _tree(folder: Path) -> list[Path]:
+    """The group and all below it, the lowest first. None where it is not there."""
+    return [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _pids_of(group: Path) -> set[int]:
+    """But those of another pid namespace, which have no id here: they read as 0."""
+    return {int(pid) for pid in _words(group / "cgroup.procs")} - {0}

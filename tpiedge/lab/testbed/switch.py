@@ -1,0 +1,171 @@
+"""What the switch is told: which devices it connects, over which links, along which paths, as a line of JSON. And what
+it is asked while it runs, over its socket: a line of JSON each, answered with a line of JSON. Both ends."""
+
+import contextlib
+import json
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tpiedge.errors import ResourceError, TpiedgeError, UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A device's only network interface, which the switch makes in the network namespace of this path."""
+
+    device: str
+    namespace: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchLink:
+    """One direction of a link. One-way `latency_s`, to which a uniform value in [0, `jitter_s`] is added without
+    changing the order of packets; `loss`: the part of packets that vanish; None: no limit of the rate.
+
+    What waits for a limited rate is at most `queue_bytes`; more is dropped.
+    """
+
+    name: str
+    latency_s: float
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    bytes_per_s: float | None = None
+    queue_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPlan:
+    """`paths[source][target]`: the indices into `links` of what a packet passes, in order."""
+
+    ports: tuple[Port, ...]
+    links: tuple[SwitchLink, ...]
+    paths: Mapping[str, Mapping[str, tuple[int, ...]]]
+    seed: int = 1
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "SwitchPlan":
+        """Raises UserError where it is not what `to_json` wrote."""
+        try:
+            record = json.loads(text)
+            paths = {
+                source: {target: tuple(path) for target, path in targets.items()}
+                for source, targets in record["paths"].items()
+            }
+            ports = tuple(Port(**port) for port in record["ports"])
+            return SwitchPlan(
+                ports, tuple(SwitchLink(**link) for link in record["links"]), paths, record["seed"]
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"not a plan of a switch ({error}): 'tpiedge testbed up' makes one") from None
+
+
+SwitchAnswer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class SwitchClient:
+    """Each call is a connection of its own and takes at most `timeout_s`.
+
+    Raises UserError for what the switch refuses, ResourceError where no switch answers.
+    """
+
+    def __init__(self, path: Path, timeout_s: float = 5.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def counters(self) -> dict[str, Any]:
+        """`links`: of each link by name LINK_COUNTERS; `totals`: TOTALS, both as in switch_native.py."""
+        return self._ask({"do": "counters"})
+
+    def set_links(self, links: Mapping[str, Mapping[str, float | None]]) -> None:
+        """Changes links: by name what changes, as in SwitchLink. In force on return."""
+        self._ask({"do": "set", "links": {name: dict(changes) for name, changes in links.items()}})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            answer = json.loads(self._exchange(json.dumps(request).encode() + b"\n"))
+        except (OSError, ValueError) as error:
+            raise ResourceError(
+                f"the switch at {self._path} does not answer ({error or type(error).__name__}): "
+                "'tpiedge testbed status' says whether it runs"
+            ) from None
+        if "error" in answer:
+            raise UserError(str(answer["error"]))
+        return dict(answer)
+
+    def _exchange(self, line: bytes) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        received = b""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(self._timeout_s)
+            connection.connect(str(self._path))
+            connection.sendall(line)
+            while not received.endswith(b"\n"):
+                connection.settimeout(max(1e-3, deadline - time.monotonic()))
+                more = connection.recv(65536)
+                if not more:
+                    raise OSError("it broke off")
+                received += more
+        return received
+
+
+class _SwitchServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 32
+
+    def __init__(self, path: Path, answer: SwitchAnswer) -> None:
+        super().__init__(str(path), _SwitchConnection)
+        self._answer = answer
+        self._one_at_a_time = threading.Lock()
+
+    def answer_line(self, line: bytes) -> dict[str, Any]:
+        try:
+            with self._one_at_a_time:
+                return self._answer(json.loads(line))
+        except (TpiedgeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return {"error": str(error) if isinstance(error, TpiedgeError) else f"no request: {error!r}"}
+
+
+class _SwitchConnection(socketserver.StreamRequestHandler):
+    server: _SwitchServer
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # the client left
+            while (line := self.rfile.readline(1 << 20)).endswith(b"\n"):
+                self.wfile.write(json.dumps(self.server.answer_line(line)).encode() + b"\n")
+
+
+@contextlib.contextmanager
+def listening(path: Path, answer: SwitchAnswer) -> Iterator[None]:
+    """Listens at `path` during the block, for this user only; `answer` gets one request at a time, on other threads.
+
+    An error of ours is answered as `error`. Raises UserError where it cannot listen there.
+    """
+    path.unlink(missing_ok=True)  # a killed switch has left it: who starts one holds the testbed's lock
+    before = os.umask(0o177)
+    try:
+        server = _SwitchServer(path, answer)
+    except OSError as error:
+        raise UserError(f"the switch cannot listen at {path}: {error}") from None
+    finally:
+        os.umask(before)
+    thread = threading.Thread(target=server.serve_forever, name="control")
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        path.unlink(missing_ok=True)

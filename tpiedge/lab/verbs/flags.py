@@ -1,0 +1,35 @@
+"""Flags that several verbs of the laboratory have."""
+
+import click
+
+from tpiedge.cli.model_names import TESTBED
+from tpiedge.cli.options import together
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
+)
+repeats_option = click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
+wires_option = click.option(
+    "--wire", default="f32", show_default=True, help="How parts travel, a list: f32,bf16,int8."
+)
+testbed_option = click.option(
+    "--testbed",
+    "testbed_name",
+    type=TESTBED,
+    metavar="NAME",
+    help="On the devices of this testbed and over its links; root only.",
+)
+#: For lists of settings, each of which is measured.
+varied_links = together(
+    click.option(
+        "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."
+    ),
+    click.option("--rate", help="Vary the rate of the testbed's links, in Mbit/s: 100,300,none."),
+)
+nodes_options = together(
+    click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes."),
+    click.option("--shares", help="Relative weights, one per node: 3,1,2.  [default: even]"),
+)
+threads_option = click.option(
+    "--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"
+)

@@ -1,0 +1,173 @@
+"""What a machine offers: its measurements of itself, kept for a week, and how much memory it gives while it is used.
+
+The same numbers at every start give the same shares, so nothing is shipped again, and a join need not wait.
+"""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tpiedge import __version__
+from tpiedge.errors import ProtocolError, TpiedgeError, UserError
+from tpiedge.host.disk_speed import measure_disk
+from tpiedge.host.private_file import read_private, replace_private
+from tpiedge.host.process import cpu_name
+from tpiedge.kernels.shared_library import NO_ISA, kernel_library
+from tpiedge.launch.bootstrap import NodeReport
+from tpiedge.units import format_bytes, format_seconds
+
+
+class Measurements:
+    """Reads and writes `folder`/measured.json, for one number of threads. `wall_clock` gives seconds since 1970."""
+
+    def __init__(self, folder: Path, threads: int, wall_clock: Callable[[], float] = time.time) -> None:
+        self._path = folder / "measured.json"
+        library = kernel_library()
+        self._conditions = {
+            "version": __version__,
+            "cpu": cpu_name(),
+            "kernels": library.isa if library else NO_ISA,
+            "threads": threads,
+        }
+        self._now = wall_clock
+
+    def recall(self) -> NodeReport | None:
+        """The last report; None if it is old or cannot be read, or if the processor, the number of threads, the
+        version or the kernels' instruction set has changed since."""
+        values = _recent(self._path, self._now())
+        if values.get("conditions") != self._conditions:
+            return None
+        try:
+            return replace(NodeReport.from_line(json.dumps(values["report"]).encode()), pid=0)
+        except (ProtocolError, KeyError):
+            return None
+
+    def keep(self, report: NodeReport) -> None:
+        """Stores the report for the next start. If that fails, the next start measures again."""
+        values = {"conditions": self._conditions, "when": self._now(), "report": msgspec.to_builtins(report)}
+        with contextlib.suppress(TpiedgeError):
+            replace_private(self._path, values)
+
+
+def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
+    """The read speed of the folder `disk`, from `folder`/disk.json if it is less than a week old, else measured now.
+
+    0 if the folder cannot be written to. Blocks while it measures.
+    """
+    path, now = folder / "disk.json", wall_clock()
+    known = _recent(path, now)
+    figure = known.get("bytes_per_s")
+    if known.get("folder") == str(disk) and isinstance(figure, float) and 1 <= figure < math.inf:
+        return figure
+    try:
+        speed = measure_disk(disk)
+    except OSError:
+        return 0.0
+    with contextlib.suppress(TpiedgeError):  # then the next start measures again
+        replace_private(path, {"folder": str(disk), "when": now, "bytes_per_s": speed.bytes_per_s})
+    return speed.bytes_per_s
+
+
+def _recent(path: Path, now: float) -> dict[str, Any]:
+    """What was measured less than a week ago; nothing where that is old or cannot be read."""
+    try:
+        values = read_private(path) or {}
+    except UserError:
+        return {}
+    when = values.get("when")
+    return values if isinstance(when, float) and 0 <= now - when <= 7 * 86400.0 else {}
+
+
+PART: Final = 0.05
+SETTLED_S: Final = 10.0
+LESS: Final = 0.75
+#: Less than requests wait for machines.
+FIRST_S: Final = 60.0
+AGAIN: Final = 4.0
+LONGEST_S: Final = 24 * 3600.0
+LOOK_S: Final = 2.0
+"""So often a machine looks how much it may use."""
+
+
+class MemoryOffer:
+    """How much memory a machine gives while it is used: a state machine without clock, files or sockets.
+
+    1. Where it may use less by a PART of the offer, it offers less at once; where it may use more by a PART, it offers
+       more once that has been so for SETTLED_S.
+    2. A node that ran out of memory though the machine may use all that the plan gave it shows that this is too much:
+       for FIRST_S, or until the limit is higher than at that end, the machine offers the part LESS of it; the next time
+       for AGAIN times as long, up to LONGEST_S.
+    3. A node that was planned with more than the machine offers or may use by now shows nothing, and then what may be
+       used is offered, however little it is below the offer.
+    4. Where nothing can be done with so little, all that may be used is offered, until a node runs out again.
+
+    `usable` is what the machine may use, in bytes; `now` never decreases from call to call. What a call returns is
+    the line for the user, "" where the offer stays."""
+
+    def __init__(self, usable: int) -> None:
+        self.offered_bytes = usable
+        self._first = usable
+        self._roomy: float | None = None  # since when more could be offered
+        #: What is offered at most after a node ran out of memory, until when, and what might be used at that end.
+        self._cap: int | None = None
+        self._until = 0.0
+        self._capped_at = 0
+        self._length_s = 0.0
+
+    @property
+    def reduced(self) -> bool:
+        return self.offered_bytes < self._first
+
+    def look(self, usable: int, now: float) -> str:
+        most = self._most(usable, now)
+        if most < self.offered_bytes * (1 - PART):
+            return self._offer(most)
+        if most <= self.offered_bytes * (1 + PART):
+            self._roomy = None
+        elif self._roomy is None:
+            self._roomy = now
+        elif now - self._roomy >= SETTLED_S:
+            return self._offer(most)
+        return ""
+
+    def ran_out(self, planned: int, usable: int, now: float) -> str:
+        """A node ran out of memory, which was `planned` to take so many bytes."""
+        planned = planned or self.offered_bytes
+        if planned > min(usable, self.offered_bytes):
+            most = self._most(usable, now)
+            return self._offer(most) if most < self.offered_bytes else ""
+        self._length_s = min(AGAIN * self._length_s, LONGEST_S) or FIRST_S
+        self._until = now + self._length_s
+        self._cap, self._capped_at = int(LESS * planned), usable
+        self.offered_bytes, self._roomy = self._most(usable, now), None
+        return (
+            f"this machine ran out of memory with {format_bytes(planned)} planned for it: it offers "
+            f"{format_bytes(self.offered_bytes)} for the next {format_seconds(self._length_s)}; with --memory it never "
+            "offers more than that"
+        )
+
+    def insist(self, usable: int, now: float) -> str:
+        """Nothing can be done with what is offered."""
+        self._until = min(self._until, now)
+        most = self._most(usable, now)
+        return self._offer(most) if most > self.offered_bytes else ""
+
+    def _most(self, usable: int, now: float) -> int:
+        if self._cap is None or now >= self._until or usable > self._capped_at * (1 + PART):
+            return usable
+        return min(usable, self._cap)
+
+    def _offer(self, most: int) -> str:
+        before, self.offered_bytes, self._roomy = self.offered_bytes, most, None
+        changed = "less" if most < before else "more"
+        return (
+            f"this machine has {changed} memory for tpiedge now: it offers {format_bytes(most)} "
+            f"(before: {format_bytes(before)})"
+        )

@@ -1,0 +1,217 @@
+"""Reads weights from the pack's files: pieces to their places, the ring or a place of a piece's own, and the embedding
+table row by row, of which only rows that tokens ask for come into memory."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from tpiedge.errors import Cancelled, IntegrityError, InternalError, TpiedgeError
+from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
+from tpiedge.kernels.panels import PANEL, Array
+from tpiedge.kernels.quantise import dequantise_output
+from tpiedge.memory.arena import DTYPES, Arena, Extent
+from tpiedge.memory.reader import DirectFile, DirectReader, RangeCheck, ReadJob, range_checks, read_jobs
+from tpiedge.memory.residency import Read
+from tpiedge.memory.sweep import Piece, Sweep
+from tpiedge.pack.dtypes import STORED, f32_from_bf16, numpy_dtype
+from tpiedge.pack.files import OpenFile
+from tpiedge.pack.hashes import HashTable
+from tpiedge.pack.layout import MatrixLayout, PanelLayout, RowLayout
+from tpiedge.pack.reader import Pack, checked_ranges
+from tpiedge.pack.share import Share
+from tpiedge.pack.specs import Precision
+from tpiedge.tracing.tracer import LOAD, Tracer
+
+
+class PieceLoader:
+    """Two arenas: every piece has a place of its own in the first, which is address space until it is filled; the
+    second is the ring. `close` ends the reads before it gives the memory back, so nothing writes to it afterwards.
+
+    Raises OutOfMemory, UserError, IntegrityError (of a table of hashes).
+    """
+
+    def __init__(
+        self, pack: Pack, sweep: Sweep, ring_bytes: int, reader: DirectReader, *, direct: bool = True
+    ) -> None:
+        self._pack = pack
+        self._sweep = sweep
+        self._reader = reader
+        self._offsets = (0, *accumulate(piece.nbytes for piece in sweep.pieces))
+        self._own = Arena(self._offsets[-1], filled=not ring_bytes)
+        self._ring = Arena(ring_bytes, filled=True)
+        self._files: dict[str, DirectFile] = {}
+        self._hashes: dict[str, HashTable] = {}
+        self._checked: dict[int, tuple[RangeCheck, ...]] = {}
+        self._tracer: Tracer | None = None
+        try:
+            for key in {piece.key: None for piece in sweep.pieces}:
+                blob = pack.blob_id(key)
+                if blob not in self._files:
+                    self._files[blob] = DirectFile(pack.blob_path(key), direct=direct)
+                    self._hashes[blob] = pack.hashes(key)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def bytes_read(self) -> int:
+        """So far, those of reads that are under way included; other reads of the same reader count too."""
+        return self._reader.bytes_read
+
+    def trace(self, tracer: Tracer) -> None:
+        """From now on, record every read of the pieces that are asked for."""
+        for piece in self._sweep.pieces:
+            tracer.name(piece.matrix)
+        self._tracer = tracer
+
+    def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
+        """Begin to read, and check the bytes in the reading threads; `done` is called once, by any thread, when nothing
+        is written any more."""
+        piece = self._sweep.pieces[order.piece]
+        file = self._files[self._pack.blob_id(piece.key)]
+        arena, extent = self._extent(order.piece, order.offset)
+        jobs = list(read_jobs(file, self._checks(order.piece), arena.buffer(extent)))
+        if self._tracer is not None:
+            jobs = list(_traced(jobs, piece, self._tracer))
+        countdown = _Countdown(len(jobs), done)
+        for job in jobs:
+            self._reader.submit(job).add_done_callback(countdown)
+
+    def drop(self, piece: int) -> None:
+        self._own.discard(self._extent(piece, None)[1])
+
+    def release(self) -> None:
+        self._ring.discard(Extent(0, self._ring.nbytes))
+
+    def matrix(self, piece: int, offset: int | None) -> Weight:
+        """The piece at that place. A view: no copy is made."""
+        held = self._sweep.pieces[piece]
+        arena, extent = self._extent(piece, offset)
+        return _matrix_in(arena, extent, self._pack.layout(held.key).matrix(held.matrix), held.units)
+
+    def close(self) -> None:
+        """Idempotent. The memory goes back when the last tensor is gone."""
+        self._reader.close()
+        for file in self._files.values():
+            file.close()
+        self._own.close()
+        self._ring.close()
+
+    def _extent(self, piece: int, offset: int | None) -> tuple[Arena, Extent]:
+        nbytes = self._sweep.pieces[piece].nbytes
+        if offset is None:
+            return self._own, Extent(self._offsets[piece], nbytes)
+        return self._ring, Extent(offset, nbytes)
+
+    def _checks(self, number: int) -> tuple[RangeCheck, ...]:
+        """Worked out once: a piece is read again in every sweep."""
+        if number not in self._checked:
+            piece = self._sweep.pieces[number]
+            matrix = self._pack.layout(piece.key).matrix(piece.matrix)
+            ranges = matrix.ranges(piece.units.start, piece.units.stop)
+            path, hashes = self._pack.blob_path(piece.key), self._hashes[self._pack.blob_id(piece.key)]
+            self._checked[number] = tuple(range_checks(path, ranges, hashes))
+        return self._checked[number]
+
+
+def _matrix_in(arena: Arena, extent: Extent, layout: MatrixLayout, units: Share) -> Weight:
+    """The `units` (not none) that fill `extent`: [rows, cols] in the storage dtype with rows of padding, or panels."""
+    if isinstance(layout, RowLayout):
+        rows = layout.row_count(units.start, units.stop)
+        return arena.matrix(extent, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
+    return PanelMatrix(
+        arena.bytes(extent),
+        layout.precision.bits,
+        min(units.stop * layout.rows_per_unit, layout.rows) - units.start * layout.rows_per_unit,
+        layout.cols,
+        layout.rows_per_unit,
+        layout.unit_nbytes(0),
+        layout.transposed,
+    )
+
+
+def _traced(jobs: list[ReadJob], piece: Piece, tracer: Tracer) -> Iterator[ReadJob]:
+    """The jobs of a piece; each one that ends well is recorded."""
+    name, layer = tracer.name(piece.matrix), piece.key if isinstance(piece.key, int) else -1
+
+    for job in jobs:
+
+        def timed(start: float, end: float, nbytes: int = len(job.into)) -> None:
+            tracer.add(LOAD, name, start, end, layer, nbytes=nbytes)
+
+        yield replace(job, timed=timed)
+
+
+class _Countdown:
+    """Tells `done` once after the last of `count` jobs, with the first error of any of them."""
+
+    def __init__(self, count: int, done: Callable[[TpiedgeError | None], None]) -> None:
+        self._left = count
+        self._done = done
+        self._error: TpiedgeError | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, job: "Future[int]") -> None:
+        error: BaseException | None
+        dropped = Cancelled("a read was dropped: the weights were closed")
+        error = dropped if job.cancelled() else job.exception()
+        if error is not None and not isinstance(error, TpiedgeError):
+            error = InternalError(f"a read failed: {type(error).__name__}: {error}")
+        with self._lock:
+            self._left -= 1
+            self._error = self._error or error
+            if self._left:
+                return
+        self._done(self._error)
+
+
+class EmbeddingTable:
+    """Rows of the pack's embedding on disk. A unit's checksum is checked before its first row is used.
+
+    `bytes_read` counts what was read for rows. A quantised row is read with the 15 others of its panel. One thread at a
+    time.
+    """
+
+    def __init__(self, pack: Pack) -> None:
+        self.bytes_read = 0
+        self._pack = pack
+        self._matrix = pack.layout("embedding").matrix("embedding")
+        self._checked: set[int] = set()
+        self._file = OpenFile(pack.blob_path("embedding"))
+        self._file.advise("RANDOM")
+
+    def rows(self, ids: Sequence[int]) -> torch.Tensor:
+        """[T, H] in f32. Raises UserError for an id that the vocabulary lacks, ReadFault, IntegrityError."""
+        matrix = self._matrix
+        places = [matrix.row_place(row) for row in ids]
+        self._check({row // matrix.rows_per_unit for row in ids} - self._checked)
+        found_TH = np.empty((len(ids), matrix.cols), np.float32)
+        for row, (offset, length), found_H in zip(ids, places, found_TH, strict=True):
+            stored = self._file.array(offset, (length,), np.dtype(np.uint8))
+            found_H[:] = _row(matrix, row, stored)
+            self.bytes_read += length
+        return torch.from_numpy(found_TH)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _check(self, units: set[int]) -> None:
+        """Read whole units once, and compare them with their checksums."""
+        ranges = [next(self._matrix.ranges(unit, unit + 1)) for unit in sorted(units)]
+        for item, good in checked_ranges(self._pack, "embedding", ranges, fast=True):
+            if not good:
+                raise IntegrityError(self._pack.blob_path("embedding"), item.label)
+            self._checked.add(item.unit)
+
+
+def _row(layout: MatrixLayout, row: int, stored: Array) -> Array:
+    """[H] in f32, of the bytes at its place."""
+    if isinstance(layout, PanelLayout):
+        return dequantise_output(stored, layout.shape(0), row % layout.rows_per_unit % PANEL)
+    values: Array = stored.view(numpy_dtype(STORED[layout.precision]))
+    return f32_from_bf16(values) if layout.precision is Precision.BF16 else values

@@ -1,0 +1,212 @@
+"""A pack back as a safetensors checkpoint: the original names and shapes, the stored bits.
+
+Matrices in q8 and q4 come back in f32, which holds exactly what the pack means; what quantising took is lost. The
+format's own library writes a file from tensors that are all in memory. These files are larger than that, so their
+headers are made here and their tensors follow piece by piece.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from tpiedge.errors import UserError
+from tpiedge.kernels.panels import PANEL, Array, PanelShape
+from tpiedge.kernels.quantise import dequantise_unit
+from tpiedge.pack.blob_writer import STRIP_BYTES, TILE_BYTES, tiles, transpose
+from tpiedge.pack.dtypes import STORED, SourceDtype, numpy_dtype
+from tpiedge.pack.files import OpenFile, array_bytes
+from tpiedge.pack.layout import PanelLayout, RowLayout
+from tpiedge.pack.reader import BlobKey, Pack, verify_pack
+from tpiedge.pack.specs import JSON
+from tpiedge.pack.target import (
+    check_free_space,
+    explain_write_errors,
+    lock_target,
+    partial_folder,
+)
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor to write, row-major."""
+
+    name: str
+    dtype: SourceDtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+_AnyEntry = TypeVar("_AnyEntry", bound=TensorEntry)
+
+
+def header(tensors: Sequence[TensorEntry]) -> bytes:
+    """The length of the JSON (8 bytes, little endian) and the JSON, padded with spaces to a multiple of 8."""
+    entries: dict[str, JSON] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        end = offset + tensor.nbytes
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def split_shards(tensors: Sequence[_AnyEntry], limit: int) -> list[list[_AnyEntry]]:
+    """Cut into runs of at most `limit` bytes; a larger tensor has a shard of its own."""
+    shards: list[list[_AnyEntry]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return shards
+
+
+def shard_names(count: int) -> list[str]:
+    """The file names that every loader expects of `count` shards."""
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{shard:05d}-of-{count:05d}.safetensors" for shard in range(1, count + 1)]
+
+
+def index(shards: Mapping[str, Sequence[TensorEntry]]) -> dict[str, JSON]:
+    """The content of INDEX_NAME for shards by file name."""
+    total = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
+    weight_map: dict[str, JSON] = {tensor.name: name for name, shard in shards.items() for tensor in shard}
+    return {"metadata": {"total_size": total}, "weight_map": weight_map}
+
+
+@dataclass(frozen=True)
+class _Tensor(TensorEntry):
+    """`part` names it inside its blob."""
+
+    key: BlobKey
+    part: str
+
+
+def export_safetensors(
+    pack: Pack, out: Path, config_json: bytes | None = None, shard_bytes: int = 4_000_000_000
+) -> list[Path]:
+    """Write the pack's tensors into the new folder `out` and return the files of tensors.
+
+    One file model.safetensors, or shards of at most `shard_bytes` (one tensor at least) with an index.
+    `config_json`, if given, becomes config.json. The pack is checked first.
+    Raises UserError, DiskFull, ReadFault, IntegrityError; nothing is left then.
+    """
+    out = out.absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already: choose a new folder")
+    shards = split_shards(_tensors(pack), shard_bytes)
+    needed = sum(tensor.nbytes for shard in shards for tensor in shard) + (1 << 20)
+    with explain_write_errors(out.parent, needed), lock_target(out, timeout_s=1.0):
+        check_free_space(out.parent, needed)
+        verify_pack(pack, fast=True)
+        with partial_folder(out) as folder:
+            by_name = dict(zip(shard_names(len(shards)), shards, strict=True))
+            for name, shard in by_name.items():
+                _write_shard(pack, folder / name, shard)
+            if len(shards) > 1:
+                (folder / INDEX_NAME).write_text(json.dumps(index(by_name), indent=2))
+            if config_json is not None:
+                (folder / "config.json").write_bytes(config_json)
+        return [out / name for name in by_name]
+
+
+def _tensors(pack: Pack) -> list[_Tensor]:
+    """Every tensor once, in the order of use."""
+    tensors: dict[str, _Tensor] = {}
+    for key in pack.keys:
+        spec, layout = pack.blob_spec(key), pack.layout(key)
+        dtype = STORED.get(layout.precision, "F32")
+        for m in spec.matrices:
+            nbytes = m.rows * m.cols * numpy_dtype(dtype).itemsize
+            tensors.setdefault(m.source, _Tensor(m.source, dtype, m.source_shape, nbytes, key, m.name))
+        for v, place in zip(spec.vectors, layout.vectors, strict=True):
+            stored = STORED[place.precision]
+            tensors.setdefault(v.source, _Tensor(v.source, stored, (v.length,), place.nbytes, key, v.name))
+    return list(tensors.values())
+
+
+def _write_shard(pack: Pack, path: Path, tensors: list[_Tensor]) -> None:
+    with path.open("wb") as file:
+        file.write(header(tensors))
+        for tensor in tensors:
+            for part in _stored_parts(pack, tensor):
+                file.write(array_bytes(part))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _stored_parts(pack: Pack, tensor: _Tensor) -> Iterator[Array]:
+    """The tensor's numbers in the order of its original shape."""
+    layout = pack.layout(tensor.key)
+    with OpenFile(pack.blob_path(tensor.key)) as file:
+        if len(tensor.shape) == 1:
+            place = next(vector for vector in layout.vectors if vector.name == tensor.part)
+            yield file.array(place.offset, (place.nbytes,), np.dtype(np.uint8))
+            return
+        match layout.matrix(tensor.part):
+            case RowLayout() as matrix:
+                yield from _matrix_parts(matrix, file)
+            case PanelLayout() as matrix:
+                yield from dequantised_rows(matrix, file)
+
+
+def _matrix_parts(matrix: RowLayout, file: OpenFile) -> Iterator[Array]:
+    dtype = numpy_dtype(STORED[matrix.precision])
+    if matrix.transposed:
+        step = max(1, STRIP_BYTES // (matrix.rows * matrix.itemsize))
+        for first in range(0, matrix.cols, step):
+            yield transpose(_columns(matrix, file, dtype, range(first, min(first + step, matrix.cols))))
+        return
+    stride = matrix.row_stride // matrix.itemsize
+    for tile in tiles(matrix, max(1, TILE_BYTES // matrix.row_stride)):
+        shape = tile.units, tile.padded_rows, stride
+        rows = file.array(matrix.row_offset(tile.first_row), shape, dtype)
+        yield np.ascontiguousarray(rows[:, : tile.rows, : matrix.cols])
+
+
+def _columns(matrix: RowLayout, file: OpenFile, dtype: "np.dtype[np.generic]", cols: range) -> Array:
+    """Columns of all data rows."""
+    strips = []
+    for unit in range(matrix.units):
+        offset = matrix.row_offset(unit * matrix.rows_per_unit) + cols.start * matrix.itemsize
+        strips.append(file.strided(offset, matrix.row_stride, (matrix.unit_rows(unit), len(cols)), dtype))
+    return np.concatenate(strips)
+
+
+def dequantised_rows(matrix: PanelLayout, file: OpenFile) -> Iterator[Array]:
+    """The matrix in f32 as the checkpoint had it, a row per output, some rows at a time. Raises ReadFault."""
+    row_bytes = 4 * (matrix.rows if matrix.transposed else matrix.cols)
+    panels = max(1, (4 << 20) // (PANEL * row_bytes))  # about five arrays of a part live at a time
+    if matrix.transposed:
+        for first in range(0, matrix.shape(0).panels, panels):
+            units = [_panels(matrix, unit, first, panels, file) for unit in range(matrix.units)]
+            yield np.concatenate(units, axis=1)
+        return
+    for unit in range(matrix.units):
+        for first in range(0, matrix.shape(unit).panels, panels):
+            yield _panels(matrix, unit, first, panels, file)
+
+
+def _panels(matrix: PanelLayout, unit: int, first: int, count: int, file: OpenFile) -> Array:
+    """[outputs, inputs] of up to `count` panels of a unit."""
+    whole = matrix.shape(unit)
+    outputs = min(count * PANEL, whole.outputs - first * PANEL)
+    shape = PanelShape(whole.bits, outputs, whole.inputs)
+    offset = matrix.span(unit, unit + 1)[0] + first * whole.panel_nbytes
+    return dequantise_unit(file.array(offset, (shape.nbytes,), np.dtype(np.uint8)), shape)

@@ -1,0 +1,216 @@
+"""Matrices of a blob, quantised on the way: read in order by one thread, quantised by others, handed on in order.
+
+Reading has a thread of its own, because who takes the bytes waits for the disk, too.
+
+A piece is what is read at once: whole units, or some panels of a unit that is too large for that. It is quantised by
+one job or several. Where the source has integers of the same format already, they are kept.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tpiedge.errors import UserError
+from tpiedge.kernels.panels import GROUP, PANEL, Array, PanelShape
+from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, quantise_unit
+from tpiedge.pack.codes import Codes, panels_of
+from tpiedge.pack.dtypes import numpy_dtype
+from tpiedge.pack.layout import PanelLayout, whole_pages
+from tpiedge.pack.quality import TensorQuality
+from tpiedge.pack.source import TensorSource
+from tpiedge.pack.specs import MatrixSpec
+
+# A job keeps a thread busy for milliseconds and leaves enough for the others; a piece has rows long enough to be read
+# one by one.
+PIECE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class PanelRun:
+    """`units` whole units from `unit` on; or, of that one unit, `outputs` outputs from `first_output` on.
+
+    `outputs` of whole units: those of a unit that is not short.
+    """
+
+    unit: int
+    units: int
+    first_output: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class _StoredPart:
+    """Stored bytes of a tensor and what quantising did to them; `begins` where they are the first."""
+
+    stored: Array
+    quality: TensorQuality
+    begins: bool
+
+
+class Quantiser:
+    """A thread that reads and some that quantise. `quality` lists what they have done, a tensor at a time.
+
+    Leaving the `with` block waits for them: a source must be open until then.
+    """
+
+    def __init__(self, search: bool) -> None:
+        self.quality: list[TensorQuality] = []
+        self._search = search
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="tpiedge-pack-read")
+        affinity = getattr(os, "sched_getaffinity", None)
+        threads = min(4, len(affinity(0)) if affinity else os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-quantise")
+
+    def __enter__(self) -> "Quantiser":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for threads in (self._pool, self._reader):
+            threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._pool, self._reader):
+            threads.shutdown()
+
+    def parts(
+        self, matrices: Iterable[tuple[MatrixSpec, PanelLayout]], source: TensorSource
+    ) -> Iterator[Array]:
+        """The matrices' bytes in order, padding and all. Raises UserError for numbers that cannot be quantised.
+
+        Given together they keep the threads busy: the next is read while the one before is quantised.
+        """
+        jobs = (job for spec, matrix in matrices for job in _jobs(spec, matrix, source))
+        for part in self._results(self._ahead(jobs)):
+            if part.begins:
+                self.quality.append(part.quality)
+            else:
+                tensor = self.quality[-1]
+                self.quality[-1] = replace(tensor, error=tensor.error + part.quality.error)
+            yield part.stored
+
+    def _ahead(self, jobs: Iterator["_Job"]) -> Iterator["_Job"]:
+        """The same, each made while the one before is in use."""
+        reading = self._reader.submit(next, jobs, None)
+        while (job := reading.result()) is not None:
+            reading = self._reader.submit(next, jobs, None)
+            yield job
+
+    def _results(self, jobs: Iterator["_Job"]) -> Iterator[_StoredPart]:
+        waiting: deque[tuple[Future[_StoredPart], int]] = deque()
+        nbytes = 0
+        for job in jobs:
+            waiting.append((self._pool.submit(job.run, self._search), job.values.nbytes))
+            nbytes += job.values.nbytes
+            while nbytes > 3 * PIECE_BYTES:  # of the source
+                future, size = waiting.popleft()
+                yield future.result()
+                nbytes -= size
+        while waiting:
+            yield waiting.popleft()[0].result()
+
+
+def pieces(matrix: PanelLayout, itemsize: int) -> Iterator[PanelRun]:
+    """Cut a matrix with numbers of `itemsize` into pieces of at most PIECE_BYTES, of one panel at least."""
+    shape = matrix.shape(0)
+    unit_bytes = shape.outputs * shape.inputs * itemsize
+    group = PIECE_BYTES // unit_bytes
+    for unit in range(0, matrix.units, max(1, group)):
+        outputs = matrix.shape(unit).outputs
+        if group:
+            yield PanelRun(unit, min(group, matrix.units - unit), 0, outputs)
+            continue
+        step = max(1, PIECE_BYTES // (PANEL * shape.inputs * itemsize)) * PANEL
+        for first in range(0, outputs, step):
+            yield PanelRun(unit, 1, first, min(step, outputs - first))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Some units of a matrix, or some panels of one: the numbers, as outputs x inputs, in the order of storage."""
+
+    spec: MatrixSpec
+    matrix: PanelLayout
+    piece: PanelRun
+    values: Array | Codes
+
+    def run(self, search: bool) -> _StoredPart:
+        piece, matrix = self.piece, self.matrix
+        units = range(piece.unit, piece.unit + piece.units)
+        shapes = [_shape(matrix, piece, unit) for unit in units]
+        sizes = [_stored_nbytes(matrix, piece, unit) for unit in units]
+        stored = np.zeros(sum(sizes), np.uint8)
+        total, row, offset = QuantisationError(), 0, 0
+        for shape, size in zip(shapes, sizes, strict=True):
+            rows = shape.inputs if matrix.transposed else shape.outputs
+            values_OI = (
+                self.values[:, row : row + rows] if matrix.transposed else self.values[row : row + rows]
+            )
+            into = stored[offset : offset + shape.nbytes]
+            total += self._quantise(values_OI, shape, search, into, row)
+            row, offset = row + rows, offset + size
+        quality = TensorQuality(self.spec.source, self.spec.name, matrix.precision, total)
+        return _StoredPart(stored, quality, begins=piece.unit == 0 and piece.first_output == 0)
+
+    def _quantise(
+        self, values_OI: Array | Codes, shape: PanelShape, search: bool, into: Array, row: int
+    ) -> QuantisationError:
+        if isinstance(values_OI, Codes):
+            into[:] = panels_of(values_OI, shape)
+            return QuantisationError(signal=values_OI.squares())
+        try:
+            return quantise_unit(values_OI, shape, search, into)[1]
+        except CannotQuantise as error:
+            first = self.piece.first_output
+            if not self.matrix.transposed:
+                first += self.piece.unit * self.matrix.rows_per_unit + row
+            raise UserError(
+                f"tensor {self.spec.source}, row {first + error.output} {error.reason}: it cannot be quantised; "
+                "pack with --precision bf16 or f32, or repair the checkpoint"
+            ) from None
+
+
+def _jobs(spec: MatrixSpec, matrix: PanelLayout, source: TensorSource) -> Iterator[_Job]:
+    itemsize = numpy_dtype(source.dtype(spec.source)).itemsize
+    for piece in pieces(matrix, itemsize):
+        values = _read(spec, matrix, piece, source)
+        step = max(1, PIECE_BYTES // 4 * piece.units // values.nbytes)
+        for done in range(0, piece.units, step):
+            part = replace(piece, unit=piece.unit + done, units=min(step, piece.units - done))
+            rows = slice(done * matrix.rows_per_unit, (done + part.units) * matrix.rows_per_unit)
+            yield _Job(spec, matrix, part, values[:, rows] if spec.transposed else values[rows])
+
+
+def _read(spec: MatrixSpec, matrix: PanelLayout, piece: PanelRun, source: TensorSource) -> Array | Codes:
+    """The numbers of a piece, [outputs, inputs]: the checkpoint's own orientation. As integers where the source has
+    such as the pack does already, so that they need not be quantised."""
+    first = piece.unit * matrix.rows_per_unit
+    stored = range(first, min(first + piece.units * matrix.rows_per_unit, matrix.rows))
+    outputs = range(piece.first_output, piece.first_output + piece.outputs)
+    if spec.transposed:
+        rows, cols = outputs, stored
+    elif piece.units == 1:
+        rows, cols = range(first + outputs.start, first + outputs.stop), range(matrix.cols)
+    else:
+        rows, cols = stored, range(matrix.cols)
+    # Groups begin with units here, but perhaps not there.
+    if not (spec.transposed and piece.units > 1 and matrix.rows_per_unit % GROUP):
+        codes = source.read_codes(spec.source, rows, cols, matrix.precision.bits)
+        if codes is not None:
+            return codes
+    return source.read_block(spec.source, rows.start, len(rows), cols.start, len(cols))
+
+
+def _shape(matrix: PanelLayout, piece: PanelRun, unit: int) -> PanelShape:
+    """What the piece has of a unit."""
+    whole = matrix.shape(unit)
+    return PanelShape(whole.bits, min(piece.outputs, whole.outputs - piece.first_output), whole.inputs)
+
+
+def _stored_nbytes(matrix: PanelLayout, piece: PanelRun, unit: int) -> int:
+    """Bytes of the same, with the padding to whole pages if the unit ends here."""
+    shape, whole = _shape(matrix, piece, unit), matrix.shape(unit)
+    before = piece.first_output // PANEL * whole.panel_nbytes
+    ends = piece.first_output + shape.outputs == whole.outputs
+    return whole_pages(before + shape.nbytes) - before if ends else shape.nbytes

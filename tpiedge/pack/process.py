@@ -1,0 +1,230 @@
+"""Packing in a process of its own, so that its memory goes back when it is done: both sides of it.
+
+`python -m tpiedge.pack.process` reads one line of JSON, the request, from stdin, and writes one line of JSON
+per event to stdout: {"event": "progress", "done", "total"}, then either {"event": "done", "path", "nbytes",
+"reused"} or {"event": "error", "kind", "message"}. It gives up and leaves nothing when stdin ends, when its
+parent dies, or on SIGTERM.
+"""
+
+import contextlib
+import json
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tpiedge
+from tpiedge.errors import (
+    Cancelled,
+    DiskFull,
+    InternalError,
+    OutOfMemory,
+    ResourceError,
+    TpiedgeError,
+    UserError,
+)
+from tpiedge.lifeline import child_environment, guard
+from tpiedge.pack.dtypes import STORED
+from tpiedge.pack.ggml import BlockTensor
+from tpiedge.pack.int4 import Int4Tensor
+from tpiedge.pack.manifest import model_spec_from_json, model_spec_to_json
+from tpiedge.pack.source import CheckpointSource, SourceTensor, StoredTensor, TensorSource
+from tpiedge.pack.specs import JSON, ModelSpec, Precision
+from tpiedge.pack.storage import Storage, storage_of
+from tpiedge.pack.target import remove_leftovers
+from tpiedge.pack.writer import PackReport, write_pack
+from tpiedge.progress import ProgressCallback
+
+# ReadFault and IntegrityError are made from their parts: their message crosses as that of a ResourceError.
+_ERRORS: dict[str, Callable[[str], TpiedgeError]] = {
+    "UserError": UserError,
+    "DiskFull": DiskFull,
+    "OutOfMemory": OutOfMemory,
+    "ResourceError": ResourceError,
+    "ReadFault": ResourceError,
+    "IntegrityError": ResourceError,
+    "Cancelled": Cancelled,
+}
+
+
+@dataclass(frozen=True)
+class PackRequest:
+    """The arguments of `write_pack`, as they cross to the child.
+
+    `source` is what files hold, or the seed of random numbers in the precision of the pack (bf16 where that is
+    quantised).
+    """
+
+    spec: ModelSpec
+    source: Mapping[str, StoredTensor] | int
+    precision: Precision | Storage
+    out: Path
+    distinct_layers: int | None = None
+
+    def to_json(self) -> dict[str, JSON]:
+        source = self.source
+        return {
+            "spec": model_spec_to_json(self.spec),
+            "source": source
+            if isinstance(source, int)
+            else {name: tensor.to_json(lambda path: str(path.absolute())) for name, tensor in source.items()},
+            "storage": storage_of(self.precision, self.spec).to_json(),
+            "out": str(self.out.absolute()),
+            "distinct_layers": self.distinct_layers,
+        }
+
+    @staticmethod
+    def from_json(value: Any) -> "PackRequest":
+        """The parent is trusted: a malformed request is its defect, a KeyError or TypeError."""
+        source = value["source"]
+        return PackRequest(
+            spec=model_spec_from_json(value["spec"]),
+            source=source
+            if isinstance(source, int)
+            else {name: tensor_from_json(one) for name, one in source.items()},
+            precision=Storage.from_json(value["storage"]),
+            out=Path(value["out"]),
+            distinct_layers=value["distinct_layers"],
+        )
+
+    def open_source(self) -> TensorSource:
+        if not isinstance(self.source, int):
+            return CheckpointSource(self.source)
+        stored = STORED.get(storage_of(self.precision, self.spec).layers, "BF16")
+        # Who packs files imports no random numbers.
+        kind = pkgutil.resolve_name("tpiedge.lab.random_weights:RandomSource")
+        made: TensorSource = kind.for_spec(self.source, self.spec, stored)
+        return made
+
+
+def tensor_from_json(value: Any) -> StoredTensor:
+    """Reads only what `to_json` wrote: a malformed value is a KeyError, TypeError or ValueError."""
+    if isinstance(value, dict):
+        return BlockTensor.from_json(value) if "blocks" in value else Int4Tensor.from_json(value)
+    return SourceTensor.from_json(value)
+
+
+def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:
+    """Write a pack in a child process and wait for it, in the calling thread.
+
+    `on_progress(bytes done, bytes in all)` is called in this thread; if it raises, or the thread is
+    interrupted, the child is ended and leaves nothing. Raises what `write_pack` raises.
+    """
+    with _child(request.out.absolute()) as child:
+        for event in _events(child, request):
+            if event["event"] == "progress":
+                on_progress(event["done"], event["total"])
+            elif event["event"] == "done":
+                return PackReport(Path(event["path"]), event["nbytes"], event["reused"])
+            else:
+                make = _ERRORS.get(event["kind"], InternalError)
+                raise make(str(event["message"]))
+        raise _unexpected_end(child.wait())
+
+
+@contextlib.contextmanager
+def _child(out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    # -P: a folder named numpy in the user's working directory must not be imported. The child imports the same tpiedge
+    # as this process, installed or not.
+    command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]
+    paths = [str(Path(tpiedge.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = child_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    try:
+        yield child
+    finally:
+        _stop(child)
+        if child.returncode:  # it may have been killed, here or by the system, before it could clean up
+            remove_leftovers(out)
+
+
+def _events(child: subprocess.Popen[bytes], request: PackRequest) -> Iterator[Any]:
+    if child.stdin is None or child.stdout is None:
+        raise InternalError("the packing process has no pipes")
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
+        child.stdin.flush()
+    for line in child.stdout:
+        yield json.loads(line)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """The end of stdin asks the child to clean up and go; SIGKILL follows if it does not."""
+    with contextlib.suppress(BrokenPipeError):
+        if child.stdin:
+            child.stdin.close()
+    try:
+        child.wait(10.0)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    if child.stdout:
+        child.stdout.close()
+
+
+def _unexpected_end(status: int) -> TpiedgeError:
+    if status == -signal.SIGKILL:
+        return OutOfMemory("packing was killed, most likely for want of memory: close programs and try again")
+    cause = f"signal {-status}" if status < 0 else f"status {status}"
+    return InternalError(f"packing ended with {cause} and no message: see the lines above")
+
+
+def main() -> int:
+    """The child. Returns the exit status of errors.py."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _raise_cancelled)
+    try:
+        request = PackRequest.from_json(json.loads(sys.stdin.buffer.readline()))
+        guard(lambda: os.kill(os.getpid(), signal.SIGTERM), signal.SIGTERM)
+        with contextlib.closing(request.open_source()) as source:
+            report = write_pack(
+                request.spec,
+                source,
+                request.precision,
+                request.out,
+                request.distinct_layers,
+                lambda done, total: _emit({"event": "progress", "done": done, "total": total}),
+            )
+        _ignore_signals()
+        _emit({"event": "done", "path": str(report.path), "nbytes": report.nbytes, "reused": report.reused})
+    except TpiedgeError as error:
+        return _fail(error)
+    except MemoryError:
+        return _fail(OutOfMemory("memory ran out while packing: close other programs and pack again"))
+    except Exception as error:
+        return _fail(InternalError(f"packing failed: {type(error).__name__}: {error}; please report this"))
+    return 0
+
+
+def _emit(event: Mapping[str, JSON]) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def _fail(error: TpiedgeError) -> int:
+    _ignore_signals()
+    with contextlib.suppress(OSError):
+        _emit({"event": "error", "kind": type(error).__name__, "message": str(error)})
+    return error.exit_code
+
+
+def _raise_cancelled(number: int, frame: FrameType | None) -> None:
+    del frame
+    _ignore_signals()  # cleaning up must not be cancelled in its turn
+    raise Cancelled(f"packing was ended by {signal.Signals(number).name}")
+
+
+def _ignore_signals() -> None:
+    # Not SIG_IGN: for a signal that is on its way already, Python would then print a warning with a traceback.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

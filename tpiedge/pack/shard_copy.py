@@ -1,0 +1,274 @@
+"""One pack of the shard store, in use by this process, and the bytes that arrive for its missing ranges: compared with
+their hashes, written, and marked once they are durable."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from tpiedge.errors import ProtocolError, ResourceError, UserError
+from tpiedge.pack.files import Descriptor
+from tpiedge.pack.hashes import RECORD_BYTES, HashTable, blob_id
+from tpiedge.pack.layout import HashedRange
+from tpiedge.pack.locks import FileLock
+from tpiedge.pack.presence import Presence
+from tpiedge.pack.reader import Pack, checked_ranges
+from tpiedge.pack.share import NodeShare
+from tpiedge.pack.target import explain_write_errors, replacing, write_synced
+
+ROOM_REMEDY = "free some (`tpiedge shards rm` removes packs), or give --cache a folder on another disk"
+
+
+def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextManager[None]:
+    """Turn OSErrors of writing (at most `needed` bytes) into DiskFull, ResourceError (a failing disk) or UserError."""
+    return explain_write_errors(folder, needed, f"the shard store {folder}", ROOM_REMEDY)
+
+
+class RangeWriter(Descriptor):
+    """Takes the bytes of `ranges` of one blob, one range after the other, cut anywhere.
+
+    `damaged` collects the ranges whose bytes were not those of their hash. `write` and `take` are for one thread,
+    `commit` and `close` for another if wanted, one of them at a time.
+    """
+
+    def __init__(
+        self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
+    ) -> None:
+        self.damaged: list[HashedRange] = []
+        self._folder = path.parent
+        self._hashes = hashes
+        self._presence = presence
+        self._left = deque(ranges)
+        self._needed = sum(item.length for item in ranges)
+        self._sha = hashlib.sha256()
+        self._filled = 0
+        self._verified: list[HashedRange] = []
+        with explain_store_errors(self._folder, self._needed):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranges have passed."""
+        return not self._left
+
+    def write(self, data: memoryview) -> None:
+        """The next bytes. Raises DiskFull, UserError; ValueError for more than the ranges take."""
+        while len(data):
+            if not self._left:
+                raise ValueError("more bytes than the ranges have")
+            item = self._left[0]
+            part = data[: item.length - self._filled]
+            self._put(item, part)
+            data = data[len(part) :]
+
+    def take(self) -> list[HashedRange]:
+        """Verified ranges to be committed."""
+        taken, self._verified = self._verified, []
+        return taken
+
+    def commit(self, verified: Sequence[HashedRange]) -> None:
+        """Make durable what `take` gave, and then mark it as present. Raises DiskFull, UserError."""
+        if not verified:
+            return
+        with explain_store_errors(self._folder, self._needed):
+            os.fsync(self._fd)
+            self._presence.mark(verified)
+        with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _put(self, item: HashedRange, part: memoryview) -> None:
+        self._sha.update(part)
+        offset = item.offset + self._filled
+        self._filled += len(part)
+        last = self._filled == item.length
+        good = not last or self._sha.digest() == self._hashes.sha256(item.index)
+        if good:
+            with explain_store_errors(self._folder, self._needed):
+                while len(part):
+                    count = os.pwrite(self._fd, part, offset)
+                    part, offset = part[count:], offset + count
+        if last:
+            (self._verified if good else self.damaged).append(item)
+            self._left.popleft()
+            self._sha, self._filled = hashlib.sha256(), 0
+
+
+@dataclass(frozen=True)
+class LayerRanges:
+    """Some ranges of a layer's blob, in storage order. Repeated layers share a blob: the first of them is named."""
+
+    layer: int
+    ranges: tuple[HashedRange, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.length for item in self.ranges)
+
+
+class ShardCopy:
+    """A partly filled pack that is not evicted before `close`. Made by `ShardStore.open`.
+
+    `pack` is what nodes open (`pack.path`); ranges that are not there read as zeros and fail their checksums.
+    """
+
+    def __init__(self, pack: Pack, identity: str, in_use: FileLock) -> None:
+        self.pack = pack
+        self.id = identity
+        self._in_use = in_use
+
+    @property
+    def path(self) -> Path:
+        return self.pack.path
+
+    def fetch_lock(self) -> FileLock:
+        """The lock that a fetching worker holds alone, so that two workers do not fetch the same."""
+        return FileLock(self.path / "fetching")
+
+    def missing_tables(self, share: NodeShare) -> list[int]:
+        """Layers without their table of hashes, where `share` needs something of a layer."""
+        return [
+            layer
+            for layer in self.pack.unique_layers
+            if self._wanted(layer, share) and not self._has_table(layer)
+        ]
+
+    def table_bytes(self, layer: int) -> int:
+        return self.pack.layout(layer).range_count * RECORD_BYTES
+
+    def adopt_table(self, layer: int, data: bytes) -> None:
+        """Keep a table of hashes that a stranger sent. ProtocolError unless the blob's id vouches for it."""
+        blob = self.pack.blob_id(layer)
+        if len(data) != self.table_bytes(layer) or blob_id(self.pack.layout(layer), data) != blob:
+            raise ProtocolError(
+                f"the table of hashes of layer {layer} is not the one of its blob {blob[:12]}"
+            )
+        path = self.pack.blob_path(layer)
+        with explain_store_errors(path.parent, len(data)), replacing(path.parent / f"{blob}.hashes") as new:
+            write_synced(new, data)
+
+    def missing(self, share: NodeShare) -> list[LayerRanges]:
+        """What a node of `share` needs of the layers and is not here. Layers only: no embedding, no head."""
+        found = []
+        for layer in self.pack.unique_layers:
+            wanted = self._wanted(layer, share)
+            held = set(self.presence(layer).present(wanted)) if self._has_table(layer) else set()
+            absent = tuple(item for item in wanted if item not in held)
+            if absent:
+                found.append(LayerRanges(layer, absent))
+        return found
+
+    def writer(self, part: LayerRanges) -> RangeWriter:
+        """A writer for the bytes of `part`. Raises DiskFull, UserError, IntegrityError (no table of hashes)."""
+        path = self.pack.blob_path(part.layer)
+        with explain_store_errors(path.parent, self.pack.layout(part.layer).nbytes):
+            _own(path)
+        return RangeWriter(path, part.ranges, self.pack.hashes(part.layer), self.presence(part.layer))
+
+    def forget(self, parts: Sequence[LayerRanges]) -> None:
+        """Records that these ranges are missing."""
+        with explain_store_errors(self.path):
+            for part in parts:
+                self.presence(part.layer).clear(part.ranges)
+
+    def verify(self, share: NodeShare, *, fast: bool = False) -> list[LayerRanges]:
+        """Ranges of `share` that should be here and do not have their hash (crc32 if `fast`, else sha256); all of a
+        layer's where its blob or its table of hashes cannot be read."""
+        found = []
+        for layer in self.pack.unique_layers:
+            held = self.presence(layer).present(self._wanted(layer, share))
+            try:
+                good = {item for item, right in checked_ranges(self.pack, layer, held, fast) if right}
+            except (ResourceError, UserError):
+                good = set()
+            bad = tuple(item for item in held if item not in good)
+            if bad:
+                found.append(LayerRanges(layer, bad))
+        return found
+
+    def import_from(self, other: Pack) -> int:
+        """Link the blobs that the whole pack `other` on this computer has too; returns their number.
+
+        Nothing is read: a range is checked when it is loaded. Other packs than this one's may be given.
+        """
+        count = 0
+        theirs = {other.blob_id(layer): layer for layer in range(other.num_layers)}
+        for layer in self.pack.unique_layers:
+            blob, layout = self.pack.blob_id(layer), self.pack.layout(layer)
+            complete = len(self.presence(layer).present(layout.ranges())) == layout.range_count
+            if blob in theirs and not complete:
+                count += self._link(layer, other.blob_path(theirs[blob]).resolve())
+        return count
+
+    def overlaps(self, other: Pack) -> bool:
+        """Whether `other` has the weights of any layer of this pack."""
+        theirs = {other.blob_id(layer) for layer in range(other.num_layers)}
+        return any(self.pack.blob_id(layer) in theirs for layer in self.pack.unique_layers)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of the layers is here."""
+        return sum(
+            item.length
+            for layer in self.pack.unique_layers
+            for item in self.presence(layer).present(self.pack.layout(layer).ranges())
+        )
+
+    def presence(self, layer: int) -> Presence:
+        """The bits of the layer's blob."""
+        return Presence.of(self.pack, layer)
+
+    def close(self) -> None:
+        """Others may evict it."""
+        self._in_use.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wanted(self, layer: int, share: NodeShare) -> list[HashedRange]:
+        return list(self.pack.share_ranges(layer, share))
+
+    def _has_table(self, layer: int) -> bool:
+        try:
+            self.pack.hashes(layer)
+        except (ResourceError, UserError):
+            return False
+        return True
+
+    def _link(self, layer: int, source: Path) -> bool:
+        if source.stat().st_size != self.pack.layout(layer).nbytes:
+            return False
+        try:
+            self.adopt_table(layer, (source.parent / f"{source.name}.hashes").read_bytes())
+        except ProtocolError:
+            return False
+        path = self.pack.blob_path(layer)
+        with explain_store_errors(path.parent):
+            self.presence(layer).remove()
+            with replacing(path) as new:
+                try:
+                    os.link(source, new)
+                except OSError:  # another disk, or a file system without hard links
+                    new.symlink_to(source)
+            self.presence(layer).mark(self.pack.layout(layer).ranges())
+        return True
+
+
+def _own(path: Path) -> None:
+    """Where `path` links to a file that another program owns, replaces the link by a copy: only our own files are
+    changed.
+    """
+    if not path.is_symlink() and path.stat().st_nlink == 1:
+        return
+    with replacing(path) as new:
+        shutil.copyfile(path, new)
+        with open(new, "rb") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,291 @@
+"""Where the writer takes its numbers from, by rectangles that fit its memory."""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from tpiedge.errors import UserError
+from tpiedge.kernels.panels import Array
+from tpiedge.pack.codes import Codes
+from tpiedge.pack.dtypes import SourceDtype, numpy_dtype
+from tpiedge.pack.files import OpenFile, open_regular
+from tpiedge.pack.layout import ALIGN, whole_pages
+from tpiedge.pack.specs import JSON
+
+PathText: TypeAlias = Callable[[Path], str]
+
+
+class TensorSource(ABC):
+    """Named tensors of which rectangles can be read.
+
+    Arrays are float32 for F32, float16 for F16 and uint16 (bits) for BF16; they may be changed by the caller.
+    Unknown names raise UserError, failed reads ReadFault.
+    """
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Two sources of the same fingerprint hold the same numbers."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def dtype(self, name: str) -> SourceDtype: ...
+
+    @abstractmethod
+    def read_vector(self, name: str) -> Array:
+        """The whole 1-D tensor."""
+
+    @abstractmethod
+    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
+        """[rows, cols]: a rectangle of a 2-D tensor."""
+
+    def read_rows(self, name: str, first: int, count: int) -> Array:
+        """[count, cols]: whole rows of a 2-D tensor."""
+        return self.read_block(name, first, count, 0, self.shape(name)[1])
+
+    def read_columns(self, name: str, first: int, count: int) -> Array:
+        """[rows, count]: a vertical strip of a 2-D tensor."""
+        return self.read_block(name, 0, self.shape(name)[0], first, count)
+
+    def read_codes(self, name: str, rows: range, cols: range, bits: int) -> Codes | None:
+        """The rectangle of a matrix as integers of `bits` bits, its groups counted from its first column; None where
+        none say exactly the same."""
+        del name, rows, cols, bits
+        return None
+
+    def close(self) -> None:  # noqa: B027 (most have nothing open)
+        """Nothing is read afterwards."""
+
+
+class SourceFile(OpenFile):
+    """A file whose parts are read once each: long runs of bytes past the page cache, but for what is there already.
+
+    A large read from the disk through the page cache takes several times the CPU time of one with O_DIRECT, and what it
+    leaves there pushes out what others need. Where the system does not tell what is in the page cache, all goes
+    through it, as strips of a matrix do: they are read in pieces that are too short.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._direct = -1
+        if hasattr(os, "O_DIRECT") and hasattr(os, "RWF_NOWAIT"):
+            with contextlib.suppress(OSError):
+                self._direct = open_regular(path, os.O_DIRECT)
+
+    def strided(
+        self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
+    ) -> Array:
+        nbytes = math.prod(shape) * dtype.itemsize
+        # A smaller read is not worth the pages at both ends that it shares with its neighbours.
+        if self._direct < 0 or shape[1] * dtype.itemsize != stride or nbytes < 1 << 20:
+            return super().strided(offset, stride, shape, dtype)
+        if self._is_cached(offset) and self._is_cached(offset + nbytes - 1):
+            return super().strided(offset, stride, shape, dtype)
+        raw = self._past_the_cache(offset, nbytes)
+        aligned = raw if raw.ctypes.data % dtype.alignment == 0 else raw.copy()
+        return aligned.view(dtype).reshape(shape)
+
+    def close(self) -> None:
+        super().close()
+        if self._direct >= 0:
+            os.close(self._direct)
+            self._direct = -1
+
+    def _is_cached(self, offset: int) -> bool:
+        """Whether the page cache has the byte; also true where that cannot be known."""
+        try:
+            return os.preadv(self._fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+        except (OSError, NotImplementedError):  # it does not know how not to wait
+            return True
+
+    def _past_the_cache(self, offset: int, nbytes: int) -> Array:
+        """The bytes; through the page cache those that do not come so."""
+        start, end = offset // ALIGN * ALIGN, whole_pages(offset + nbytes)
+        block = np.empty(end - start + ALIGN, np.uint8)
+        view = block[-block.ctypes.data % ALIGN :][: end - start]
+        head = offset - start
+        done = 0
+        with contextlib.suppress(OSError):
+            done = os.preadv(self._direct, [view.data], start)
+        # The pages that `_is_cached` has asked for are read by the system, and would seem to have been there.
+        self.advise("DONTNEED", start, end - start)
+        if done < head + nbytes:
+            done = max(done, head)
+            self.read(start + done, view[done : head + nbytes].data)
+        return view[head : head + nbytes]
+
+
+class OpenFiles(dict[Path, SourceFile]):
+    """Files by path, opened at first use, closed by `close`. Raises UserError where one cannot be opened."""
+
+    def __missing__(self, path: Path) -> SourceFile:
+        self[path] = SourceFile(path)
+        return self[path]
+
+    def close(self) -> None:
+        while self:
+            self.popitem()[1].close()
+
+
+class StoredTensor(Protocol):
+    """A tensor in `files`, as a checkpoint has it or as others have quantised it. `shape` is that of the numbers:
+    [outputs, inputs], or that of a vector; `dtype` that of what `read` gives."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def files(self) -> tuple[Path, ...]: ...
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        """The rectangle, [rows, cols]. A vector is one row."""
+        ...
+
+    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
+        """As TensorSource.read_codes; None, too, where a scale is not finite."""
+        ...
+
+    def to_json(self, path_text: PathText) -> JSON:
+        """What makes it again, its paths written by `path_text`."""
+        ...
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """`nbytes` bytes at `offset` of `file` hold the tensor in row-major order, little-endian.
+
+    `dtype` is the safetensors name: of those that can be packed, F32, F16 and BF16, or another.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.file,)
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        whole, width = self.shape[-1], len(cols)
+        if width < whole and cols.start == 0 and len(rows) == self.shape[0]:
+            # Its strips touch all of it again and again, in steps that defeat the system's readahead.
+            files[self.file].advise("WILLNEED", self.offset, self.nbytes)
+        return self.rectangle(files, rows, cols, numpy_dtype(self.dtype))
+
+    def rectangle(self, files: OpenFiles, rows: range, cols: range, dtype: Any) -> Array:
+        """[rows, cols], of any numpy dtype."""
+        stride = self.shape[-1] * dtype.itemsize
+        offset = self.offset + rows.start * stride + cols.start * dtype.itemsize
+        return files[self.file].strided(offset, stride, (len(rows), len(cols)), dtype)
+
+    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
+        del files, rows, cols, bits
+        return None
+
+    def to_json(self, path_text: PathText) -> JSON:
+        return [path_text(self.file), self.dtype, list(self.shape), self.offset, self.nbytes]
+
+    @staticmethod
+    def from_json(value: Any) -> "SourceTensor":
+        """The inverse; of its own making only."""
+        file, dtype, shape, offset, nbytes = value
+        return SourceTensor(Path(file), dtype, tuple(shape), offset, nbytes)
+
+
+class CheckpointSource(TensorSource):
+    """A TensorSource over tensors in files. Files are opened at first use and closed by `close`."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._tensors = tensors
+        self._files = OpenFiles()
+
+    @property
+    def fingerprint(self) -> str:
+        """Made from names, offsets, and each file's size and time of change: reading the numbers would take a pass."""
+        plain = {name: one for name, one in self._tensors.items() if isinstance(one, SourceTensor)}
+        digest = hashlib.sha256()
+        for name, t in sorted(plain.items()):
+            digest.update(_line(name, t.dtype, t.shape, t.offset, t.file.name))
+        digest.update(_lines_of_files(plain.values()))
+        if len(plain) == len(self._tensors):
+            return f"checkpoint {digest.hexdigest()}"
+        imported = {name: one for name, one in self._tensors.items() if name not in plain}
+        digest = hashlib.sha256(f"checkpoint {digest.hexdigest()}".encode())
+        for name, tensor in sorted(imported.items()):
+            digest.update(_line(name, json.dumps(tensor.to_json(lambda path: path.name))))
+        digest.update(_lines_of_files(imported.values()))
+        return f"imported {digest.hexdigest()}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def dtype(self, name: str) -> SourceDtype:
+        return cast(SourceDtype, self._tensor(name).dtype)
+
+    def read_vector(self, name: str) -> Array:
+        tensor = self._tensor(name)
+        values: Array = tensor.read(self._files, range(1), range(math.prod(tensor.shape)))[0]
+        return values
+
+    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
+        height, width = range(first_row, first_row + rows), range(first_col, first_col + cols)
+        return self._tensor(name).read(self._files, height, width)
+
+    def read_codes(self, name: str, rows: range, cols: range, bits: int) -> Codes | None:
+        return self._tensor(name).codes(self._files, rows, cols, bits)
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _tensor(self, name: str) -> StoredTensor:
+        if name not in self._tensors:
+            raise UserError(f"the checkpoint has no tensor {name}: is the download complete?")
+        tensor = self._tensors[name]
+        if isinstance(tensor, SourceTensor):
+            # Checked when asked for: a checkpoint may hold integers that no spec names.
+            _check_tensor(name, tensor)
+        return tensor
+
+
+def _line(*parts: object) -> bytes:
+    """A line that fingerprints are made from. A file's name need not be UTF-8."""
+    return (" ".join(map(str, parts)) + "\n").encode(errors="surrogatepass")
+
+
+def _lines_of_files(tensors: Iterable[StoredTensor]) -> bytes:
+    lines = []
+    for file in sorted({file for tensor in tensors for file in tensor.files}):
+        try:
+            stat = os.stat(file)
+        except OSError as error:
+            raise UserError(f"cannot open {file}: {error.strerror}") from None
+        lines.append(_line(file.name, stat.st_size, stat.st_mtime_ns))
+    return b"".join(lines)
+
+
+def _check_tensor(name: str, tensor: SourceTensor) -> None:
+    if tensor.dtype not in ("F32", "F16", "BF16"):
+        raise UserError(
+            f"tensor {name} of {tensor.file} is {tensor.dtype}; only F32, F16 and BF16 can be packed"
+        )
+    itemsize = numpy_dtype(tensor.dtype).itemsize
+    if tensor.offset < 0 or tensor.nbytes != math.prod(tensor.shape) * itemsize:
+        raise UserError(f"tensor {name} of {tensor.file} has {tensor.nbytes} bytes, not those of its shape")

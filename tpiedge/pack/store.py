@@ -1,0 +1,287 @@
+"""The shard store: partly filled packs on a worker's disk.
+
+    blobs/ID            a sparse file of the blob's full size; packs that have the blob share it
+    blobs/ID.hashes     its table of hashes, which the id vouches for
+    blobs/ID.present    which of its ranges are there (presence.py)
+    packs/PACK/         manifest.json and a link to blobs/: what `Pack.open` opens
+    packs/PACK/in-use   locked together by everyone who uses the pack: locked alone by who removes it
+    packs/PACK/fetching locked alone by who fetches
+    lock                locked alone while packs come and go
+
+PACK is the sha256 of the manifest. Every lock dies with its process.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpiedge.errors import DiskFull, ProtocolError, TpiedgeError, UserError
+from tpiedge.pack.hashes import is_blob_id
+from tpiedge.pack.layout import BlobLayout
+from tpiedge.pack.locks import FileLock
+from tpiedge.pack.manifest import (
+    BLOB_FOLDER,
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    load_manifest,
+    manifest_bytes,
+    pack_id,
+)
+from tpiedge.pack.presence import Presence
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.shard_copy import ROOM_REMEDY, ShardCopy, explain_store_errors
+from tpiedge.pack.target import check_free_space, partial_folder, replacing, write_synced
+from tpiedge.units import format_bytes
+
+_IN_USE = "in-use"
+
+
+@dataclass(frozen=True)
+class PackUsage:
+    """A pack in the store: bytes on disk, bytes of the whole pack's layers, and when it was last used (epoch s)."""
+
+    id: str
+    layers: int
+    precision: str
+    held_bytes: int
+    full_bytes: int
+    used_at: float
+    in_use: bool
+
+
+@dataclass(frozen=True)
+class StoreUsage:
+    """`held_bytes` counts a blob once that several packs share, and linked originals not at all."""
+
+    packs: tuple[PackUsage, ...]
+    held_bytes: int
+    limit_bytes: int | None
+
+
+def allocated_bytes(path: Path) -> int:
+    """Bytes of the file's own blocks on disk, holes left out; 0 for a link to another's file."""
+    try:
+        state = path.lstat()
+    except OSError:
+        return 0
+    return 0 if path.is_symlink() or state.st_nlink > 1 else state.st_blocks * 512
+
+
+def write_limit(folder: Path, limit: int | None) -> None:
+    """Keep `limit` for every later run."""
+    with explain_store_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / "limit") as new:
+            new.write_text("" if limit is None else f"{limit}\n")
+
+
+class ShardStore:
+    """The store in `folder`, of at most `limit_bytes` (default: the limit kept in the folder, else none).
+
+    Every method raises DiskFull or UserError where the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+        self.folder = folder.absolute()
+        self.limit_bytes = self._read_limit() if limit_bytes is None else limit_bytes
+        self._packs, self._blobs = self.folder / "packs", self.folder / BLOB_FOLDER
+        with explain_store_errors(self.folder):
+            self._packs.mkdir(parents=True, exist_ok=True)
+            self._blobs.mkdir(exist_ok=True)
+
+    @property
+    def pack_ids(self) -> tuple[str, ...]:
+        """Packs whose manifest is here."""
+        return tuple(sorted(e.name for e in self._packs.iterdir() if is_blob_id(e.name)))
+
+    def has(self, identity: str) -> bool:
+        """Whether the manifest of the pack `identity` is here, byte for byte."""
+        try:
+            return pack_id(manifest_bytes(self._folder_of(identity))) == identity
+        except UserError:
+            return False
+
+    def adopt_manifest(self, manifest: bytes, identity: str) -> None:
+        """Make an empty copy of the pack `identity` from its manifest, which may be forged. ProtocolError if it is.
+
+        It takes the place of a copy whose manifest is no longer that of its name, and keeps the weights of that one.
+        """
+        if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
+            raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
+        with self._locked():
+            target = self._folder_of(identity)
+            if self.has(identity):
+                return
+            with partial_folder(target) as incoming:
+                write_synced(incoming / MANIFEST_NAME, manifest)
+                (incoming / BLOB_FOLDER).symlink_to(Path("..", "..", BLOB_FOLDER))
+                _open(incoming)
+                if target.exists() and not self._discard(identity):
+                    raise UserError(
+                        f"the damaged pack {identity[:12]} is in use: end the worker that uses it first"
+                    )
+
+    def open(self, identity: str) -> ShardCopy:
+        """Opens a pack that was adopted; it is not evicted until `close`. Files that vanished are made anew, empty."""
+        with self._locked():
+            folder = self._folder_of(identity)
+            if not self.has(identity):
+                raise UserError(
+                    f"the shard store {self.folder} has no whole pack {identity[:12]}: fetch it again"
+                )
+            lock = FileLock(folder / _IN_USE)
+            if not lock.try_shared():
+                raise UserError(f"another process is removing the pack {identity[:12]}: try again")
+            try:
+                os.utime(folder / _IN_USE)
+                return ShardCopy(_open(folder), identity, lock)
+            except BaseException:
+                lock.close()
+                raise
+
+    def make_room(self, needed: int) -> None:
+        """Evicts packs that no process uses, the one used longest ago first, until `needed` bytes and 5 % more fit.
+
+        Raises DiskFull.
+        """
+        with self._locked():
+            for victim in sorted(self._usages(), key=lambda pack: pack.used_at):
+                if not victim.in_use and not self._fits(needed):
+                    self._remove(victim.id)
+            self._check_room(needed)
+
+    def check_spare_room(self, needed: int, reserve: int) -> None:
+        """Raises DiskFull unless `needed` bytes fit as it is, and `reserve` more; where the store has no limit, a tenth
+        of the disk besides."""
+        with self._locked():
+            if self.limit_bytes is None:
+                reserve += shutil.disk_usage(self.folder).total // 10
+            self._check_room(needed, reserve)
+
+    def remove(self, prefix: str) -> str:
+        """Remove the one pack whose id begins with `prefix`, and the blobs that no other pack has; returns its id."""
+        with self._locked():
+            found = [identity for identity in self.pack_ids if identity.startswith(prefix)]
+            if len(found) != 1 or not prefix:
+                known = ", ".join(identity[:12] for identity in self.pack_ids) or "none"
+                raise UserError(f"{len(found)} packs are called {prefix[:64]!r}; there are: {known}")
+            if not self._remove(found[0]):
+                raise UserError(f"the pack {found[0][:12]} is in use: end the worker that uses it first")
+            return found[0]
+
+    def usage(self) -> StoreUsage:
+        """What is held."""
+        with self._locked():
+            return StoreUsage(tuple(self._usages()), self._held_bytes(), self.limit_bytes)
+
+    def _folder_of(self, identity: str) -> Path:
+        if not is_blob_id(identity):
+            raise ProtocolError(f"not the id of a pack: {identity[:80]!r}")
+        return self._packs / identity
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with FileLock(self.folder / "lock") as lock, explain_store_errors(self.folder):
+            lock.wait_alone(30.0, f"the shard store {self.folder} is being changed")
+            yield
+
+    def _read_limit(self) -> int | None:
+        try:
+            text = (self.folder / "limit").read_text()[:32].strip()
+        except OSError:
+            return None
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    def _usages(self) -> list[PackUsage]:
+        return [used for identity in self.pack_ids if (used := self._usage_of(identity)) is not None]
+
+    def _usage_of(self, identity: str) -> PackUsage | None:
+        folder = self._folder_of(identity)
+        with contextlib.suppress(TpiedgeError, OSError):
+            pack = Pack(folder, load_manifest(folder))
+            layers, in_use = pack.unique_layers, folder / _IN_USE
+            return PackUsage(
+                identity,
+                pack.num_layers,
+                pack.precision.value,
+                sum(allocated_bytes(pack.blob_path(layer)) for layer in layers),
+                sum(pack.layout(layer).nbytes for layer in layers),
+                self._used_at(identity),
+                _is_locked(in_use),
+            )
+        return None
+
+    def _used_at(self, identity: str) -> float:
+        folder = self._folder_of(identity)
+        in_use = folder / _IN_USE
+        return (in_use if in_use.exists() else folder).stat().st_mtime
+
+    def _held_bytes(self) -> int:
+        return sum(allocated_bytes(entry) for entry in self._blobs.iterdir())
+
+    def _check_room(self, needed: int, reserve: int = 0) -> None:
+        """Raises DiskFull unless `needed` bytes fit with 5 % more (blocks, tables), and `reserve` besides."""
+        wanted, used, limit = needed + needed // 20 + reserve, self._held_bytes(), self.limit_bytes
+        if limit is not None and used + wanted > limit:
+            raise DiskFull(
+                f"{format_bytes(wanted)} more do not fit into the shard store {self.folder}: {format_bytes(used)} of "
+                f"{format_bytes(limit)} are taken; free some with `tpiedge shards rm`, or raise `tpiedge shards limit`"
+            )
+        check_free_space(self.folder, wanted, f"the shard store {self.folder}", ROOM_REMEDY)
+
+    def _fits(self, needed: int) -> bool:
+        try:
+            self._check_room(needed)
+        except DiskFull:
+            return False
+        return True
+
+    def _remove(self, identity: str) -> bool:
+        """Removes the pack and the blobs that no other has; False where a process uses it."""
+        if not self._discard(identity):
+            return False
+        kept: set[str] = set()
+        for other in filter(self.has, self.pack_ids):
+            pack = Pack(self._folder_of(other), load_manifest(self._folder_of(other)))
+            kept.update(pack.blob_id(key) for key in pack.unique_keys)
+        for entry in self._blobs.iterdir():
+            if entry.name.lstrip(".")[:64] not in kept:
+                entry.unlink(missing_ok=True)
+        return True
+
+    def _discard(self, identity: str) -> bool:
+        """Removes the pack without its blobs; False where a process uses it. None can begin to: that takes the store's
+        lock."""
+        folder = self._folder_of(identity)
+        with FileLock(folder / _IN_USE) as lock:
+            if not lock.try_alone():
+                return False
+            # The manifest goes first: a crash in between leaves blobs that the next removal finds.
+            (folder / MANIFEST_NAME).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+        return True
+
+
+def _open(folder: Path) -> Pack:
+    """The pack in `folder`, after making the files that it lacks."""
+    pack = Pack(folder, load_manifest(folder))
+    for key in pack.unique_keys:
+        _ensure_blob(pack.blob_path(key), pack.layout(key))
+    return Pack.open(folder)
+
+
+def _ensure_blob(path: Path, layout: BlobLayout) -> None:
+    """A sparse file of the right size at `path`; one that is not is replaced, and its ranges forgotten."""
+    if path.is_file() and path.stat().st_size == layout.nbytes:
+        return
+    Presence(path.parent / f"{path.name}.present", layout.range_count).remove()
+    path.unlink(missing_ok=True)
+    with open(path, "xb") as file:
+        file.truncate(layout.nbytes)
+
+
+def _is_locked(path: Path) -> bool:
+    return path.exists() and FileLock(path).is_held()

@@ -1,0 +1,163 @@
+"""Work that an agent does beside its loop, in threads of their own."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tpiedge.clock import Clock
+from tpiedge.errors import PeerError, ResourceError, TpiedgeError
+from tpiedge.sanitise import sanitised_line
+from tpiedge.shipping.fetcher import Provision
+from tpiedge.wire.epochs import Stock, Stocked
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass
+class _Run(Generic[_T]):
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    outcome: _T | TpiedgeError | None = None
+
+
+class Background(Generic[_T]):
+    """One piece of work after the other. For one thread; only `close` blocks. `drop` gets results that nobody takes."""
+
+    def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
+        self._name = name
+        self._drop = drop
+        self._lock = threading.Lock()
+        self._run: _Run[_T] | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether work is under way, or its outcome was not taken yet."""
+        return self._run is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether no thread works, on cancelled work either."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def begin(self, work: Callable[[threading.Event], _T]) -> None:
+        """Cancels the work before, and does `work` once that has ended. It ends soon after its event is set."""
+        self.cancel()
+        run = self._run = _Run[_T]()
+        thread = threading.Thread(
+            target=self._do, args=(work, run, self._thread), name=self._name, daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no thread left, and may have one for the next attempt
+            run.outcome = ResourceError(
+                "cannot start a thread: is this machine short of memory or of threads?"
+            )
+        else:
+            self._thread = thread
+
+    def taken(self) -> _T | TpiedgeError | None:
+        """What came of the work, once; None while it is under way."""
+        with self._lock:
+            run = self._run
+            if run is None or run.outcome is None:
+                return None
+            self._run = None
+            return run.outcome
+
+    def cancel(self) -> None:
+        """Nobody wants the result any more. Idempotent."""
+        with self._lock:
+            run, self._run = self._run, None
+        if run is not None:
+            run.cancelled.set()
+            self._discard(run.outcome)
+
+    def close(self) -> None:
+        """Cancels, and blocks up to 5 s for the thread. Idempotent."""
+        self.cancel()
+        if self._thread is not None:
+            self._thread.join(5.0)
+
+    def _do(
+        self, work: Callable[[threading.Event], _T], run: _Run[_T], before: threading.Thread | None
+    ) -> None:
+        if before is not None:  # which may still hold the connection to the master, or a lock
+            before.join()
+        if run.cancelled.is_set():
+            return
+        outcome: _T | TpiedgeError
+        try:
+            outcome = work(run.cancelled)
+        except TpiedgeError as error:
+            outcome = error
+        except Exception as error:
+            outcome = PeerError(f"{type(error).__name__}: {error}")
+        with self._lock:
+            if run is self._run:
+                run.outcome = outcome
+                return
+        self._discard(outcome)
+
+    def _discard(self, outcome: _T | TpiedgeError | None) -> None:
+        if outcome is not None and not isinstance(outcome, TpiedgeError):
+            self._drop(outcome)
+
+
+class Prefetch:
+    """Fetches what other plans than the present one need of this machine, while nobody is busy. For one thread."""
+
+    def __init__(self, weights: Provision, clock: Clock) -> None:
+        self._weights = weights
+        self._clock = clock
+        self._work: Background[Stocked] = Background("prefetch")
+        self._order: Stock | None = None
+        self._due = 0.0
+        self._failed = ""
+
+    def order(self, order: Stock) -> None:
+        """The order takes the place of the one before."""
+        self.pause()
+        self._order, self._due, self._failed = order, self._clock.now(), ""
+
+    def pause(self) -> None:
+        """Stops fetching until the next `go_on`; what has arrived is kept."""
+        self._work.cancel()
+
+    def go_on(self) -> None:
+        """Nobody is busy: fetches what is missing, if anything is."""
+        order = self._order
+        idle = self._work.ended and not self._work.busy  # a disk that hangs holds the one before
+        if order is not None and idle and self._clock.now() >= self._due:
+            self._work.begin(lambda cancelled: self._fetched(order, cancelled))
+
+    def taken(self) -> Stocked | None:
+        """What the master is to know: that all is here, or once why it is not; that is tried again after a minute."""
+        found = self._work.taken()
+        if found is None or self._order is None:
+            return None
+        if isinstance(found, TpiedgeError):
+            found = Stocked(0, self._order.number, 0, False, sanitised_line(found))
+        if found.complete:
+            self._order = None
+            return found
+        self._due = self._clock.now() + 60.0
+        if found.why == self._failed:
+            return None
+        self._failed = found.why
+        _log.warning("what other plans need is not fetched now: %s", found.why)
+        return found
+
+    def close(self) -> None:
+        self._order = None
+        self._work.close()
+
+    def _fetched(self, order: Stock, cancelled: threading.Event) -> Stocked:
+        why = ""
+        try:
+            self._weights.stock(order, cancelled)
+        except TpiedgeError as error:
+            why = sanitised_line(error)
+        return Stocked(0, order.number, self._weights.held_bytes(order.pack), not why, why)
