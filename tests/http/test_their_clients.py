@@ -86,7 +86,7 @@ def test_embeddings(serve, service):
 
 
 def test_more_texts_than_are_embedded_at_once_come_in_their_order(client, service):
-    """Of those that run, the later ones end first."""
+    """The later ones of those that run end first."""
     waiting = []
 
     def script(generation):
@@ -159,7 +159,7 @@ def test_a_prompt_that_does_not_fit_is_counted(serve, service, said):
 def test_what_curl_sends_to_ollama_s_api_is_answered_and_what_a_page_may_have_sent_is_not(
     serve, service, kind
 ):
-    """Their manual shows `curl -d`, which calls everything a form."""
+    """The manual of Ollama shows `curl -d`, which calls everything a form."""
     server, body = serve(), json.dumps({"model": "babbler", "messages": ASKED, "stream": False})
 
     def post(**headers):

@@ -63,7 +63,7 @@ def kill(cluster: Serving) -> None:
 
 @dataclass
 class Heard:
-    """What came of a stream, over several connections: texts and scores of the choices, by their numbers."""
+    """A stream's texts and scores over several connections, by the numbers of its choices."""
 
     ids: list[int] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=lambda: defaultdict(str))

@@ -1,4 +1,4 @@
-"""Where the master's model lies is nobody's business."""
+"""No client is told where the master's model lies."""
 
 import json
 from collections.abc import Callable

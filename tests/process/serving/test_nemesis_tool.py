@@ -33,7 +33,7 @@ def broken(*options: object) -> dict:
     "P19", "of processes, links and the master itself, one or two at once: no answer is wrong or lost"
 )
 def test_faults_of_several_kinds() -> None:
-    """As many as one likes: tools/nemesis."""
+    """One test kills a few times; `tools.nemesis` does as often as one likes."""
     links = [] if why_impossible("nft", "tc") else ["links"]
     kinds = ",".join(["kills", "processes", "master", *links])
     found = broken("--kills", 3, "--seed", 2, "--tokens", 60, "--faults", kinds)

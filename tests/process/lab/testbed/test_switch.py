@@ -132,7 +132,7 @@ def test_links_change_while_it_runs(joined: Joined) -> None:
 
 @pytest.mark.parametrize("loss", [0.01, 0.0])
 def test_a_connection_arrives_byte_for_byte(joined: Joined, loss: float) -> None:
-    """Where packets get lost they do so one by one; otherwise frames are long."""
+    """Packets are lost one by one where links lose any; otherwise frames are long."""
     data = os.urandom(20_000_000)
     devices, switch = joined(SwitchLink("", 0.0005, 0.0002, loss))
     assert transfer(devices, "a", "b", data) == sha256(data).digest()
