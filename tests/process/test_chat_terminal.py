@@ -44,7 +44,7 @@ class Terminal:
         self.until_prompt()
 
     def lines(self) -> list[str]:
-        """What is to be seen, and what has gone off the top."""
+        """The lines that are to be seen, and those that have gone off the top."""
         gone = ["".join(row[column].data for column in range(_COLUMNS)) for row in self._screen.history.top]
         return [line.rstrip() for line in (*gone, *self._screen.display)]
 

@@ -5,6 +5,7 @@ killed loses nothing, a power cut may lose the last half minute. What can be wri
 goes on, unrecorded, and a warning says so. Of what a master cannot go on with it keeps the newest MOST_OTHERS.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -59,6 +60,7 @@ class RecordFolder:
         self._folder = private_folder(folder)
         self._log = RateLimitedLog(_log)
         self._lock = threading.Lock()
+        self._closed = False
         #: A daemon: a disk that hangs keeps no master from its end.
         self._chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="records", daemon=True)
@@ -67,16 +69,21 @@ class RecordFolder:
 
     def close(self, limit_s: float) -> None:
         """Waits until what was deleted is, at most that long. Idempotent."""
-        self._chores.put(None)
+        with self._lock:
+            self._closed = True
+            self._chores.put(None)
         if self._thread.ident is not None:
             self._thread.join(limit_s)
 
     def later(self, chore: Callable[[], None]) -> None:
-        """Calls it in the thread that waits for the disk."""
-        with self._lock:
-            if self._thread.ident is None:
-                self._thread.start()
-        self._chores.put(chore)
+        """Calls it in the thread that waits for the disk; here after `close`, or where no thread is left."""
+        with self._lock, contextlib.suppress(RuntimeError):
+            if not self._closed:
+                if self._thread.ident is None:
+                    self._thread.start()
+                self._chores.put(chore)
+                return
+        chore()
 
     def _work(self) -> None:
         while (chore := self._chores.get()) is not None:

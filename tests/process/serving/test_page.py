@@ -104,7 +104,7 @@ def test_a_machine_is_let_in_by_its_code_and_drained(browser: Browser, cluster: 
     browser.wait(lambda: browser.see(".machine"))
 
     def state(name: str) -> str:
-        """What the card of that machine says; empty where there is none."""
+        """The text of that machine's card; empty where there is none."""
         return str(dict(browser.run(_STATES)).get(name, ""))
 
     assert state("master") == "serves"

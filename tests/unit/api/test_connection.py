@@ -1,4 +1,4 @@
-"""Who does not read is dropped."""
+"""A client that does not read is dropped."""
 
 import asyncio
 

@@ -66,6 +66,24 @@ def test_records_are_found_in_their_order_and_go_on(folder: Path) -> None:
     assert files(folder) == []
 
 
+def test_what_is_deleted_after_the_end_or_without_a_thread_is_deleted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for ends in (True, False):
+        records = RecordFolder(folder, "pack-1")
+        file = records.begin(ACCEPTED)
+        if ends:
+            records.close(WAIT_S)
+        else:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+        file.delete()
+        assert files(folder) == []
+        records.close(WAIT_S)
+
+
 def test_a_long_answer_is_found(folder: Path) -> None:
     """A token with twenty scores has half a kilobyte."""
     path = begun(folder)

@@ -1,4 +1,4 @@
-"""What `tpiedge top` makes of the master's picture."""
+"""`tpiedge top` puts the master's picture into words."""
 
 from datetime import date, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who sends to whom."""
+"""The shapes of collectives say who sends to whom."""
 
 from typing import get_args
 

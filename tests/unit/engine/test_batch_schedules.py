@@ -44,7 +44,7 @@ def cost_of(*points: tuple[int, float]) -> StepCost:
 
 
 class Node:
-    """What a KV cache holds: of every position of a page, which tokens led there."""
+    """A KV cache as the test knows it: of every position of a page, which tokens led there."""
 
     def __init__(self, pages: int, size: int) -> None:
         self._size = size

@@ -34,7 +34,7 @@ def _by_groups(values_OI: Array, panels: int) -> Array:
     outputs, inputs = values_OI.shape
     groups = -(-inputs // GROUP)
     whole = np.zeros((panels * PANEL, groups * GROUP), np.float32)
-    whole[:outputs, :inputs] = _f32(values_OI)
+    whole[:outputs, :inputs] = wide(values_OI)
     return np.ascontiguousarray(whole.reshape(panels, PANEL, groups, GROUP).transpose(0, 2, 3, 1))
 
 
@@ -90,9 +90,8 @@ def _pack(codes: Array, bits: int) -> Array:
     return quads.reshape(len(codes), -1)
 
 
-def _f32(values: Array) -> Array:
+def wide(values: Array) -> Array:
+    """f32 of f32, f16 or the bits of bf16 as uint16."""
     if values.dtype == np.uint16:
-        wide = values.astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
+        return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tpiedge.kernels
 from tests.unit.kernels.instruction_sets import AVAILABLE
-from tests.unit.kernels.quantise_reference import quantise_by_numpy
+from tests.unit.kernels.quantise_reference import quantise_by_numpy, wide
 from tpiedge.kernels import quantise as module
 from tpiedge.kernels import shared_library
 from tpiedge.kernels.panels import GROUP, PanelShape, split_panels
@@ -53,14 +53,6 @@ def weights(outputs: int, inputs: int, dtype: str = "f32", scale: float = 0.02, 
     if dtype == "f16":
         return values.astype(np.float16)
     return (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bf16" else values
-
-
-def wide(values: Array) -> Array:
-    return (
-        (values.astype(np.uint32) << 16).view(np.float32)
-        if values.dtype == np.uint16
-        else values.astype(np.float32)
-    )
 
 
 @st.composite
