@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-_END_S = 280.0
+_END_S = 230.0  # the test's own end comes after 300
 
 
 def start(*arguments: object) -> "subprocess.Popen[str]":
@@ -32,7 +32,11 @@ def test_abuse_changes_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     phases = "cancelled, imposters, together, with nodes"
     with start("--minutes", 0.4, "--phases", phases, "--json", found, "--keep", tmp_path / "cluster") as soak:
-        said, _ = soak.communicate(timeout=_END_S)
+        try:
+            said, _ = soak.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            soak.terminate()  # it ends its cluster
+            said, _ = soak.communicate(timeout=60.0)
     assert soak.returncode == 0, said
     record = json.loads(found.read_text())
     assert record["faults"] == []

@@ -21,7 +21,7 @@ Laws:
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,11 @@ from starlette.datastructures import Headers
 from tpiedge.answers.log import AnswerReader, Parting, ServerEnds
 from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.asked import Choice, Reply
-from tpiedge.api.body import Disconnected, Receive, left
+from tpiedge.api.body import Disconnected, Receive, Send, left
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.fields import ignored_header
-from tpiedge.api.formats import AnswerHead, json_bytes, json_parts, numbered
+from tpiedge.api.formats import REQUEST_ID, RESUMABLE, AnswerHead, json_bytes, json_parts, numbered
+from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.service import Service
@@ -41,13 +42,6 @@ from tpiedge.api.transcript import PromptEcho, TextPiece, Transcript
 from tpiedge.master.journal import Paused
 from tpiedge.master.request_times import Reading
 from tpiedge.units import format_seconds
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-REQUEST_ID = "x-request-id"
-"""The header in which an answer names its request."""
-RESUMABLE = "x-resumable"
-"""The header of an answer of which a client that comes again gets the rest, by that name."""
 
 _PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
 """Seconds without a byte that OpenAI's client for Python, the one for JavaScript, bears before it tries again."""
@@ -87,12 +81,13 @@ class Work:
 
 
 class Answering:
-    """Sends one answer. Runs once."""
+    """Sends one answer to `client`. Runs once."""
 
-    def __init__(self, work: Work, service: Service, limits: Limits) -> None:
+    def __init__(self, work: Work, service: Service, intake: Intake, client: str) -> None:
         self._work = work
         self._reader = work.reader
-        self._limits = limits
+        self._intake, self._client = intake, client
+        self._limits = intake.limits
         accepted, reply, tokenizer = work.accepted, work.reply, service.tokenizer
         by_prompt = {choice.prompt: len(choice.request.prompt_ids) for choice in work.choices}
         head = AnswerHead(
@@ -220,10 +215,7 @@ class Answering:
                     started = True
                     await self._start(send, _JSON_HEADERS)
                 await self._write(send, _BLANK)
-            # Thousands of scores take long.
-            body = await asyncio.to_thread(
-                lambda: b"".join(json_parts(self._form.whole(pieces, self._transcripts)))
-            )
+            body = await self._body(pieces)
         except Disconnected:
             raise
         except Exception as error:
@@ -235,6 +227,14 @@ class Answering:
             await send({"type": "http.response.body", "body": body})
         else:
             await _send_body(send, 200, body, dict(self._named()))
+
+    async def _body(self, pieces: Sequence[Sequence[TextPiece]]) -> bytes:
+        def written() -> bytes:
+            return b"".join(json_parts(self._form.whole(pieces, self._transcripts)))
+
+        if any(token.logprobs for parts in pieces for piece in parts for token in piece.tokens):
+            return await self._intake.run(self._client, written)  # thousands of scores take long
+        return written()
 
     async def _stream(self, send: Send) -> None:
         """Only what comes after the event that the client has; signs of life where nothing is told yet, too."""

@@ -12,10 +12,11 @@ from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.admin import Admin
-from tpiedge.api.answering import REQUEST_ID, Aborted, BrokenOff, Send, send_json
-from tpiedge.api.body import Disconnected, Receive, discard
+from tpiedge.api.answering import Aborted, BrokenOff, send_json
+from tpiedge.api.body import Disconnected, Receive, Send, discard
 from tpiedge.api.completions import Answers, name_usual_path
 from tpiedge.api.errors import ApiError, error_body, of_exception
+from tpiedge.api.formats import REQUEST_ID
 from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
 from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits

@@ -18,6 +18,7 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.units import format_bytes
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_DEPTH: Final = 128
 """Of arrays and objects within each other."""

@@ -13,9 +13,9 @@ from starlette.routing import Route
 from tpiedge.answers.log import AnswerLog, Parting
 from tpiedge.answers.shelf import AnswerShelf
 from tpiedge.api.answer_forms import ANSWER_FORMS
-from tpiedge.api.answering import Answering, Send, Work, send_json
+from tpiedge.api.answering import Answering, Work, send_json
 from tpiedge.api.asked import AnsweredAtOnce, FormatName
-from tpiedge.api.body import Receive
+from tpiedge.api.body import Receive, Send
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import ignored_header
 from tpiedge.api.guard import key_of
@@ -103,7 +103,8 @@ class _Completions:
         except AnsweredAtOnce as known:
             await send_json(send, 200, known.body, ignored_header(known.ignored))
             return
-        await Answering(work, self.answers.service, intake.limits).deliver(scope, receive, send)
+        client = intake.client(request)
+        await Answering(work, self.answers.service, intake, client).deliver(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +124,14 @@ class _Resumptions:
             kind = f"{ANSWER_FORMS[self.form].kind}.deleted"
             await send_json(send, 200, {"id": name, "object": kind, "deleted": True})
             return
-        after = _last_event(Request(scope))
+        request, intake = Request(scope), self.answers.intake
+        after = _last_event(request)
         log, accepted = self.answers.find(self.form, name, key)
         reply = replace(accepted.reply, stream=accepted.reply.stream and after is not None)
         reader = log.read(collects=not reply.stream)
         work = Work(accepted, accepted.choices, reply, reader, True, after=after or 0, named=True)
-        await Answering(work, self.answers.service, self.answers.intake.limits).deliver(scope, receive, send)
+        client = intake.client(request)
+        await Answering(work, self.answers.service, intake, client).deliver(scope, receive, send)
 
 
 def _last_event(request: Request) -> int | None:

@@ -11,6 +11,11 @@ from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
 
+REQUEST_ID = "x-request-id"
+"""The header in which an answer names its request."""
+RESUMABLE = "x-resumable"
+"""The header of an answer of which a client that comes again gets the rest, by that name."""
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, Final
 
-from tpiedge.api.answering import REQUEST_ID, RESUMABLE, Send
+from tpiedge.api.body import Send
 from tpiedge.api.fields import IGNORED
+from tpiedge.api.formats import REQUEST_ID, RESUMABLE
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
