@@ -1,0 +1,87 @@
+"""A page of somebody else in a real browser, beside a server that needs no key, can neither use it nor read of it."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.browsing.browser import Browser
+from tpiedge.api.origins import Origins
+from tpiedge.api.server import ApiServer
+from tpiedge.testing.service import FakeService
+
+_HTML = Path(__file__).with_name("hostile_page.html").read_bytes()
+#: Browsers know themselves that it leads to this computer, and take it for another site.
+_EVIL = "evil.localhost"
+_ATTACK_S = 60.0
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(_HTML)))
+        self.end_headers()
+        self.wfile.write(_HTML)
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def _hostile(browser: Browser, host: str) -> Iterator[int]:
+    """The port from which the browser got the page; nobody listens there any more."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        browser.driver.get(f"http://{host}:{server.server_port}/")
+        server.shutdown()
+        thread.join()
+    yield server.server_port
+    browser.driver.get("about:blank")
+    browser.complaints()  # of all that the page was refused
+
+
+def _attack(browser: Browser, base: str) -> dict[str, str]:
+    """What the page made of each attempt."""
+    browser.run("attack(arguments[0])", base)
+    browser.wait(lambda: browser.driver.title == "done", _ATTACK_S)
+    found: dict[str, str] = browser.run("return window.results")
+    return found
+
+
+@pytest.mark.parametrize("host", [_EVIL, "localhost"], ids=["another site", "another port"])
+@pytest.mark.fault("H5", "a page in a real browser can neither use nor read anything, whatever it sends")
+def test_a_page_from_elsewhere(
+    serve: Callable[..., ApiServer], service: FakeService, browser: Browser, host: str
+) -> None:
+    with _hostile(browser, host):
+        results = _attack(browser, serve().url)
+    assert results["POST as text, no-cors"] == "opaque", "it came to the server"
+    assert set(results.values()) <= {"opaque", "failed", "sent"}
+    assert service.generations.empty()
+
+
+@pytest.mark.fault("H5", "a page whose name comes to lead to the master reads refusals only")
+def test_a_page_whose_name_leads_to_the_server(
+    serve: Callable[..., ApiServer], service: FakeService, browser: Browser
+) -> None:
+    with _hostile(browser, _EVIL) as port:
+        serve(port=port)
+        results = _attack(browser, "")
+    assert results["GET"].startswith("403 "), "it came to the server"
+    assert all(one in ("opaque", "failed", "sent") or one.startswith("403 ") for one in results.values())
+    assert service.generations.empty()
+
+
+def test_the_page_would_succeed_if_it_were_allowed(
+    serve: Callable[..., ApiServer], service: FakeService, browser: Browser
+) -> None:
+    with _hostile(browser, _EVIL) as port:
+        results = _attack(browser, serve(origins=Origins([f"http://{_EVIL}:{port}"])).url)
+    assert results["GET"].startswith("200 ")
+    assert service.generations.qsize() > 0
