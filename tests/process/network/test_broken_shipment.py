@@ -25,7 +25,7 @@ from tests.process.serving.serving import words_of_loss
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
-_MEGABITS = 40
+_MEGABITS = 20
 # Generous: the promise of two seconds is that of test_cuts.py.
 _TOLD_S = 15.0
 _BACK_S = 30.0
@@ -185,8 +185,7 @@ def test_the_worker_is_lost(shipment: Shipment, bulky_text: str, names: tuple[st
         words = words_of_loss(r"\d", _LOST[name], "its preparation")
         assert re.search(words, cluster.master.log[logged:])
         assert held, name
-        cluster.wait_until(lambda status: worker_of(status)["state"] != "lost", _BACK_S)
-        _administer(cluster, "clear", shipment.worker)  # its wait, which doubles with each loss
+        cluster.end_waits(cluster.wait_until(lambda status: worker_of(status)["state"] != "lost", _BACK_S))
         shipment.check_resumed(held)
 
 

@@ -88,6 +88,19 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(
         exact(cluster)
 
 
+@pytest.mark.fault("P9", "found while nobody asks; no request fails")
+def test_a_link_that_breaks_while_nobody_asks_fails_no_request(
+    start: Start, exact: Callable[[NetworkCluster], None]
+) -> None:
+    cluster = start("--collective", "mesh")
+    exact(cluster)
+    epoch = cluster.status()["epoch"]
+    with cluster.namespaces.parted("worker1", "worker2"):
+        cluster.wait_until(lambda status: status["epoch"] > epoch and status["ready"], _SEEN_S + _BACK_S)
+        assert ways(cluster)[:2] == ("star", "star")
+        exact(cluster)
+
+
 @pytest.mark.fault("P9", "they serve by the star")
 def test_workers_that_never_reach_each_other_serve(
     namespaces: Namespaces, start: Start, exact: Callable[[NetworkCluster], None]

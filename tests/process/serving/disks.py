@@ -105,6 +105,20 @@ def failing_disk(folder: Path, image: Path) -> Iterator[FailingDisk]:
 
 
 @contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing in `folder` can be written, as on a file system that the kernel has found damaged. Skips the test where
+    that is impossible."""
+    with _skipping():
+        _need_root_and("mount")
+        _try("mount", "--bind", folder, folder)
+    try:
+        _run("mount", "-o", "remount,bind,ro", folder)
+        yield
+    finally:
+        _run("umount", "-l", folder)
+
+
+@contextlib.contextmanager
 def _skipping() -> Iterator[None]:
     try:
         yield

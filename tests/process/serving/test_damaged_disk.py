@@ -2,6 +2,7 @@
 with the reason, and the cluster answers exactly."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.process.serving.conftest import SLOW
-from tests.process.serving.disks import failing_disk
+from tests.process.serving.disks import failing_disk, read_only
 from tests.process.serving.machines import Worker
-from tests.process.serving.serving import Serving, rank_of
+from tests.process.serving.serving import Serving, node_of, rank_of
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,33 @@ def test_a_disk_that_is_too_small(
     assert "disk" in tiny["why"] or "plan" in tiny["why"]
     worker.process.end()
     del cluster.workers["tiny"]
+
+
+@pytest.mark.fault("F6", "what is in memory serves on; then the worker is left out with the reason")
+def test_a_disk_becomes_read_only(cluster: Serving, exact: Callable[[Serving], None]) -> None:
+    words = r"cannot write to the shard store .*: Read-only file system"
+
+    def is_left_out(status: dict) -> bool:
+        node = node_of(status, "bob")
+        if node["state"] == "left out" and not re.search(words, node["why"]):
+            cluster.end_waits(status)  # it waits because its node died
+        return node["state"] == "left out" and bool(re.search(words, node["why"]))
+
+    cluster.wait_ready(2)
+    worker = cluster.start_worker("bob", bytes_per_s=SLOW)
+    cluster.wait_ready(3)
+    with read_only(worker.cache):
+        exact(cluster)
+        worker.node.kill()
+        cluster.wait_until(is_left_out)
+        cluster.wait_ready(2)
+        exact(cluster)
+        worker.process.end()
+        cluster.start_worker("bob", token=False)
+        assert worker.process.wait() == 2
+    assert re.search(f"tpiedge: {words}", worker.log)
+    assert "Traceback" not in worker.log
+    del cluster.workers["bob"]
 
 
 @pytest.mark.fault("F6", "a disk that hangs: the others begin without the worker, which comes when it moves")

@@ -1,5 +1,5 @@
-"""A machine has less memory than it offered: the plan gives it less, and it is not tried again and
-again. Linux, root."""
+"""A machine gets less memory while it is used, or has less than it offered: the plan gives it less, and it is not
+tried again and again. Linux, root."""
 
 import contextlib
 import re
@@ -20,9 +20,10 @@ from tpiedge.lab.memory_group import ENTER, MemoryGroup
 
 LONG = 200
 OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
-#: Of a KV cache of KV_TOKENS, one head takes more than what a node has beside its program
+#: Of a KV cache of KV_TOKENS, one head takes more than what a node has beside its program once it has LOW bytes.
 KV_TOKENS = 65536
 ENOUGH = 600 << 20
+LOW = 400 << 20
 #: What another program takes at a time while there is room.
 STEP = 20 << 20
 #: For each line that it gets it takes so many bytes, in a process of its own. Any of them is ended before a master or
@@ -66,6 +67,14 @@ def held(tmp_path: Path) -> Iterator[Fault]:
 
 
 @pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Fault]:
+    """Of one machine: an answer lasts, and nobody is silent for that."""
+    fault = Fault("slow", tmp_path / "slow")
+    yield fault
+    fault.end()
+
+
+@pytest.fixture
 def start_victim(
     cluster: Serving, group: MemoryGroup, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[Fault], Worker]]:
@@ -85,6 +94,33 @@ def start_victim(
 
 def within(group: MemoryGroup, *program: object) -> tuple[object, ...]:
     return "sh", "-c", ENTER, group.members_file, *program
+
+
+@pytest.mark.fault(
+    "P2", "less memory in the middle of an answer: a smaller part, no loss; the answer is exact"
+)
+def test_a_limit_is_lowered_in_an_answer(
+    cluster: Serving, group: MemoryGroup, start_victim: Callable[[Fault], Worker], slow: Fault
+):
+    victim = start_victim(slow)
+    whole, before = cluster.whole(PROMPT, LONG), cluster.status()
+
+    def has_less(now: dict) -> bool:
+        later = now["ready"] and now["epoch"] != before["epoch"]
+        return later and node_of(now, victim.name)["planned_bytes"] <= LOW
+
+    assert node_of(before, victim.name)["planned_bytes"] > LOW
+    with cluster.streaming(PROMPT, LONG) as stream:
+        slow.begin()
+        said = len(cluster.master.log)
+        group.limit(LOW)
+        cluster.wait_until(has_less)
+        slow.end()
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, whole)
+    assert f"it offers {LOW / 1e6:.1f} MB (before: {ENOUGH / 1e6:.1f} MB)" in victim.log
+    assert "stopped serving" not in cluster.master.log[said:]
+    assert group.use().oom_kills == 0
 
 
 @contextlib.contextmanager

@@ -1,13 +1,15 @@
-"""No client is told where the master's model lies."""
+"""Where the master's model lies: no client is told, and another master may use it, too."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.process.serving.serving import Serving
+from tests.process.command import wait_for
+from tests.process.serving.serving import START_S, Serving
 
 
 @pytest.mark.fault("H12", "no client is told the path of a model; who knows it may name the model by it")
@@ -25,3 +27,20 @@ def test_the_path_of_the_model_is_told_to_nobody(text_model: Path, clusters: Cal
             assert http.post("/v1/completions", json=asked | {"model": model}).json()["model"] == name
         assert path not in http.post("/v1/completions", json=asked | {"model": "other"}).text
     assert path not in json.dumps(cluster.status())
+
+
+@pytest.mark.fault("F8", "both serve exactly")
+def test_two_masters_share_a_cache(
+    clusters: Callable[..., Serving], tmp_path: Path, exact: Callable[[Serving], None]
+) -> None:
+    """Both start at once on an empty cache: the model is packed once, and both serve it."""
+    cache = tmp_path / "cache"
+    pair = [clusters(cache=cache) for _ in range(2)]
+    for cluster in pair:
+        cluster.start_master(wait=False)
+    for cluster in pair:
+        wait_for(cluster.answers, START_S)
+        cluster.wait_ready(1)
+        exact(cluster)
+    assert sum(len(re.findall(r"packing demo as \w+: .* in", cluster.master.log)) for cluster in pair) == 1
+    assert len(list((cache / "packs").iterdir())) == 1
