@@ -3,9 +3,8 @@
 from functools import partial
 from pathlib import Path
 
-from tpiedge.joining.members import KnownWorker, MemberJournal
-from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import Redemption
+from tpiedge.joining.members import KnownWorker, MemberJournal, Redemption
+from tpiedge.joining.tokens import TokenStore
 from tpiedge.transport.keys import CurveKeys
 
 

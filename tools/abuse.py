@@ -42,8 +42,7 @@ from tools.abusing.table import line, table
 from tools.abusing.target import Target
 from tpiedge.host.addresses import Address
 from tpiedge.joining.identity import load_or_create_keys
-from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import JoinToken
+from tpiedge.joining.tokens import JoinToken, TokenStore
 from tpiedge.pack.manifest import manifest_bytes, pack_id
 
 _INTERRUPTED = 130

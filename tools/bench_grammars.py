@@ -32,7 +32,7 @@ from tests.cluster.schemas import schemas
 from tools.grammar_flood import measure
 from tpiedge.api.call_grammars import begun_call_grammar
 from tpiedge.api.tools import AskedTools
-from tpiedge.engine.constraints import begin_late
+from tpiedge.engine.constraints import LateConstraint, begin_constraint
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.errors import UserError
 from tpiedge.local.prepare import prepare
@@ -99,8 +99,8 @@ class Bench:
             raise SystemExit("the tokenizer has no token for what opens a call")
         request = GenerationRequest("bench", (1,), MOST_TOKENS, stop_ids=(end,), grammar=grammar)
         began = time.perf_counter()
-        late = begin_late(self._grammars, request, grammar)
-        if late is None:
+        late = begin_constraint(self._grammars, request)
+        if not isinstance(late, LateConstraint):
             raise SystemExit("the process of a grammar cannot be started")
         with closing(late):
             while not late.ready():

@@ -18,10 +18,8 @@ from typing import Any
 
 from tpiedge.local.launch import model_facts_of
 from tpiedge.local.prepare import prepare
-from tpiedge.planner.needs import NodeFacts
-from tpiedge.planner.partition import ShareWeight
-from tpiedge.planner.solve import Plan, evaluate
-from tpiedge.planner.streaming import smallest_bytes
+from tpiedge.planner.needs import NodeFacts, smallest_bytes
+from tpiedge.planner.solve import Plan, ShareWeight, evaluate
 from tpiedge.units import format_bytes, parse_bytes
 
 _LIMIT_S = 3600.0

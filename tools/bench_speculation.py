@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from tests.shaped_links import LinkModel, LinkSettings, ShapedNetwork
 from tpiedge.cli.listing import print_table
-from tpiedge.collectives.job import Route
+from tpiedge.collectives.communicator import Route
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.sampler import Sampled, Sampler
 from tpiedge.errors import TpiedgeError, UserError
@@ -39,7 +39,8 @@ from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
-from tpiedge.planner.partition import LayerShape, ShareWeight, partition
+from tpiedge.planner.needs import LayerShape
+from tpiedge.planner.solve import ShareWeight, partition
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import AnswerPart, Token
 from tpiedge.wire.requests import GenerationRequest

@@ -37,8 +37,8 @@ from tpiedge.pack.export import (
     shard_names,
     split_shards,
 )
+from tpiedge.pack.files import check_free_space, explain_write_errors, lock_target, partial_folder
 from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.target import check_free_space, explain_write_errors, lock_target, partial_folder
 from tpiedge.units import format_bytes, format_seconds, parse_bytes
 
 Config = dict[str, object]

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from tpiedge.master.counters import Counted, StepTimeline
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.pending_answer import RequestLine
+from tpiedge.master.journal import RequestLine
 from tpiedge.master.status import NodeStatus
 from tpiedge.testing.service import FakeService
 from tpiedge.wire.control import Stats, StepSpans, WorkerLink

@@ -12,7 +12,8 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
-from tpiedge.planner.partition import LayerShape, ShareWeight, parse_shares, partition
+from tpiedge.planner.needs import LayerShape
+from tpiedge.planner.solve import ShareWeight, parse_shares, partition
 
 
 @pytest.fixture(scope="session")

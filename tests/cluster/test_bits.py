@@ -14,11 +14,10 @@ from tests.cluster.test_streaming import PLACEMENTS
 from tests.reference import CASES, Reference
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.model.int4_files import Int4Checkpoint
-from tpiedge.collectives.job import Route
+from tpiedge.collectives.communicator import Route
 from tpiedge.engine import assembly
 from tpiedge.engine.steps import StepLimits
-from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.source import DEMO, resolve_model
@@ -28,7 +27,8 @@ from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
-from tpiedge.planner.partition import LayerShape, parse_shares, partition
+from tpiedge.planner.needs import LayerShape
+from tpiedge.planner.solve import parse_shares, partition
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.fields import KVPrecision
 

@@ -9,8 +9,8 @@ import torch
 from tests.cluster.packs import split
 from tests.cluster.test_exactness import assert_close
 from tests.reference import Reference
+from tpiedge.collectives.communicator import Route
 from tpiedge.collectives.group import COLLECTIVES
-from tpiedge.collectives.job import Route
 from tpiedge.engine.steps import StepLimits
 from tpiedge.testing.cluster import InProcessCluster
 

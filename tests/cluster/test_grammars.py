@@ -21,7 +21,8 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
-from tpiedge.planner.partition import LayerShape, parse_shares, partition
+from tpiedge.planner.needs import LayerShape
+from tpiedge.planner.solve import parse_shares, partition
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Compiled, Failed, Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling

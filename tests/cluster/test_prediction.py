@@ -10,8 +10,7 @@ from tests.reference import Reference
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.needs import NodeFacts, model_facts
-from tpiedge.planner.partition import parse_shares
-from tpiedge.planner.solve import Plan, evaluate
+from tpiedge.planner.solve import Plan, evaluate, parse_shares
 
 
 @pytest.mark.parametrize("shares", ["1", "3,1", "1,0:2,1", "1,1,1,1,1"])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.packs import split
 from tests.reference import Reference
-from tpiedge.collectives.job import Route
+from tpiedge.collectives.communicator import Route
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling

@@ -9,9 +9,9 @@ import torch
 from tests.cluster.packs import split
 from tests.reference import Reference
 from tpiedge.engine.fused_blocks import FusedBlocks
+from tpiedge.kernels.attention_block import FusedLayers
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.shared_library import kernel_library
-from tpiedge.kernels.stack import FusedLayers
 from tpiedge.pack.specs import Precision
 from tpiedge.testing.cluster import InProcessCluster
 

@@ -5,7 +5,7 @@ import pytest
 from tests.contract.networks import Network, linked
 from tests.contract.ranks import CLUSTERS, Ranks
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.local import DeadlineLiveness
+from tpiedge.collectives.communicator import DeadlineLiveness
 
 
 @pytest.fixture(params=["inprocess", "zeromq", "zeromq in Python"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tpiedge.host.addresses import Address, parse_address
 from tpiedge.joining.front_door import FrontDoor, guest_policy
-from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import TokenStore
 from tpiedge.transport.endpoint import LinkReset, MalformedMessage
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from tests.contract.networks import Network
-from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.collectives.communicator import Communicator, LocalCommunicator, Tag
 from tpiedge.collectives.group import COLLECTIVES, Group
-from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerLost, ProtocolError
 from tpiedge.testing.inprocess import InProcessHub, InProcessPeer, InProcessSpoke

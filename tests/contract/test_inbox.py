@@ -9,10 +9,9 @@ import pytest
 
 from tests.contract.ranks import Ranks
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import Doing, Tag
+from tpiedge.collectives.communicator import DeadlineLiveness, Doing, Tag
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.inbox import Inbox
-from tpiedge.collectives.local import DeadlineLiveness
+from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.errors import Misconduct, PeerLost
 from tpiedge.transport.endpoint import Envelope, LinkReset
 from tpiedge.transport.framing import TENSOR, frame_of, read_frame
@@ -22,6 +21,7 @@ from tpiedge.wire.tensors import TensorHeader
 
 EPOCH, WAIT_S = 1, 20.0
 TAG = Tag(2, 0, 0)
+WHAT, SHAPE = Doing("all-reduce", TAG), (1, 1)
 
 
 class Gone:
@@ -51,9 +51,9 @@ class Stream:
         return read_frame(sender, frame, TENSOR)
 
 
-def inbox(what: Message | Exception) -> tuple[Inbox, Any]:
+def inbox(what: Message | Exception) -> tuple[PeerChannel, Any]:
     hub: Any = Stream(what)
-    made = Inbox(hub, {"node-1": 1, "node-2": 2}, EPOCH, Gone())
+    made = PeerChannel(hub, Gone(), epoch=EPOCH, rank=0, size=3)
     made.begin(TAG.step)
     return made, hub
 
@@ -64,9 +64,9 @@ LATE = Partial(EPOCH, 1, 0, 0, 0, 1, None)
 def test_messages_that_come_too_late_do_not_keep_a_wait_going() -> None:
     made, _ = inbox(LATE)
     with pytest.raises(PeerLost, match="node 2 was lost"):
-        list(made.collect(Partial, TAG, {2}, Doing("all-reduce", TAG)))
+        list(made.collect(Partial, TAG, {2}, WHAT, SHAPE))
     with pytest.raises(PeerLost):
-        made.next_plan(0)
+        made.next_plan()
 
 
 def test_a_link_that_broke_says_why() -> None:
@@ -84,9 +84,9 @@ def test_a_link_that_no_step_needs_may_break_and_come_back() -> None:
     made.needed = {2}
     made.take_in("the wait for a request")
     with pytest.raises(PeerLost, match=r"node 2 was lost .*the test said so"):
-        list(made.collect(Partial, TAG, {2}, Doing("all-reduce", TAG)))
+        list(made.collect(Partial, TAG, {2}, WHAT, SHAPE))
     with pytest.raises(PeerLost, match=r"node 2 was lost .*the test said so"):
-        made.next_plan(0)
+        made.next_plan()
 
 
 def star(network: Any) -> tuple[Group, Group, Any]:

@@ -17,8 +17,7 @@ from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.front_door import FrontDoor
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.pairing_link import PairingHub, pair
-from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import CLOCK_SET_S
+from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.monitor import LinkState

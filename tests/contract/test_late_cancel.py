@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.contract.ranks import HUB, WAIT_S, Ranks, part
-from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.collectives.summation import F32Array
 from tpiedge.transport.native_library import transport_library
 
 

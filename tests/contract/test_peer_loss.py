@@ -96,11 +96,11 @@ def test_over_any_link(network: Any, way: str, victim: int, messages: int, close
 @pytest.mark.parametrize(
     ("rank", "wait"),
     [
-        (0, lambda one: one.gather(part(0), TAG)),
+        (0, lambda one: one.send_up(part(0), 1, TAG)),
         (1, lambda one: one.broadcast(part(1), TAG)),
         (1, lambda one: one.next_plan()),
     ],
-    ids=["gather", "broadcast", "plan"],
+    ids=["send up", "broadcast", "plan"],
 )
 @pytest.mark.parametrize("way", [HUB, "mesh"])
 def test_every_other_wait_ends_too(

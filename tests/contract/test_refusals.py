@@ -11,7 +11,7 @@ from msgspec import structs
 
 from tests.contract.between import Change, Changing
 from tests.contract.ranks import HUB, LINKS, TAG, Ranks, part
-from tpiedge.collectives.inbox import MAX_HELD, MAX_HELD_BYTES
+from tpiedge.collectives.peer_channel import MAX_HELD, MAX_HELD_BYTES
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.codec import encode

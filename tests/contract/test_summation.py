@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tpiedge.collectives.arrays import F32Array, IntArray
-from tpiedge.collectives.summation import LARGEST, NOT_A_NUMBER, OrderedSum
+from tpiedge.collectives.summation import LARGEST, NOT_A_NUMBER, F32Array, IntArray, OrderedSum
 from tpiedge.errors import Misconduct, ProtocolError
 
 SHAPE = (2, 3)

@@ -23,9 +23,9 @@ def _manifest(folder: Path) -> Read:
 def _manifest_seeds() -> list[bytes]:
     from tpiedge.model.config import ModelConfig
     from tpiedge.model.spec import model_spec
+    from tpiedge.pack.layout import Storage
     from tpiedge.pack.manifest import Manifest, manifest_text
     from tpiedge.pack.specs import Precision
-    from tpiedge.pack.storage import Storage
 
     found = []
     for tied, precision in ((True, Precision.F32), (False, Precision.Q4)):

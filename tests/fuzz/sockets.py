@@ -38,10 +38,9 @@ def _message_seeds() -> list[bytes]:
 def _body(folder: Path) -> Read:
     from tests.http.conftest import InstantTemplate
     from tpiedge.api.body import parse_object
-    from tpiedge.api.chat_request import read_chat
-    from tpiedge.api.completion_request import read_completion
     from tpiedge.api.errors import ApiError
     from tpiedge.api.limits import Limits
+    from tpiedge.api.openai_request import CHAT, COMPLETION
     from tpiedge.model.tokenizer import Tokenizer
     from tpiedge.testing.service import FakeService
 
@@ -51,7 +50,7 @@ def _body(folder: Path) -> Read:
     def read(data: bytes) -> None:
         try:
             values = parse_object(data, limits.body_values)
-            (read_chat if "messages" in values else read_completion)(values, service, "r1")
+            (CHAT.asked if "messages" in values else COMPLETION.asked)(values, service, "r1")
         except ApiError as error:
             json.dumps(error.body()).encode()
             raise _Answered(json.dumps(error.message)) from None

@@ -15,8 +15,8 @@ from tests.http.conftest import DEMO, PACK, SECRET, leave_early
 from tests.http.kept import KeptAnswers
 from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog, Parting
 from tpiedge.answers.record import FoundAnswer
-from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.asked import Asked, Choice, Reply
+from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest

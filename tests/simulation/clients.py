@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tests.simulation import formula
 from tests.unit.master.stories import read
 from tpiedge.errors import Cancelled, PeerError, PeerLost, TpiedgeError
-from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.journal import PendingAnswer
 from tpiedge.master.reconciler import NotServing
 from tpiedge.wire.control import AnswerPart, Embedding, Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest

@@ -18,7 +18,7 @@ from tpiedge.master.roster import Machine
 from tpiedge.master.session import Phase
 from tpiedge.master.workers import LONGEST_S
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.reasons import SpareReason
+from tpiedge.planner.capacity import SpareReason
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from tests.simulation import formula
 from tests.unit.master.players import FakeAgent, FakeNode, offer
-from tpiedge.planner.linking import listens
+from tpiedge.planner.network import listens
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import (
     Assign,

@@ -81,9 +81,10 @@ def test_no_process_that_is_started_gets_a_secret(
     class Noted(subprocess.Popen[bytes]):
         """Reads its input, in place of what was to be started; with a link, it waits for its end."""
 
-        def __init__(self, _command: object, *, env: dict[str, str], **options: Any) -> None:
+        def __init__(self, command: list[str], *, env: dict[str, str], **options: Any) -> None:
             given.append(env)
-            super().__init__(["sleep", "60"] if "pass_fds" in options else ["cat"], env=env, **options)
+            linked = "tpiedge.engine.grammar_child" in command
+            super().__init__(["sleep", "60"] if linked else ["cat"], env=env, **options)
 
     monkeypatch.setattr(subprocess, "Popen", Noted)
     for name in SECRETS:

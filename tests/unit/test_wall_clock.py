@@ -22,7 +22,7 @@ ALLOWED = {
     "doctor/network.py": "whether two clocks agree",
     "joining/front_door.py": "when a worker joined",
     "joining/pairing_link.py": "when a worker joined",
-    "joining/token_store.py": "expiry of tokens",
+    "joining/tokens.py": "expiry of tokens",
     "launch/offer.py": "the age of a measurement",
     "master/reconciler.py": "when an event happened",
     "master/session.py": "when a step was recorded",

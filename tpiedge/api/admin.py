@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpiedge.answers.generation import Busy, Unavailable
-from tpiedge.api import tables as t
+from tpiedge.api import fields as t
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from tpiedge.api import tables as t
+from tpiedge.api import fields as t
 from tpiedge.api.body import is_deeper
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
@@ -80,19 +80,18 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
     """What the answer must keep to, if anything, and the field that says so. Several may, if they say the same. Raises
     ApiError."""
     found: dict[str, Grammar] = {}
-    form = fields.nested("response_format")
-    if form is not None and (grammar := _form(form, service)) is not None:
+    if (grammar := _form(fields.nested("response_format"), service)) is not None:
         found["response_format"] = grammar
     structured, extended = fields.nested("structured_outputs"), fields.nested("nvext")
-    if structured is not None and structured.flag("json_object"):
+    if structured.flag("json_object"):
         found[structured.name("json_object")] = schema_grammar(structured, "json_object", _OBJECT, service)
     for given, kinds in ((fields, _NAMED), (structured, _STRUCTURED), (extended, _GUIDED)):
         for key, kind in kinds.items():
-            value = None if given is None else given.raw(key)
+            value = given.raw(key)
             if given is fields and key == "grammar" and isinstance(value, dict):  # as TGI's clients say it
                 inner = fields.inner(value, key, _FORM)
                 found |= {key: grammar} if (grammar := _form(inner, service)) is not None else {}
-            elif given is not None and value is not None:
+            elif value is not None:
                 found[given.name(key)] = _structured(given, key, kind, service)
     return _only(found)
 
@@ -100,19 +99,11 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
 def _only(found: Mapping[str, Grammar]) -> tuple[Grammar | None, str]:
     """What all of them say, and the first that does."""
     for (first, one), (second, other) in pairwise(found.items()):
-        if not _are_same(one, other):
-            raise refused(
-                f"'{first}' and '{second}' both say what the answer must be, and not the same: give one",
-                second,
-            )
+        schemas = one.kind == other.kind == "json"  # in whatever order they are written
+        if not (one == other or (schemas and json.loads(one.text) == json.loads(other.text))):
+            why = f"'{first}' and '{second}' both say what the answer must be, and not the same: give one"
+            raise refused(why, second)
     return next(((grammar, param) for param, grammar in found.items()), (None, ""))
-
-
-def _are_same(one: Grammar, other: Grammar) -> bool:
-    """Whatever the order in which a schema is written."""
-    if one.kind == other.kind == "json":
-        return bool(json.loads(one.text) == json.loads(other.text))
-    return one == other
 
 
 def schema_of_grammar(
@@ -126,11 +117,9 @@ def schema_of_grammar(
     except SchemaTooLarge as error:
         raise refused(f"'{param}' {error}", param) from None
     if strict and held.left_out:
-        place = f"{param}.{held.left_out[0]}"
-        raise refused(
-            f"'{place[:200]}' cannot be kept to, as 'strict' wants it: leave out the one or the other",
-            param,
-        )
+        place = f"{param}.{held.left_out[0]}"[:200]
+        why = f"'{place}' cannot be kept to, as 'strict' wants it: leave out the one or the other"
+        raise refused(why, param)
     for place in held.left_out:
         fields.leave_out(key, place)
     return held.schema
@@ -170,9 +159,8 @@ def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Gr
 
 def _form(form: BodyFields, service: Service) -> Grammar | None:
     """Of OpenAI's `response_format`, and what other servers take beside it."""
-    kind = form.raw("type")
     found: dict[str, Grammar] = {}
-    match kind:
+    match form.raw("type"):
         case "json_object" | "json":
             found = _schemas(form, service) or {"type": schema_grammar(form, "type", _OBJECT, service)}
         case "json_schema":
@@ -196,9 +184,8 @@ def _schemas(form: BodyFields, service: Service) -> dict[str, Grammar]:
             found[key] = _described(form.inner(value, key, _DESCRIBED), service)
         elif value is not None:
             found[key] = schema_grammar(form, key, value, service, strict=strict)
-    described = form.nested("json_schema")
-    if described is not None:
-        found["json_schema"] = _described(described, service)
+    if form.raw("json_schema") is not None:
+        found["json_schema"] = _described(form.nested("json_schema"), service)
     return found
 
 
@@ -223,15 +210,10 @@ def _structured(fields: BodyFields, key: str, kind: str, service: Service) -> Gr
     if kind == "json":  # which may come as a text
         return schema_grammar(fields, key, fields.parsed(key), service)
     if kind == "choice":
-        return grammar_of("lark", _alternatives(value, param), param, service)
-    text = fields.text(key) or ""
-    return grammar_of("regex" if kind == "regex" else "lark", text, param, service)
-
-
-def _alternatives(value: object, param: str) -> str:
-    if not isinstance(value, list) or not 1 <= len(value) <= _MAX_CHOICES:
-        raise refused(f"'{param}' must be an array of 1 to {_MAX_CHOICES} strings", param, "invalid_type")
-    texts = [text for text in value if isinstance(text, str) and text]
-    if len(texts) < len(value):
-        raise refused(f"'{param}' holds what is not a string of at least one character", param)
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        if not isinstance(value, list) or not 1 <= len(value) <= _MAX_CHOICES:
+            raise refused(f"'{param}' must be an array of 1 to {_MAX_CHOICES} strings", param, "invalid_type")
+        if not all(isinstance(text, str) and text for text in value):
+            raise refused(f"'{param}' holds what is not a string of at least one character", param)
+        lark = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+        return grammar_of("lark", lark, param, service)
+    return grammar_of("regex" if kind == "regex" else "lark", fields.text(key) or "", param, service)

@@ -28,12 +28,19 @@ from typing import Any
 from starlette.datastructures import Headers
 
 from tpiedge.answers.log import AnswerReader, Parting, ServerEnds
-from tpiedge.api.answer_forms import ANSWER_FORMS
 from tpiedge.api.asked import Choice, Reply
 from tpiedge.api.body import Disconnected, Receive, Send, left
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.fields import ignored_header
-from tpiedge.api.formats import REQUEST_ID, RESUMABLE, AnswerHead, json_bytes, json_parts, numbered
+from tpiedge.api.formats import (
+    REQUEST_ID,
+    RESUMABLE,
+    AnswerForm,
+    AnswerHead,
+    json_bytes,
+    json_parts,
+    numbered,
+)
 from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest
@@ -65,19 +72,23 @@ class BrokenOff(Aborted):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request that was taken, and how its client gets the answer: with that `reply` and those `choices`, by the
-    `reader`. `resumable`: whether clients may come again for it; `after`: the number of the event that a stream of it
-    begins after; `named`: whether the client knows the id of the answer already; `ignored`: names of fields that it
-    sent in vain."""
+    """A request that was taken, and how its client gets the answer: with that `reply` and those `choices`, in that
+    `form`, by the `reader`. `after`: the number of the event that a stream of it begins after; `named`: whether the
+    client knows the id of the answer already; `ignored`: names of fields that it sent in vain."""
 
     accepted: AcceptedRequest
     choices: tuple[Choice, ...]
     reply: Reply
+    form: AnswerForm
     reader: AnswerReader
-    resumable: bool
     after: int = 0
     named: bool = False
     ignored: tuple[str, ...] = ()
+
+    @property
+    def resumable(self) -> bool:
+        """Whether clients may come again for it."""
+        return bool(self.form.kind)
 
 
 class Answering:
@@ -99,7 +110,7 @@ class Answering:
             prompts=tuple(choice.prompt for choice in work.choices),
             tokenizer=tokenizer,
         )
-        self._form = ANSWER_FORMS[reply.format].write(head)
+        self._form = work.form.write(head)
         self._transcripts = [
             Transcript(
                 tokenizer,

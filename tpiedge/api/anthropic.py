@@ -2,40 +2,31 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from tpiedge.api import tables as t
-from tpiedge.api.answer_fields import MODEL, SAMPLING, STREAM, check_model
+from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
-from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, Asked, tokens_in
-from tpiedge.api.chat_request import Chat, Dialect, copied
+from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, Asked, FormatName, tokens_in
 from tpiedge.api.errors import ApiError, PromptTooLong, anthropic_error, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerFormat, AnswerHead, Json, comment, named_event
+from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, comment, named_event
 from tpiedge.api.messages import CITED_TEXT, DOCUMENT, SEARCH_RESULT, content_text, part_text
+from tpiedge.api.openai_request import Chat, Dialect, copied
 from tpiedge.api.service import Service
-from tpiedge.api.spoken import SpokenChoice, ToolCall, call_id
 from tpiedge.api.tools import is_function
-from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.api.transcript import SpokenChoice, TextPiece, ToolCall, Transcript, call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpokenText
 
-_VAIN: Final = (
-    "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
-    "diagnostics", "user_profile_id", "workspace_id",
-)  # fmt: skip
 _COPIED: Final = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"}
-_DIALECT: Final = Dialect(
-    "message",
-    names={
-        "stop": "stop_sequences",
-        "response_format": "output_config.format",
-        "response_format.json_schema.schema": "output_config.format.schema",
-        "tools[].function.parameters": "tools[].input_schema",
-    },
-)
+_NAMES: Final = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "tools[].function.parameters": "tools[].input_schema",
+}
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _CITED: Final = t.vain("cache_control", "citations")
 _TEXTS: Final = t.tagged("type", text=CITED_TEXT)
@@ -43,7 +34,7 @@ _READ: Final = t.tagged("type", text=CITED_TEXT, document=DOCUMENT, search_resul
 _RESULT: Final = t.body(
     "tool_use_id",
     tool_use_id=t.TEXT,
-    content=t.any_of(t.TEXT, t.array(t.any_of(*_READ.values())), {"type": "null"}),
+    content=t.text_or(_READ, {"type": "null"}),
     is_error=t.flag("Has no effect."),
     **_CITED,
 )
@@ -55,11 +46,7 @@ _BLOCKS: Final = {
     "system": _TEXTS,
 }
 _MESSAGES: Final = t.tagged(
-    "role",
-    **{
-        role: t.body(content=t.any_of(t.TEXT, t.array(t.any_of(*blocks.values()))))
-        for role, blocks in _BLOCKS.items()
-    },
+    "role", **{role: t.body(content=t.text_or(blocks)) for role, blocks in _BLOCKS.items()}
 )
 _TOOL: Final = t.body(
     "name",
@@ -76,6 +63,9 @@ _CHOICE: Final = t.body(
 _FORMAT: Final = t.body(
     "type", type=t.word("json_schema"), schema=t.OBJECT, strict=t.flag(""), **t.vain("name", "description")
 )
+_NO_THREAD: Final = t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'")
+# Their clients know these words, and send the whole conversation then.
+_NO_THREAD.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _FIELDS: Final[dict[str, t.JsonSchema]] = {
     **FORM,
     "model": MODEL,
@@ -96,17 +86,18 @@ _FIELDS: Final[dict[str, t.JsonSchema]] = {
     "tool_choice": t.optional(_CHOICE),
     "output_config": t.optional(t.body(format=t.optional(_FORMAT), **t.vain("effort", "task_budget"))),
     "output_format": t.optional(_FORMAT, "The same as `output_config.format`, by its older name."),
-    "thread": t.unsupported(why=", as no message is stored: send the whole conversation as 'messages'"),
+    "thread": _NO_THREAD,
     **dict.fromkeys(("container", "mcp_servers"), t.unsupported()),
-    **t.vain(*_VAIN),
-}
-ANTHROPIC: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
+    **t.vain(
+        "metadata", "service_tier", "inference_geo", "speed", "context_management", "cache_control", "betas",
+        "diagnostics", "user_profile_id", "workspace_id",
+    ),
+}  # fmt: skip
+_ANTHROPIC: Final = t.body("model", "messages", "max_tokens", **_FIELDS)
 COUNT: Final = t.body("model", "messages", **_FIELDS | {"max_tokens": t.VAIN})
 
 
-def read_messages_request(values: dict[str, object], service: Service, name: str) -> Asked:
-    """`name`: the answer's. Raises ApiError."""
-    fields = _fields(values, ANTHROPIC)
+def _read_messages(fields: BodyFields, service: Service, name: str) -> Asked:
     maximum = fields.integer("max_tokens") or 0
     asked = _read(fields, service, name, max(1, maximum))
     if maximum:
@@ -116,117 +107,95 @@ def read_messages_request(values: dict[str, object], service: Service, name: str
     return replace(asked, choices=(replace(choice, request=replace(choice.request, max_tokens=0)),))
 
 
-def count_tokens(values: dict[str, object], service: Service) -> tuple[dict[str, object], BodyFields]:
+def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
     """What /v1/messages/count_tokens answers. Raises ApiError."""
-    fields = _fields(values, COUNT)
     try:
         found = len(_read(fields, service, "count", 1).choices[0].request.prompt_ids)
     except PromptTooLong as error:  # clients ask this to find out whether to shorten the conversation
         found = max(error.tokens, tokens_in(error.text, service))
-    return {"input_tokens": found}, fields
-
-
-def _fields(values: dict[str, object], form: t.JsonSchema) -> BodyFields:
-    try:
-        return BodyFields(values, form)
-    except ApiError as error:
-        if error.param == "thread":  # their clients know these words, and send the whole conversation then
-            error.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-        raise
+    return {"input_tokens": found}
 
 
 def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Asked:
-    check_model(fields, service)
-    stream = fields.flag("stream")
-    chat: Chat = {"max_tokens": maximum, "stream": stream}
+    chat: Chat = {"max_tokens": maximum, "stream": fields.flag("stream")}
     copied(fields, chat, _COPIED)
-    thinking = fields.nested("thinking")
     # Without a word their clients take the first block for the answer. Between tools means: none but the words between
     # two calls, which are the answer's text here.
-    thinks = thinking is not None and thinking.text("type") in ("enabled", "adaptive")
+    thinks = fields.nested("thinking").raw("type") in ("enabled", "adaptive")
     chat["chat_template_kwargs"] = {"enable_thinking": thinks}
     _read_tools(fields, chat)
-    _read_output(fields, chat)
+    forms = [
+        {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "answer",
+                "schema": form.raw("schema") or {},
+                "strict": form.flag("strict"),
+            },
+        }
+        for form in (fields.nested("output_config").nested("format"), fields.nested("output_format"))
+        if form.values
+    ]
+    if len(forms) == 2 and forms[0] != forms[1]:
+        why = "'output_config.format' and 'output_format' both say what the answer must be, and not the same: give one"
+        raise refused(why, "output_format")
+    if forms:
+        chat["response_format"] = forms[0]
     messages: list[Chat] = []
     if fields.raw("system") is not None:
         messages.append({"role": "system", "content": content_text(fields, "system", _TEXTS)})
-    messages += _messages(fields)
-    chat["messages"] = messages
-    # The answer goes on with what the assistant has begun to say.
-    chat["continue_final_message"] = messages[-1]["role"] == "assistant"
-    return _DIALECT.asked(chat, fields, service, name, stream=stream)
-
-
-def _messages(fields: BodyFields) -> list[Chat]:
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
-        raise refused("'messages' is empty: give at least one message", "messages")
-    found: list[Chat] = []
-    for role, turn in groupby(given, lambda one: one[0]):
-        messages = [message for _, message in turn]
-        found += _turn(messages, role, begun=role == "assistant" and messages[-1] is given[-1][1])
-    return found
-
-
-@dataclass(slots=True)
-class _Turn:
-    """The contents of neighbouring messages of one role, which are one turn; `begun`: with which the answer goes on."""
-
-    begun: bool
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[Chat] = field(default_factory=list)
-    results: list[Chat] = field(default_factory=list)
-
-    def add(self, kind: str, block: BodyFields) -> None:
-        """Raises ApiError."""
-        match kind:
-            case "tool_result":
-                content = "" if block.raw("content") is None else content_text(block, "content", _READ)
-                call = block.needed("tool_use_id")
-                if block.flag("is_error"):
-                    block.note("is_error")
-                self.results.append({"role": "tool", "tool_call_id": call, "content": content})
-            case "tool_use" if self.begun:
-                where = block.name("type")
-                raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
-            case "tool_use":
-                arguments = json.dumps(block.raw("input") or {}, ensure_ascii=False)
-                function = {"name": block.needed("name"), "arguments": arguments}
-                self.calls.append({"id": block.needed("id"), "type": "function", "function": function})
-            case "thinking" | "redacted_thinking":
-                self.thoughts.append(block.text("thinking") or "")
-            case _:
-                self.texts.append(part_text(kind, block))
-
-    def messages(self, role: str) -> list[Chat]:
-        """Results of tools are messages of their own, before what is said."""
-        if self.results and not self.texts:
-            return self.results
-        said: Chat = {
-            "role": role,
-            "content": "\n".join(self.texts) if self.texts or not self.calls else None,
-        }
-        if self.calls:
-            said["tool_calls"] = self.calls
-        if any(self.thoughts):
-            said["reasoning_content"] = "".join(self.thoughts)
-        return [*self.results, said]
+        raise fields.wrong("messages", "is empty: give at least one message")
+    last = given[-1][0]
+    # The answer goes on with what the assistant has begun to say.
+    chat["continue_final_message"] = last == "assistant"
+    for role, neighbours in groupby(given, lambda one: one[0]):
+        turn = [message for _, message in neighbours]
+        messages += _turn(turn, role, begun=role == "assistant" and turn[-1] is given[-1][1])
+    chat["messages"] = messages
+    return Dialect("message", _NAMES).asked(chat, fields, service, name)
 
 
 def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Chat]:
-    """The messages that neighbours of one role become; `begun`: the answer goes on with them."""
-    turn = _Turn(begun)
+    """The messages that neighbours of one role become; `begun`: the answer goes on with them. Results of tools are
+    messages of their own, before what is said."""
+    texts: list[str] = []
+    thoughts, calls, results = "", list[Chat](), list[Chat]()
     for message in messages:
         content = message.raw("content")
         if isinstance(content, str):
-            turn.texts.append(content)
+            texts.append(content)
             continue
         if not isinstance(content, list):
             raise message.wrong_type("content", "a string or an array", content)
         for kind, block in message.kinds("content", _BLOCKS[role]):
-            turn.add(kind, block)
-    return turn.messages(role)
+            match kind:
+                case "tool_result":
+                    content = "" if block.raw("content") is None else content_text(block, "content", _READ)
+                    call = block.needed("tool_use_id")
+                    if block.flag("is_error"):
+                        block.note("is_error")
+                    results.append({"role": "tool", "tool_call_id": call, "content": content})
+                case "tool_use" if begun:
+                    where = block.name("type")
+                    raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
+                case "tool_use":
+                    arguments = json.dumps(block.raw("input") or {}, ensure_ascii=False)
+                    function = {"name": block.needed("name"), "arguments": arguments}
+                    calls.append({"id": block.needed("id"), "type": "function", "function": function})
+                case "thinking" | "redacted_thinking":
+                    thoughts += block.text("thinking") or ""
+                case _:
+                    texts.append(part_text(kind, block))
+    if results and not texts:
+        return results
+    said: Chat = {"role": role, "content": "\n".join(texts) if texts or not calls else None}
+    if calls:
+        said["tool_calls"] = calls
+    if thoughts:
+        said["reasoning_content"] = thoughts
+    return [*results, said]
 
 
 def _read_tools(fields: BodyFields, chat: Chat) -> None:
@@ -241,30 +210,13 @@ def _read_tools(fields: BodyFields, chat: Chat) -> None:
     if tools:
         chat["tools"] = tools
     choice = fields.nested("tool_choice")
-    if choice is None:
-        return
-    kind = choice.needed("type")
-    named = {"type": "function", "function": {"name": choice.needed("name") if kind == "tool" else ""}}
-    chat["tool_choice"] = _CHOICES.get(kind, named)
+    kind = choice.raw("type")
+    if kind == "tool":
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.needed("name")}}
+    elif kind is not None:
+        chat["tool_choice"] = _CHOICES[kind]
     if choice.flag("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False
-
-
-def _read_output(fields: BodyFields, chat: Chat) -> None:
-    """A schema that the answer is to have, by its name of today or by that of the beta."""
-    output = fields.nested("output_config")
-    forms = (None if output is None else output.nested("format"), fields.nested("output_format"))
-    found = [_form(form) for form in forms if form is not None]
-    if len(found) == 2 and found[0] != found[1]:
-        why = "'output_config.format' and 'output_format' both say what the answer must be, and not the same: give one"
-        raise refused(why, "output_format")
-    if found:
-        chat["response_format"] = found[0]
-
-
-def _form(form: BodyFields) -> Chat:
-    schema = {"name": "answer", "schema": form.raw("schema") or {}, "strict": form.flag("strict")}
-    return {"type": "json_schema", "json_schema": schema}
 
 
 _PING: Final = named_event("ping", {"type": "ping"})
@@ -285,7 +237,7 @@ class AnthropicFormat(AnswerFormat):
         self._open = ""
 
     def opening(self) -> Sequence[bytes]:
-        usage = {"input_tokens": self._input, "output_tokens": 0}
+        usage = {"input_tokens": sum(self.head.prompt_tokens), "output_tokens": 0}
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
         return (_event("message_start", message=message),)
 
@@ -374,19 +326,15 @@ class AnthropicFormat(AnswerFormat):
 
     # --- the rest
 
-    @property
-    def _input(self) -> int:
-        return sum(self.head.prompt_tokens)
-
     def _usage(self, transcript: Transcript) -> Json:
         """Tokens that were kept from earlier requests count apart, as theirs do; where the answer has no end of its
         own, as at a stop string, nobody knows them."""
-        ended = transcript.finished
+        ended, tokens = transcript.finished, sum(self.head.prompt_tokens)
         usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
         if ended is None:
-            return usage | {"input_tokens": self._input}
+            return usage | {"input_tokens": tokens}
         cached = ended.cached_tokens
-        return usage | {"input_tokens": self._input - cached, "cache_read_input_tokens": cached}
+        return usage | {"input_tokens": tokens - cached, "cache_read_input_tokens": cached}
 
     def _message(self, content: list[Json], ending: Json, usage: Mapping[str, object]) -> Json:
         head = {"id": self.head.id, "type": "message", "role": "assistant", "model": self.head.model}
@@ -408,3 +356,16 @@ def _thoughts(text: str) -> Json:
 def _end(ending: str, transcript: Transcript) -> Json:
     reason = "stop_sequence" if transcript.stop else _REASONS.get(ending, "end_turn")
     return {"stop_reason": reason, "stop_sequence": transcript.stop or None}
+
+
+FORMS: Final[Mapping[FormatName, AnswerForm]] = {
+    "message": AnswerForm(
+        "/v1/messages",
+        "Answer, as Anthropic's API does",
+        "msg",
+        _ANTHROPIC,
+        _read_messages,
+        AnthropicFormat,
+        "message",
+    ),
+}

@@ -20,14 +20,13 @@ from tpiedge.api.formats import REQUEST_ID
 from tpiedge.api.guard import OPEN_PATHS, Guard, is_admin
 from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
+from tpiedge.api.lookups import lookup_routes
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
-from tpiedge.api.model_cards import model_routes, ollama_routes
 from tpiedge.api.openapi import openapi_routes
 from tpiedge.api.origins import Origins
 from tpiedge.api.page import Page
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.service import Service
-from tpiedge.api.texts import text_routes
 
 _CLOSE = (b"connection", b"close")
 #: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.
@@ -60,10 +59,8 @@ class Api:
             Route("/health", _health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
-            *model_routes(service),
             *Answers(service, self._intake, self._shelf, records).routes(),
-            *ollama_routes(service, self._intake),
-            *text_routes(service, self._intake),
+            *lookup_routes(service, self._intake),
             *Admin(service, self._admin_intake, guard).routes(),
             *openapi_routes(),
             *Page().routes(),

@@ -7,7 +7,7 @@ call to the end of the arguments, and not within thoughts.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
@@ -28,21 +28,29 @@ _MAX_CALLS: Final = 16
 _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 #: A model that is lost would write spaces without end. What is not supported of a schema is not looked at.
 _FREE: Final = {"whitespace_pattern": r"[ \t\r\n]{0,16}", "lenient": True}
-_SPACES: Final = "SPACES: /[ \\t\\r\\n]{0,16}/"
-_REST: Final = "REST: /(.|\\n)*/"
-_TEXT: Final = "text[lazy]: /(.|\\n)*<\\/parameter>/"
+_FREE_RULES: Final = ("start: SPACES body REST", "SPACES: /[ \\t\\r\\n]{0,16}/", "REST: /(.|\\n)*/")
 #: A slash within a regular expression, or what is escaped already.
 _SLASH: Final = re.compile(r"\\.|/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """`mark` makes a part of a rule of a text, which may be a special token, and `spaces` of white space that is usual,
-    if any; `json`: how JSON is written."""
+    """How the parts of a rule are written; `free`: the spaces are those of the model."""
 
-    mark: Callable[[str], str]
-    spaces: Callable[[str], str]
-    json: Mapping[str, object]
+    tokenizer: Tokenizer | None
+    free: bool = False
+
+    def mark(self, text: str) -> str:
+        """A text that may be a special token, which has no text for a grammar."""
+        token = self.tokenizer.token_id(text) if self.tokenizer is not None else None
+        special = self.tokenizer is not None and token in self.tokenizer.special_ids
+        return f"<[{token}]>" if special else json.dumps(text)
+
+    def spaces(self, usual: str = "\n") -> str:
+        return "SPACES" if self.free else json.dumps(usual) if usual else ""
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        return f"%json {json.dumps({**schema, 'x-guidance': _FREE if self.free else _STRICT})}"
 
 
 def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -> Grammar | None:
@@ -52,9 +60,8 @@ def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -
     if form in ("llama3", "mistral"):
         schema = _enveloped(tools.callable(tools.required), form, _MAX_CALLS if tools.several else 1)
         return grammar_of("json", json.dumps(schema), "tools", service)
-    return grammar_of(
-        "lark", _checked(_joined(["start: calls"], _calls(tools, form, service))), "tools", service
-    )
+    text = _checked(_joined(["start: calls"], _calls(tools, form, service)))
+    return grammar_of("lark", text, "tools", service)
 
 
 def call_or_form_grammar(
@@ -62,22 +69,15 @@ def call_or_form_grammar(
 ) -> Grammar:
     """Of an answer that is a call, or several, or else what `answer` describes, which came as the field `param`. Raises
     ApiError."""
-    rules = _calls(tools, form, service)
-    text = _checked(_joined(["start: calls | answer"], chain(rules, [f"answer: {_nested(answer)}"])))
-    return grammar_of("lark", text, param, service)
-
-
-def _nested(answer: Grammar) -> str:
-    """The grammar as a part of another one."""
     if answer.kind == "json":
-        return f"%json {json.dumps({**json.loads(answer.text), 'x-guidance': _STRICT})}"
-    if answer.kind == "regex":
-        return f"/{_SLASH.sub(_escaped_slash, answer.text)}/"
-    return f"%lark {{\n{answer.text}\n}}"
-
-
-def _escaped_slash(found: re.Match[str]) -> str:
-    return r"\/" if found.group() == "/" else found.group()
+        nested = _Style(None).json(json.loads(answer.text))
+    elif answer.kind == "regex":
+        escaped = _SLASH.sub(lambda found: "\\/" if found[0] == "/" else found[0], answer.text)
+        nested = f"/{escaped}/"
+    else:
+        nested = f"%lark {{\n{answer.text}\n}}"
+    rules = chain(_calls(tools, form, service), [f"answer: {nested}"])
+    return grammar_of("lark", _checked(_joined(["start: calls | answer"], rules)), param, service)
 
 
 def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]:
@@ -85,12 +85,11 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
     chosen = tools.callable(tools.required or tools.names)
     if form in ("llama3", "mistral"):
         most = _MAX_CALLS if tools.several else 1
-        yield f"calls: %json {json.dumps({**_enveloped(chosen, form, most), 'x-guidance': _STRICT})}"
+        yield f"calls: {_Style(None).json(_enveloped(chosen, form, most))}"
         return
-    mark = _marking(service.tokenizer)
-    style = _Style(mark, lambda text: json.dumps(text) if text else "", _STRICT)
+    style = _Style(service.tokenizer)
+    mark, between = style.mark, style.spaces()
     opener, closing, before, after = mark(CALL_MARKS[form].openers[-1]), "", "", ""
-    between = json.dumps("\n")
     match form:
         case "hermes" | "qwen-xml":
             opener, closing = f"{opener} {between}", f"{between} {mark('</tool_call>')}"
@@ -120,9 +119,8 @@ def begun_call_grammar(
     begins = tokenizer.token_id(CALL_MARKS[form].openers[-1])
     thoughts = [tokenizer.token_id(mark) for mark in THOUGHT_MARKS] if thinking else []
     known = tuple(token for token in thoughts if token is not None)
-    style = _Style(_marking(tokenizer), lambda _: "SPACES", _FREE)
-    start = ["start: SPACES body REST", _SPACES, _REST]
-    text = _joined(start, _body(tools.callable(tools.names), form, style))
+    style = _Style(tokenizer, free=True)
+    text = _joined(_FREE_RULES, _body(tools.callable(tools.names), form, style))
     if text is None:
         return None
     return replace(grammar_of("lark", text, "tools", service), begins=begins, thoughts=known)
@@ -138,17 +136,6 @@ def calls_are_known_by_tokens(form: CallForm, thinking: Thinking, service: Servi
     return all(tokenizer.token_id(mark) is not None for mark in marks)
 
 
-def _marking(tokenizer: Tokenizer | None) -> Callable[[str], str]:
-    """Special tokens have no text for a grammar."""
-
-    def mark(text: str) -> str:
-        token = tokenizer.token_id(text) if tokenizer is not None else None
-        special = tokenizer is not None and token in tokenizer.special_ids
-        return f"<[{token}]>" if special else json.dumps(text)
-
-    return mark
-
-
 def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
     """None where they are longer than a grammar: rules that copy parts of a schema are then made no further."""
     found, length = [*start], sum(map(len, start))
@@ -161,16 +148,16 @@ def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
 
 
 def _checked(text: str | None) -> str:
-    if text is not None:
-        return text
-    why = f"'tools' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
-    raise refused(why, "tools")
+    if text is None:
+        why = f"'tools' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
+        raise refused(why, "tools")
+    return text
 
 
 def _body(tools: Sequence[CallableTool], form: CallForm, style: _Style) -> Iterator[str]:
     """The rules of what comes after the mark that opens a call."""
     if form in ("hermes", "llama3", "mistral"):
-        yield f"body: {_json(_enveloped(tools, form, _MAX_CALLS), style)}"
+        yield f"body: {style.json(_enveloped(tools, form, _MAX_CALLS))}"
         return
     yield "body: " + " | ".join(f"tool_{at}" for at in range(len(tools)))
     for at, tool in enumerate(tools):
@@ -179,16 +166,16 @@ def _body(tools: Sequence[CallableTool], form: CallForm, style: _Style) -> Itera
         else:
             yield f"tool_{at}: {_named(tool, form, style)}"
     if form == "qwen-xml":
-        yield _TEXT
+        yield r"text[lazy]: /(.|\n)*<\/parameter>/"
 
 
 def _named(tool: CallableTool, form: CallForm, style: _Style) -> str:
     """A name, a mark and JSON."""
-    name, arguments = json.dumps(tool.name), f"{style.spaces('')} {_json(tool.schema, style)}"
+    name, arguments = json.dumps(tool.name), f"{style.spaces('')} {style.json(tool.schema)}"
     if form == "deepseek-v31":
         return f"{name} {style.mark('<｜tool▁sep｜>')} {arguments}"
     if form == "deepseek-v3":
-        fence = f"{style.spaces(chr(10))} {json.dumps('```json')} {style.spaces(chr(10))}"
+        fence = f"{style.spaces()} {json.dumps('```json')} {style.spaces()}"
         return f'"function" {style.mark("<｜tool▁sep｜>")} {name} {fence} {arguments}'
     identity = f"({style.mark('[CALL_ID]')} /[a-zA-Z0-9]{{1,64}}/)?"
     return f"{name} {identity} {style.mark('[ARGS]')} {arguments}"
@@ -196,34 +183,31 @@ def _named(tool: CallableTool, form: CallForm, style: _Style) -> str:
 
 def _tagged(tool: CallableTool, at: int, style: _Style) -> Iterator[str]:
     """Tags around the values of parameters."""
-    schema = tool.schema
+    schema, break_ = tool.schema, style.spaces()
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
-    parts, definitions, texts = [], schema.get("$defs", {}), frozenset(text_names(schema))
+    parts, texts = [], frozenset(text_names(schema))
     for number, (key, value) in enumerate(properties.items() if isinstance(properties, dict) else ()):
         rule = f"value_{at}_{number}"
         parts.append(rule if key in needed else f"{rule}?")
-        said = (
-            _text_of(value, style)
-            if key in texts or value in (True, {})
-            else _json_of(value, definitions, style)
-        )
+        if key in texts or value in (True, {}):
+            said = _text_of(value, break_)
+        else:
+            alone = value if isinstance(value, dict) else {}
+            if '"$ref"' in json.dumps(alone):
+                alone = {**alone, "$defs": schema.get("$defs", {})}
+            said = f'{break_} {style.json(alone)} {break_} "</parameter>" {break_}'
         yield f"{rule}: {json.dumps(f'<parameter={key}>')} {said}"
-    if _may_have_others(schema):
+    if schema.get("additionalProperties") is not False:
         parts.append(f"other_{at}*")
-        yield f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {style.spaces(chr(10))}'
-    opened = f"{json.dumps('<function=' + tool.name + '>')} {style.spaces(chr(10))}"
+        yield f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {break_}'
+    opened = f"{json.dumps('<function=' + tool.name + '>')} {break_}"
     yield f'tool_{at}: {opened} {" ".join(parts)} "</function>"'
 
 
-def _may_have_others(schema: Mapping[str, Any]) -> bool:
-    """Whether there may be other parameters than those that the schema names."""
-    return schema.get("additionalProperties") is not False
-
-
-def _text_of(schema: object, style: _Style) -> str:
+def _text_of(schema: object, break_: str) -> str:
     """A text as it is, to the parameter's end."""
-    break_, choices = style.spaces("\n"), None
+    choices = None
     if isinstance(schema, dict):
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if not choices or not isinstance(choices, list):
@@ -232,35 +216,22 @@ def _text_of(schema: object, style: _Style) -> str:
     return f'{break_} ({written}) {break_} "</parameter>" {break_}'
 
 
-def _json_of(schema: object, definitions: Mapping[str, Any], style: _Style) -> str:
-    alone, break_ = _alone(schema, definitions) if isinstance(schema, dict) else {}, style.spaces("\n")
-    return f'{break_} {_json(alone, style)} {break_} "</parameter>" {break_}'
-
-
-def _alone(schema: dict[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with all definitions, where it refers to one."""
-    return {**schema, "$defs": definitions} if '"$ref"' in json.dumps(schema) else schema
-
-
-def _json(schema: Mapping[str, Any], style: _Style) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': style.json})}"
-
-
 def _enveloped(tools: Sequence[CallableTool], form: CallForm, most: int) -> dict[str, Any]:
     """Name and arguments as one object, or a list of them."""
     key = "parameters" if form == "llama3" else "arguments"
-    calls: dict[str, Any] = {"anyOf": [_call_schema(tool, key) for tool in tools]}
+    choices = []
+    for tool in tools:
+        arguments = {word: value for word, value in tool.schema.items() if word != "$defs"}
+        choices.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, key: arguments},
+                "required": ["name", key],
+                "additionalProperties": False,
+            }
+        )
+    calls: dict[str, Any] = {"anyOf": choices}
     if form == "mistral":
         calls = {"type": "array", "items": calls, "minItems": 1, "maxItems": most}
     definitions = {name: value for tool in tools for name, value in tool.schema.get("$defs", {}).items()}
     return {**calls, "$defs": definitions} if definitions else calls
-
-
-def _call_schema(tool: CallableTool, key: str) -> dict[str, Any]:
-    arguments = {word: value for word, value in tool.schema.items() if word != "$defs"}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool.name}, key: arguments},
-        "required": ["name", key],
-        "additionalProperties": False,
-    }

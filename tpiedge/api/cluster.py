@@ -16,7 +16,7 @@ from tpiedge.api.guard import Sender
 from tpiedge.api.service import ModelInfo, PendingJoin
 from tpiedge.api.timeline import ShownStep, StepMeans
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.pending_answer import RequestLine
+from tpiedge.master.journal import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
 
 MachineState: TypeAlias = Literal[

@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,18 +12,23 @@ from starlette.routing import Route
 
 from tpiedge.answers.log import AnswerLog, Parting
 from tpiedge.answers.shelf import AnswerShelf
-from tpiedge.api.answer_forms import ANSWER_FORMS
+from tpiedge.api import anthropic, embeddings, ollama, openai_request, responses
 from tpiedge.api.answering import Answering, Work, send_json
 from tpiedge.api.asked import AnsweredAtOnce, FormatName
 from tpiedge.api.body import Receive, Send
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import ignored_header
+from tpiedge.api.formats import AnswerForm
 from tpiedge.api.guard import key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest, marks
 from tpiedge.api.service import Service
 
+ANSWER_FORMS: Final[Mapping[FormatName, AnswerForm]] = {
+    **openai_request.FORMS, **embeddings.FORMS, **anthropic.FORMS, **responses.FORMS, **ollama.FORMS,
+}  # fmt: skip
+"""Every form that answers have."""
 _DEPLOYMENT: Final = re.compile(r"/openai/deployments/(.+?)/((?:chat/)?completions|embeddings)")
 _DEPLOYMENT_KEY: Final = "tpiedge.deployment"
 
@@ -54,7 +59,7 @@ class Answers:
             values["model"] = sender.scope[_DEPLOYMENT_KEY]
         form, service, records = ANSWER_FORMS[form_name], self.service, self.records
         name = f"{form.prefix}-{secrets.token_hex(12)}"
-        asked = form.read(values, service, name).within(self.intake.scope(sender))
+        asked = form.asked(values, service, name).within(self.intake.scope(sender))
         accepted = AcceptedRequest.of(
             asked,
             name,
@@ -69,7 +74,7 @@ class Answers:
             self.intake.client(sender),
             lambda: records.begin(accepted) if records and form.kind else None,
         )
-        return Work(accepted, asked.choices, asked.reply, reader, bool(form.kind), ignored=asked.ignored)
+        return Work(accepted, asked.choices, asked.reply, form, reader, ignored=asked.ignored)
 
     def find(self, form: FormatName, name: str, key: bytes) -> tuple[AnswerLog, AcceptedRequest]:
         """Whoever may not have an answer is told what is told of one that does not exist."""
@@ -129,7 +134,8 @@ class _Resumptions:
         log, accepted = self.answers.find(self.form, name, key)
         reply = replace(accepted.reply, stream=accepted.reply.stream and after is not None)
         reader = log.read(collects=not reply.stream)
-        work = Work(accepted, accepted.choices, reply, reader, True, after=after or 0, named=True)
+        form = ANSWER_FORMS[self.form]
+        work = Work(accepted, accepted.choices, reply, form, reader, after=after or 0, named=True)
         client = intake.client(request)
         await Answering(work, self.answers.service, intake, client).deliver(scope, receive, send)
 

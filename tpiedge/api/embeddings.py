@@ -8,27 +8,27 @@ import json
 import math
 import struct
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
-from tpiedge.api import tables as t
-from tpiedge.api.answer_fields import MODEL, TOKEN_IDS, check_model
+from tpiedge.api import fields as t
 from tpiedge.api.asked import (
+    MODEL,
     Asked,
     Choice,
     FormatName,
     Reply,
     answer_limit,
-    check_characters,
-    encode,
     named_choices,
+    prompts,
+    read_prompts,
     read_token_ids,
     request_of,
 )
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import AnswerFormat, AnswerHead, json_bytes
+from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, json_bytes
 from tpiedge.api.service import Service
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.sanitise import sanitised_line
@@ -36,98 +36,48 @@ from tpiedge.wire.requests import Pooling, Sampling
 
 _MAX_INPUTS: Final = 2048
 """That one request may have: as many as OpenAI's."""
-_FORMS: Final[dict[str, FormatName]] = {"float": "embeddings", "base64": "embeddings-base64"}
+_ENCODINGS: Final[dict[str, FormatName]] = {"float": "embeddings", "base64": "embeddings-base64"}
 _POOLINGS: Final = ("mean", "last")
-INPUT: Final = t.any_of(
-    t.TEXT,
-    TOKEN_IDS,
-    {**t.array(t.TEXT, most=_MAX_INPUTS), "type": "array", "minItems": 1},
-    {**t.array(TOKEN_IDS, most=_MAX_INPUTS), "type": "array", "minItems": 1},
-    description="A text, token ids, or a list of either.",
-)
+INPUT: Final = prompts(_MAX_INPUTS, "A text, token ids, or a list of either.")
 POOLED: Final = {
     "model": MODEL,
     "pooling": t.word(*_POOLINGS, description="Of which positions the vector is."),
     "dimensions": t.integer(1, 2**31, "None but the model's own."),
 }
-EMBEDDINGS: Final = t.body(
-    "model", "input", **POOLED, input=INPUT, encoding_format=t.word(*_FORMS), user=t.VAIN
+_EMBEDDINGS: Final = t.body(
+    "model", "input", **POOLED, input=INPUT, encoding_format=t.word(*_ENCODINGS), user=t.VAIN
 )
 
 
-def read_embeddings(values: dict[str, object], service: Service, name: str) -> Asked:
-    """`name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values, EMBEDDINGS)
-    return embedded(fields, service, name, "input", _FORMS[fields.text("encoding_format") or "float"])
+def _read_embeddings(fields: BodyFields, service: Service, name: str) -> Asked:
+    return embedded(fields, service, name, "input", _ENCODINGS[fields.text("encoding_format") or "float"])
 
 
 def embedded(fields: BodyFields, service: Service, name: str, key: str, form: FormatName) -> Asked:
     """`key` is the field that has the texts. Raises ApiError."""
-    check_model(fields, service)
-    _check_dimensions(fields, service)
-    pooling = _pooling(fields, service)
-    choices = []
-    for number, one in enumerate(_inputs(fields, key)):
-        ids = _ids(one, key, service)
+    width, wanted = service.model().width, fields.integer("dimensions")
+    # The first ones alone mean something only in models that were trained for it.
+    if wanted is not None and wanted != width:
+        why = f"is {wanted}: embeddings of this model have {width}, and none fewer"
+        raise fields.wrong("dimensions", why)
+    pooling = fields.text("pooling") or service.model().pooling
+    if pooling not in _POOLINGS:
+        raise refused(
+            f"the model's files say that embeddings are pooled by {sanitised_line(pooling, 60)}, which is not "
+            "supported: give 'pooling', which may be 'mean' or 'last'",
+            "pooling",
+        )
+    choices, inputs = [], read_prompts(fields, key)
+    if len(inputs) > _MAX_INPUTS:
+        raise fields.wrong(key, f"has {len(inputs)} entries: at most {_MAX_INPUTS}")
+    for number, one in enumerate(inputs):
+        ids = read_token_ids(one, key, service)
         answer_limit(key, 0, len(ids), service)
-        request = replace(request_of(ids, 0, Sampling(), service, ignore_eos=False), pooling=pooling)
+        request = replace(request_of(ids, 0, Sampling(), service), pooling=cast(Pooling, pooling))
         choices.append(Choice(request, number))
     # As a stream, each part of which is an embedding: the whole of many would take much memory.
     reply = Reply(form, True, False, None, (), False)
     return Asked(named_choices(choices, 1, name), reply, fields.ignored)
-
-
-def _pooling(fields: BodyFields, service: Service) -> Pooling:
-    """The pooling that the request names, or else the model."""
-    pooling = fields.text("pooling") or service.model().pooling
-    if pooling in _POOLINGS:
-        return cast(Pooling, pooling)
-    raise refused(
-        f"the model's files say that embeddings are pooled by {sanitised_line(pooling, 60)}, which is not supported: "
-        "give 'pooling', which may be 'mean' or 'last'",
-        "pooling",
-    )
-
-
-def _check_dimensions(fields: BodyFields, service: Service) -> None:
-    """Raises ApiError where not all dimensions are wanted: the first ones alone mean something only in models that were
-    trained for it."""
-    width = service.model().width
-    wanted = fields.integer("dimensions")
-    if wanted is not None and wanted != width:
-        raise refused(
-            f"'dimensions' is {wanted}: embeddings of this model have {width}, and none fewer", "dimensions"
-        )
-
-
-def _inputs(fields: BodyFields, key: str) -> list[object]:
-    """One text or list of token ids each."""
-    given = fields.raw(key)
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list):
-        raise fields.wrong_type(key, "a string, or an array of strings or token ids", given)
-    if not given:
-        raise refused(f"'{key}' is empty: give at least one text", key)
-    if type(given[0]) is int:
-        return [given]
-    if len(given) > _MAX_INPUTS:
-        raise refused(f"'{key}' has {len(given)} entries: at most {_MAX_INPUTS}", key)
-    if {type(one) for one in given} not in ({str}, {list}):
-        raise refused(f"'{key}' must hold strings alone, token ids alone, or arrays of these", key)
-    return given
-
-
-def _ids(one: object, key: str, service: Service) -> tuple[int, ...]:
-    if isinstance(one, list):
-        return read_token_ids(one, key, service)
-    text = str(one)
-    check_characters(key, [text], service)
-    return encode(text, service, key, add_special=True)
-
-
-_DIGITS: Final = 9
-"""As many as tell every f32 from its neighbours."""
 
 
 class VectorFormat(AnswerFormat):
@@ -189,6 +139,14 @@ class EmbeddingFormat(VectorFormat):
 
 def unit_vector(values: Sequence[float]) -> list[float]:
     """The vector made one unit long, as clients who compare them by their products expect; zeros stay zeros. Each
-    number is written with the digits of an f32."""
+    number has nine digits, as many as tell every f32 from its neighbours."""
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
-    return [float(f"{value / length:.{_DIGITS}g}") for value in values]
+    return [float(f"{value / length:.9g}") for value in values]
+
+
+_FORM: Final = AnswerForm(
+    "/v1/embeddings", "Vectors of texts", "embd", _EMBEDDINGS, _read_embeddings, EmbeddingFormat
+)
+FORMS: Final[Mapping[FormatName, AnswerForm]] = {
+    "embeddings": _FORM, "embeddings-base64": replace(_FORM, path=""),
+}  # fmt: skip

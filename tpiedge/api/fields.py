@@ -1,4 +1,5 @@
-"""Reads the fields of the JSON objects that clients send, by the same tables that /openapi.json shows.
+"""Tables of the fields that JSON objects of clients may have, as JSON Schema, and what reads objects by them; `openapi`
+shows the same tables. A module that has tables calls this one `t`.
 
 null is the same as no field. A field that is not in the table, or that has no effect, is taken and told back as
 ignored, as other servers of these APIs have more fields. One that is a slip of the pen from a field of the table is
@@ -6,63 +7,132 @@ refused: a misspelt limit that is silently ignored is worse than an error.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tpiedge.api.body import Excessive, parse_text
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.tables import MAX_ENTRIES, JsonSchema, Unsupported, Vain
+from tpiedge.wire.fields import Range
+
+JsonSchema = dict[str, Any]
 
 IGNORED: Final = "x-ignored-fields"
 """The header of an answer that lists the fields of the request that have no effect."""
+MAX_ENTRIES: Final = 4096
+"""Of an array of messages, or of the parts of one."""
 MAX_TEXT_VALUES: Final = 65_536
 """Of JSON in the texts of one request, all of them together."""
+TEXT: Final[JsonSchema] = {"type": "string"}
+OBJECT: Final[JsonSchema] = {"type": ["object", "null"]}
 
 _NEAR_LENGTH: Final = 6
 """A shorter name may be one edit from another and mean something else, as top_k and top_p."""
 _MOST_UNKNOWN: Final = 256
+_SHOWN: Final = 64
 _INDEX: Final = re.compile(r"\[\d+\]")
 _STRANGE: Final = re.compile(r"[^\w.$\[\]-]", re.ASCII)
-_SHOWN: Final = 64
-_NAMES: Final = {
-    "string": "a string", "boolean": "true or false", "integer": "an integer", "number": "a number",
-    "object": "an object", "array": "an array",
+_TYPES: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
+    "string": ("a string", str), "boolean": ("true or false", bool), "integer": ("an integer", int),
+    "number": ("a number", (int, float)), "object": ("an object", dict), "array": ("an array", list),
 }  # fmt: skip
+_SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an array", type(None): "null"}
 
 
-@dataclass(slots=True)
-class _RequestNotes:
-    """What the objects of one request have in common: the fields without an effect, and how many values the JSON in its
-    texts has so far."""
+class Vain(JsonSchema):
+    """Of a field that may have any value, without an effect."""
 
-    ignored: dict[str, None] = field(default_factory=dict)
-    text_values: int = 0
+
+class Unsupported(JsonSchema):
+    """Of a field that may only say what is so anyway. `details`: of the error otherwise, as of ApiError."""
+
+    details: Mapping[str, object] = {}
+
+
+VAIN: Final = Vain(description="Has no effect.")
+
+
+def unsupported(*harmless: object, why: str = "") -> Unsupported:
+    """A field that is refused, unless it is null, empty or one of the `harmless` values. `why` begins with a comma."""
+    return Unsupported(enum=[None, [], {}, *harmless], description=f"is not supported{why}")
+
+
+def vain(*names: str) -> dict[str, JsonSchema]:
+    return dict.fromkeys(names, VAIN)
+
+
+def body(*needed: str, **fields: JsonSchema) -> JsonSchema:
+    """An object that a client sends; fields that are not in it have no effect."""
+    return {"type": "object", "properties": fields, "required": [*needed]}
+
+
+def optional(schema: JsonSchema, description: str = "") -> JsonSchema:
+    """An object that may be null."""
+    return {**schema, "type": ["object", "null"], "description": description}
+
+
+def tagged(tag: str, **forms: JsonSchema) -> dict[str, JsonSchema]:
+    """The objects that may stand at one place, by what their field `tag` says."""
+    return {
+        name: body(tag, *form["required"], **{tag: {"const": name}, **form["properties"]})
+        for name, form in forms.items()
+    }
+
+
+def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
+    return {"anyOf": [*schemas], **({"description": description} if description else {})}
+
+
+def text_or(forms: Mapping[str, JsonSchema], *more: JsonSchema, description: str = "") -> JsonSchema:
+    """A text, or an array of objects of these forms."""
+    return any_of(TEXT, array(any_of(*forms.values())), *more, description=description)
+
+
+def number(allowed: Range, description: str) -> JsonSchema:
+    limits = {"minimum": allowed.low, "maximum": allowed.high}
+    return {"type": ["number", "null"], **limits, "description": description}
+
+
+def integer(low: int, high: int, description: str) -> JsonSchema:
+    return {"type": ["integer", "null"], "minimum": low, "maximum": high, "description": description}
+
+
+def flag(description: str) -> JsonSchema:
+    return {"type": ["boolean", "null"], "description": description}
+
+
+def text(description: str = "", most: int = 0) -> JsonSchema:
+    schema: JsonSchema = {"type": ["string", "null"], "description": description}
+    return schema | {"maxLength": most} if most else schema
+
+
+def word(*words: str, description: str = "") -> JsonSchema:
+    """One of some words."""
+    return {"enum": [*words, None], "description": description}
+
+
+def array(items: JsonSchema, description: str = "", most: int = MAX_ENTRIES) -> JsonSchema:
+    return {"type": ["array", "null"], "items": items, "maxItems": most, "description": description}
 
 
 class BodyFields:
-    """An object that a client sent, all fields of which are what the table `form` says.
-
-    `ignored`: names of fields that have no effect, in the order in which they were found, with those of all nested
-    objects; without indices, and with nothing that could not stand in a header.
-    """
+    """An object that a client sent, all fields of which are what the table `form` says."""
 
     def __init__(
         self,
         values: Mapping[str, object],
-        form: JsonSchema | None = None,
+        form: JsonSchema,
         where: str = "",
-        request: _RequestNotes | None = None,
+        outer: "BodyFields | None" = None,
     ) -> None:
-        """Without a `form` nothing of the fields is checked. Raises ApiError."""
-        self._values = values
-        self._table: Mapping[str, JsonSchema] = defaultdict(dict) if form is None else form["properties"]
+        """`where`: what an error names before its fields; `outer`: the object that it is in. Raises ApiError."""
+        self.values = values
+        self._table: Mapping[str, JsonSchema] = form["properties"]
         self._where = where
-        self._request = request or _RequestNotes()
+        self._whole: BodyFields = self if outer is None else outer._whole
         self._nested: dict[str, BodyFields] = {}
-        if form is None:
-            return
+        #: Of the whole request: names of fields without an effect, and the number of values of JSON in its texts.
+        self._ignored: dict[str, None] = {}
+        self._text_values = 0
         for key, value in values.items():
             if key in self._table and value is not None:
                 self._check(key, value, self._table[key])
@@ -73,7 +143,9 @@ class BodyFields:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        return tuple(self._request.ignored)
+        """Names of fields of the whole request that have no effect, in the order in which they were found; without
+        indices, and with nothing that could not stand in a header."""
+        return tuple(self._whole._ignored)
 
     def name(self, key: str) -> str:
         """`key` as an error names it: "messages[2].content"."""
@@ -82,7 +154,7 @@ class BodyFields:
     def raw(self, key: str) -> Any:
         """The value as it came; of the table's type, where that names one."""
         self._table[key]  # a field that is read and not in the table is a defect
-        return self._values.get(key)
+        return self.values.get(key)
 
     def integer(self, key: str) -> int | None:
         value = self.raw(key)
@@ -110,31 +182,27 @@ class BodyFields:
     def parsed(self, key: str) -> object:
         """The value that the text of the field is, where it is JSON; else the field as it is. Raises ApiError for more
         of it than a request may have."""
-        value = self.raw(key)
+        value, whole = self.raw(key), self._whole
         if not isinstance(value, str):
             return value
         try:
-            found, self._request.text_values = parse_text(value, MAX_TEXT_VALUES, self._request.text_values)
+            found, whole._text_values = parse_text(value, MAX_TEXT_VALUES, whole._text_values)
         except Excessive as error:
-            raise refused(f"'{self.name(key)}' {error}", self.name(key)) from None
+            raise self.wrong(key, str(error)) from None
         except ValueError:
             return value
         return found
 
-    def nested(self, key: str) -> "BodyFields | None":
-        """The object in a field whose table has one of its own."""
-        self._table[key]
-        return self._nested.get(key)
-
-    def within(self, key: str) -> "BodyFields":
-        """As `nested`, of a field that the table requires."""
-        return self._nested[key]
+    def nested(self, key: str) -> "BodyFields":
+        """The object in a field whose table has one of its own; an empty one where the field is not given."""
+        empty = {"properties": self._table[key]["properties"], "required": ()}
+        return self._nested.get(key) or BodyFields({}, empty, f"{self.name(key)}.", self)
 
     def inner(self, value: object, key: str, form: JsonSchema) -> "BodyFields":
         """An object that is found somewhere under `key`. Raises ApiError."""
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
-        return BodyFields(value, form, f"{self.name(key)}.", self._request)
+        return BodyFields(value, form, f"{self.name(key)}.", self)
 
     def entries(self, key: str) -> Iterator[tuple[str, dict[str, object]]]:
         """The objects of an array, with the names of their places. Raises ApiError."""
@@ -162,15 +230,14 @@ class BodyFields:
         if not found:
             raise self.missing(f"{key}.{tag}")
         if not isinstance(found, str) or found not in forms:
-            where = f"{self.name(key)}.{tag}"
-            raise refused(f"'{where}' must be {_listed(forms)}", where, "unsupported_value")
+            raise self.wrong(f"{key}.{tag}", f"must be {_listed(forms)}", "unsupported_value")
         return found, self.inner(value, key, forms[found])
 
     def kinds(
-        self, key: str, forms: Mapping[str, JsonSchema], tag: str = "type", usual: str = ""
+        self, key: str, forms: Mapping[str, JsonSchema], tag: str = "type"
     ) -> "list[tuple[str, BodyFields]]":
         """As `kind`, of each object of an array."""
-        return [self.kind(item, where, forms, tag, usual) for where, item in self.entries(key)]
+        return [self.kind(item, where, forms, tag) for where, item in self.entries(key)]
 
     def leave_out(self, key: str, place: str) -> None:
         """Notes that what stands at that place within the field has no effect."""
@@ -185,33 +252,40 @@ class BodyFields:
         """Notes that something of the object has no effect, which need not be a field."""
         self._note(self.name(key))
 
+    def wrong(self, key: str, why: str, code: str = "invalid_value") -> ApiError:
+        """An error that says `why` after the name of the field."""
+        return refused(f"'{self.name(key)}' {why}", self.name(key), code)
+
     def missing(self, key: str) -> ApiError:
-        return refused(f"'{self.name(key)}' is missing", self.name(key), "missing_required_parameter")
+        return self.wrong(key, "is missing", "missing_required_parameter")
 
     def wrong_type(self, key: str, wanted: str, value: object) -> ApiError:
-        got = _type_name(value)
-        return refused(f"'{self.name(key)}' must be {wanted}, not {got}", self.name(key), "invalid_type")
+        return self.wrong(key, f"must be {wanted}, not {_SENT.get(type(value), 'a number')}", "invalid_type")
+
+    def out_of_range(self, key: str, value: float, low: float, high: float) -> ApiError:
+        shown = str(value) if abs(value) < 10**20 else "a number of many digits"
+        return self.wrong(key, f"is {shown}: it must be from {low} to {high}")
 
     def _check(self, key: str, value: Any, schema: JsonSchema) -> None:
         """Raises ApiError where the value is not what the schema allows, as far as that is simple."""
-        name = self.name(key)
         if isinstance(schema, Vain):
-            self._note(name)
-        elif isinstance(schema, Unsupported) and value not in schema["enum"]:
-            raise refused(f"'{name}' {schema['description']}", name, "unsupported_parameter")
-        elif "enum" in schema and not isinstance(schema, Unsupported) and value not in schema["enum"]:
-            raise refused(
-                f"'{name}' must be {_listed(one for one in schema['enum'] if one is not None)}", name
-            )
+            self.note(key)
+        elif "enum" in schema and value not in schema["enum"]:
+            if not isinstance(schema, Unsupported):
+                raise self.wrong(key, f"must be {_listed(one for one in schema['enum'] if one is not None)}")
+            error = self.wrong(key, schema["description"], "unsupported_parameter")
+            error.details = dict(schema.details)
+            raise error
         given = schema.get("type", ())
         kinds = [kind for kind in ([given] if isinstance(given, str) else given) if kind != "null"]
         if kinds and not any(_is_of(value, kind) for kind in kinds):
-            raise self.wrong_type(key, " or ".join(_NAMES[kind] for kind in kinds), value)
+            raise self.wrong_type(key, " or ".join(_TYPES[kind][0] for kind in kinds), value)
         if "minimum" in schema and not schema["minimum"] <= value <= schema["maximum"]:
             raise self.out_of_range(key, value, schema["minimum"], schema["maximum"])
         if "maxLength" in schema and not schema.get("minLength", 0) <= len(value) <= schema["maxLength"]:
-            low, high = schema.get("minLength", 0), schema["maxLength"]
-            raise refused(f"'{name}' must have {low} to {high} characters", name)
+            raise self.wrong(
+                key, f"must have {schema.get('minLength', 0)} to {schema['maxLength']} characters"
+            )
         if "maxItems" in schema and isinstance(value, list):
             self._check_size(key, value, schema["maxItems"])
         if "properties" in schema:
@@ -219,11 +293,7 @@ class BodyFields:
 
     def _check_size(self, key: str, value: Sequence[object], most: int) -> None:
         if len(value) > most:
-            raise refused(f"'{self.name(key)}' has {len(value)} entries: at most {most}", self.name(key))
-
-    def out_of_range(self, key: str, value: float, low: float, high: float) -> ApiError:
-        shown = str(value) if abs(value) < 10**20 else "a number of many digits"
-        return refused(f"'{self.name(key)}' is {shown}: it must be from {low} to {high}", self.name(key))
+            raise self.wrong(key, f"has {len(value)} entries: at most {most}")
 
     def _overlook(self, unknown: Sequence[str], form: JsonSchema) -> None:
         """Notes fields that are not in the table, or refuses them."""
@@ -242,10 +312,10 @@ class BodyFields:
                 raise refused(
                     f"'{shown}' is not known: is '{self.name(meant)}' meant?", shown, "unknown_parameter"
                 )
-            self._note(self.name(key))
+            self.note(key)
 
     def _note(self, name: str) -> None:
-        ignored = self._request.ignored
+        ignored = self._whole._ignored
         if len(ignored) < 32:
             name = _INDEX.sub("[]", name[:_SHOWN])
             # The header would end with a blank, which none may, where the last name is empty.
@@ -257,25 +327,18 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     return {IGNORED: ", ".join(names)} if names else {}
 
 
-def _listed(words: Any) -> str:
+def _listed(words: Iterable[str]) -> str:
     """'a', 'b' or 'c'."""
     *others, last = (f"'{one}'" for one in words)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _is_of(value: object, kind: str) -> bool:
-    match kind, value:
-        case ("boolean", bool()) | ("string", str()) | ("object", dict()) | ("array", list()):
-            return True
-        case (("integer" | "number"), bool()):
-            return False
-        case "integer", float():
-            return value.is_integer()  # as JSON of languages that know no other numbers has it
-        case "integer", int():
-            return True
-        case "number", int() | float():
-            return True
-    return False
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()  # as JSON of languages that know no other numbers has it
+    return isinstance(value, _TYPES[kind][1])
 
 
 def _is_slip(given: str, known: str) -> bool:
@@ -292,8 +355,3 @@ def _is_slip(given: str, known: str) -> bool:
         or one == other[1:]
         or (one[1:2] + one[:1] + one[2:] == other and len(one) > 1)
     )
-
-
-def _type_name(value: object) -> str:
-    names = {str: "a string", bool: "a boolean", dict: "an object", list: "an array", type(None): "null"}
-    return names.get(type(value), "a number")

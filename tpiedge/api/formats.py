@@ -2,11 +2,13 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpiedge.api.asked import Reply
+from tpiedge.api.asked import Asked, Reply, check_model
 from tpiedge.api.errors import ApiError
+from tpiedge.api.fields import BodyFields, JsonSchema
+from tpiedge.api.service import Service
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.sanitise import sanitised_line
@@ -74,6 +76,27 @@ class AnswerFormat(ABC):
         return error.body() | {"id": self.head.id}
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """A form of answers: all that is known of it. `path`: of its route, where it has one of its own; `about`: what that
+    is for; `prefix`: what the answers' names begin with; `table`: of the fields of its requests, which `read` makes an
+    Asked of; `kind`: as its API calls an answer, where clients may come again for it, or have it deleted."""
+
+    path: str
+    about: str
+    prefix: str
+    table: JsonSchema
+    read: Callable[[BodyFields, Service, str], Asked]
+    write: type[AnswerFormat]
+    kind: str = ""
+
+    def asked(self, values: dict[str, object], service: Service, name: str) -> Asked:
+        """Reads a request, for the answer of that name. Raises ApiError, AnsweredAtOnce."""
+        fields = BodyFields(values, self.table)
+        check_model(fields, service)
+        return self.read(fields, service, name)
+
+
 Json = dict[str, object]
 """An object of JSON."""
 JSON_LINES = b"application/x-ndjson"
@@ -92,19 +115,17 @@ def json_parts(value: object) -> Iterator[bytes]:
             yield b", " * (number > 0) + json_bytes(key) + b": "
             yield from json_parts(inner)
         yield b"}"
-    elif (
-        isinstance(value, list) and len(value) <= 128
-    ):  # of few each may be large, as the choices of an answer are
-        yield b"["
-        for number, inner in enumerate(value):
-            yield b", " * (number > 0)
-            yield from json_parts(inner)
-        yield b"]"
     elif isinstance(value, list):
-        parts = (json_bytes(value[first : first + 128])[1:-1] for first in range(0, len(value), 128))
+        # Of few each may be large, as the choices of an answer are; many are written together.
+        few = len(value) <= 128
+        parts = (
+            json_parts(value[first]) if few else [json_bytes(value[first : first + 128])[1:-1]]
+            for first in range(0, len(value), 1 if few else 128)
+        )
         yield b"["
         for number, part in enumerate(parts):
-            yield b", " * (number > 0) + part
+            yield b", " * (number > 0)
+            yield from part
         yield b"]"
     else:
         yield json_bytes(value)

@@ -1,14 +1,10 @@
 """Makes of a client's JSON schema the one that a grammar is made of. Pure.
 
-Laws:
-1. An object has the properties that its schema declares and no others, unless the schema says something of others
-   itself, or is put together of several parts that hold for the same object: `allOf`, or a choice or a reference beside
-   properties.
-2. All references are to `$defs` of the schema itself, so that it may become a part of another one. In the client's
-   schema they are JSON pointers to a part of it; others are left out.
-3. What a grammar cannot hold is left out and named, and so is nothing else: words without a meaning for what may be
-   written (annotations, formats that are not known) are left out, too. That only one part of `oneOf` holds is not
-   looked at: nearly always it follows from their types and tags.
+An object has the properties that its schema declares and no others, unless the schema says something of others itself,
+or is put together of several parts that hold for the same object: `allOf`, or a choice or a reference beside
+properties. What a grammar cannot hold is left out and named; words without a meaning for what may be written
+(annotations, formats that are not known) are only left out. That one part alone of `oneOf` holds is not checked: nearly
+always it follows from their types and tags.
 """
 
 import re
@@ -31,14 +27,8 @@ _PLAIN: Final = (
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
 )  # fmt: skip
 _UNHELD: Final = (
-    "uniqueItems",
-    "contains",
-    "not",
-    "if",
-    "dependentRequired",
-    "dependentSchemas",
-    "dependencies",
-)
+    "uniqueItems", "contains", "not", "if", "dependentRequired", "dependentSchemas", "dependencies",
+)  # fmt: skip
 _CHOICES: Final = ("anyOf", "oneOf")
 _OWN: Final = ("properties", "patternProperties")
 #: Beside one of these a part of a schema holds for the same object as another one.
@@ -55,9 +45,6 @@ _HELD: Final = re.compile(
 
 class SchemaTooLarge(ValueError):
     """The schema has more parts than a grammar is made of."""
-
-    def __init__(self) -> None:
-        super().__init__(f"makes more than {_MAX_PARTS} parts: give a smaller schema")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +91,10 @@ class _Rewriting:
     def _count(self, parts: int) -> None:
         self._parts += parts
         if self._parts > _MAX_PARTS:
-            raise SchemaTooLarge
+            raise SchemaTooLarge(f"makes more than {_MAX_PARTS} parts: give a smaller schema")
 
     def _leave_out(self, path: str, word: str) -> None:
         self._left_out[_inner(path, word)] = None
-
-    # --- one part
 
     def _schema(self, schema: object, path: str, opened: bool = False) -> Any:
         self._count(1)
@@ -117,38 +102,34 @@ class _Rewriting:
             return [] if isinstance(schema, list) else schema  # which is no schema, and refused as such
         if "not" in schema and schema["not"] in ({}, True):
             return False
-        found = self._typed(schema, path)
-        # Clients in Go write null for no list; as a constant it is a value.
-        found |= {key: schema[key] for key in _PLAIN if schema.get(key) is not None}
-        found |= {"const": None} if schema.get("const", 0) is None else {}
-        self._text(schema, path, found)
+        found: dict[str, Any] = {}
+        self._value(schema, path, found)
         self._array(schema, path, found)
-        whole = len(schema["allOf"]) == 1 if isinstance(schema.get("allOf"), list) else True
-        joined = not whole or (
-            any(word in schema for word in _OWN) and any(word in schema for word in _JOINED)
-        )
-        self._properties(schema, path, found, opened=opened or joined)
-        self._refer(schema, path, found, opened=opened or joined)
-        self._several_of(schema, path, found, opened=opened or joined)
+        several = isinstance(schema.get("allOf"), list) and len(schema["allOf"]) != 1
+        joined = any(word in schema for word in _OWN) and any(word in schema for word in _JOINED)
+        opened = opened or several or joined
+        self._properties(schema, path, found, opened)
+        self._refer(schema, path, found, opened)
+        self._choices(schema, path, found, opened)
         for word in _UNHELD:
             if schema.get(word) not in (None, False, [], {}):
                 self._leave_out(path, word)
-        if schema.get("unevaluatedItems") not in (None, True) and "items" not in found:
-            self._leave_out(path, "unevaluatedItems")
-        if schema.get("unevaluatedProperties") not in (None, True) and "additionalProperties" not in found:
-            self._leave_out(path, "unevaluatedProperties")
+        for word, held in (("unevaluatedItems", "items"), ("unevaluatedProperties", "additionalProperties")):
+            if schema.get(word) not in (None, True) and held not in found:
+                self._leave_out(path, word)
         return found
 
-    def _typed(self, schema: Mapping[str, Any], path: str) -> dict[str, Any]:
-        given, kinds = schema.get("type"), _kinds(schema)
-        if given is None:
-            return {}
-        if not kinds or not all(kind in _TYPES for kind in kinds):
-            self._leave_out(path, "type")
-            return {}
-        return {"type": kinds if isinstance(given, list) else kinds[0]}
-
-    def _text(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
+    def _value(self, schema: Mapping[str, Any], path: str, found: dict[str, Any]) -> None:
+        """The words that hold for a value of any type, or of one that has no parts."""
+        kinds = _kinds(schema)
+        if schema.get("type") is not None:
+            if kinds and all(kind in _TYPES for kind in kinds):
+                found["type"] = kinds if isinstance(schema["type"], list) else kinds[0]
+            else:
+                self._leave_out(path, "type")
+        # Clients in Go write null for no list; as a constant it is a value.
+        found |= {key: schema[key] for key in _PLAIN if schema.get(key) is not None}
+        found |= {"const": None} if schema.get("const", 0) is None else {}
         if schema.get("format") in _FORMATS:
             found["format"] = schema["format"]
         pattern = schema.get("pattern")
@@ -173,9 +154,7 @@ class _Rewriting:
     def _several(self, parts: list[Any], path: str, word: str, opened: bool = False) -> list[Any]:
         return [self._schema(one, _inner(path, f"{word}[{at}]"), opened) for at, one in enumerate(parts)]
 
-    def _properties(
-        self, schema: Mapping[str, Any], path: str, found: dict[str, Any], *, opened: bool
-    ) -> None:
+    def _properties(self, schema: Mapping[str, Any], path: str, found: dict[str, Any], opened: bool) -> None:
         unheld = False
         for word in _OWN:
             given = schema.get(word)
@@ -189,30 +168,28 @@ class _Rewriting:
                 found[word] = self._schema(given, path)
         others = schema.get("additionalProperties")
         if others is not None:
-            found["additionalProperties"] = (
-                True if unheld else self._schema(others, _inner(path, "additionalProperties"))
-            )
+            others = True if unheld else self._schema(others, _inner(path, "additionalProperties"))
+            found["additionalProperties"] = others
         names = schema.get("propertyNames")
         said = set(names) - {"type", "title", "description"} if isinstance(names, dict) else names
         if said not in (None, True, set()):
             self._leave_out(path, "propertyNames")
-        shut = schema.get("unevaluatedProperties") is False and not any(word in schema for word in _JOINED)
-        declared = any(isinstance(schema.get(word), dict) for word in _OWN) and _may_be_object(schema)
+        kinds = _kinds(schema)
+        may_be_object = "object" in kinds or not all(kind in _TYPES for kind in kinds)
+        declared = may_be_object and any(isinstance(schema.get(word), dict) for word in _OWN)
         said_of_others = any(word in schema for word in ("additionalProperties", "unevaluatedProperties"))
-        if shut or (declared and not (opened or unheld or said_of_others)):
-            self._close(schema, found)
-
-    def _close(self, schema: Mapping[str, Any], found: dict[str, Any]) -> None:
+        shut = schema.get("unevaluatedProperties") is False and not any(word in schema for word in _JOINED)
+        if not (shut or (declared and not (opened or unheld or said_of_others))):
+            return
         required, known = schema.get("required"), found.get("properties", {})
-        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-        self._count(len(names))
-        if isinstance(known, dict) and (names or "properties" in found):
-            found["properties"] = {**known, **{name: True for name in names if name not in known}}
+        needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        self._count(len(needed))
+        if isinstance(known, dict) and (needed or "properties" in found):
+            found["properties"] = {**known, **{name: True for name in needed if name not in known}}
         found["additionalProperties"] = False
 
-    # --- parts that hold for the same value
-
-    def _refer(self, schema: dict[str, Any], path: str, found: dict[str, Any], *, opened: bool) -> None:
+    def _refer(self, schema: dict[str, Any], path: str, found: dict[str, Any], opened: bool) -> None:
+        """A reference becomes one to `$defs` of the schema itself, so that it may become a part of another one."""
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return
@@ -220,13 +197,18 @@ class _Rewriting:
         if not isinstance(target, dict | bool):
             self._leave_out(path, "$ref")
             return
-        key = (id(target), opened)
-        if key not in self._names:
-            self._names[key] = self._named(reference)
-            self._waiting.append((self._names[key], target, _place_of(reference), opened))
-        found["$ref"] = f"#/$defs/{self._names[key]}"
+        name = self._names.get((id(target), opened))
+        if name is None:
+            last = reference.rpartition("/")[2]
+            last = "".join(c for c in last if c.isascii() and (c.isalnum() or c in "_-."))
+            name = f"{self._prefix}{last[:64] or 'part'}"
+            name = f"{name}-{len(self._definitions)}" if name in self._definitions else name
+            self._names[id(target), opened], self._definitions[name] = name, None
+            place = ".".join(filter(None, reference.partition("#")[2].split("/")))
+            self._waiting.append((name, target, place, opened))
+        found["$ref"] = f"#/$defs/{name}"
 
-    def _several_of(self, schema: dict[str, Any], path: str, found: dict[str, Any], *, opened: bool) -> None:
+    def _choices(self, schema: dict[str, Any], path: str, found: dict[str, Any], opened: bool) -> None:
         """The parts of `allOf`, `anyOf` and `oneOf`."""
         for word in ("allOf", *_CHOICES):
             parts = schema.get(word)
@@ -246,18 +228,9 @@ class _Rewriting:
         if isinstance(tag, str) and schema.get("required") in (None, []):
             found["required"] = [tag]
 
-    def _named(self, reference: str) -> str:
-        """A new name for a definition."""
-        last = "".join(c for c in reference.rpartition("/")[2] if c.isascii() and (c.isalnum() or c in "_-."))
-        name = f"{self._prefix}{last[:64] or 'part'}"
-        if name in self._definitions:
-            name = f"{name}-{len(self._definitions)}"
-        self._definitions[name] = None
-        return name
-
 
 def _target(reference: str, root: object) -> object:
-    """The part of the schema that the reference names; None where there is none."""
+    """The part of the schema that the reference, a JSON pointer, names; None where there is none."""
     address, _, pointer = unquote(reference).partition("#")
     if address or (pointer and not pointer.startswith("/")):
         return None
@@ -273,11 +246,6 @@ def _target(reference: str, root: object) -> object:
     return found
 
 
-def _place_of(reference: str) -> str:
-    """The place that the reference names, as the name of a field has it."""
-    return ".".join(part for part in reference.partition("#")[2].split("/") if part)
-
-
 def _inner(path: str, *keys: str) -> str:
     """The place of a part. Of a long path, the end."""
     *outer, last = (path, *keys) if path else keys
@@ -287,13 +255,5 @@ def _inner(path: str, *keys: str) -> str:
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
     """The types, also where they are written in capitals, as clients of Gemini's do; "" for what is none."""
     given = schema.get("type")
-    return [
-        kind.lower() if isinstance(kind, str) else ""
-        for kind in (given if isinstance(given, list) else [given])
-    ]
-
-
-def _may_be_object(schema: Mapping[str, Any]) -> bool:
-    """Also where no type is known."""
-    kinds = _kinds(schema)
-    return "object" in kinds or not all(kind in _TYPES for kind in kinds)
+    kinds = given if isinstance(given, list) else [given]
+    return [kind.lower() if isinstance(kind, str) else "" for kind in kinds]

@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from tpiedge.api import tables as t
+from tpiedge.api import fields as t
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.model.call_reader import short_call_id
@@ -27,11 +27,7 @@ _CALL: Final = t.body(
     index=t.VAIN,
 )
 _COMMON: Final[dict[str, t.JsonSchema]] = {
-    "content": t.any_of(
-        t.TEXT,
-        t.array(t.any_of(*_SAID_PARTS.values())),
-        description="Null only of an assistant.",
-    ),
+    "content": t.text_or(_SAID_PARTS, description="Null only of an assistant."),
     "name": t.text(most=64),
     "annotations": t.VAIN,
 }
@@ -67,7 +63,7 @@ MESSAGES: Final[t.JsonSchema] = t.array(t.any_of(*_MESSAGES.values()))
 _CITED: Final = t.vain("cache_control", "citations")
 CITED_TEXT: Final = t.body("text", text=t.TEXT, **_CITED)
 _TEXTS: Final = t.tagged("type", text=CITED_TEXT)
-_TEXT_OR_TEXTS: Final = t.any_of(t.TEXT, t.array(t.any_of(*_TEXTS.values())))
+_TEXT_OR_TEXTS: Final = t.text_or(_TEXTS)
 _SOURCES: Final = t.tagged(
     "type", text=t.body("data", data=t.TEXT, media_type=t.text()), content=t.body(content=_TEXT_OR_TEXTS)
 )
@@ -83,7 +79,7 @@ def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str
     names the field."""
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
-        raise refused("'messages' is empty: give at least one message", "messages")
+        raise fields.wrong("messages", "is empty: give at least one message")
     last = len(given) - 1 if goes_on else None
     found = [_message(role, message, begun=at == last) for at, (role, message) in enumerate(given)]
     _identify_calls(found)
@@ -115,11 +111,13 @@ def part_text(kind: str, part: BodyFields) -> str:
     """The text of a part of that `type`. Raises ApiError."""
     match kind:
         case "document":
-            return _document_text(part)
+            of, source = part.kind(part.raw("source"), "source", _SOURCES)
+            text = source.needed("data") if of == "text" else content_text(source, "content", _TEXTS)
+            return _below([part.text("title"), part.text("context")], text)
         case "search_result":
             return _below([part.text("title"), part.text("source")], content_text(part, "content", _TEXTS))
         case "file":
-            return _file_text(part.nested("file") or part)
+            return _file_text(part if part.raw("file") is None else part.nested("file"))
         case "input_file":
             return _file_text(part)
         case "refusal":
@@ -127,24 +125,16 @@ def part_text(kind: str, part: BodyFields) -> str:
     return part.needed("text")
 
 
-def _document_text(block: BodyFields) -> str:
-    """Below its title and its context."""
-    kind, source = block.kind(block.raw("source"), "source", _SOURCES)
-    text = source.needed("data") if kind == "text" else content_text(source, "content", _TEXTS)
-    return _below([block.text("title"), block.text("context")], text)
-
-
 def _file_text(file: BodyFields) -> str:
     """The text of OpenAI's file with data of its own, below its name."""
-    data, where = file.text("file_data") or "", file.name("file_data")
-    kind, _, encoded = data.partition(";base64,")
+    kind, _, encoded = (file.text("file_data") or "").partition(";base64,")
     if not kind.startswith("data:text/") or not encoded:
-        why = f"'{where}' must be data:text/plain;base64,...: only text is read here"
-        raise refused(why, where, "unsupported_value")
+        why = "must be data:text/plain;base64,...: only text is read here"
+        raise file.wrong("file_data", why, "unsupported_value")
     try:
         text = base64.b64decode(encoded, validate=True).decode("utf-8")
     except (binascii.Error, ValueError):
-        raise refused(f"'{where}' is not UTF-8 text in base64", where) from None
+        raise file.wrong("file_data", "is not UTF-8 text in base64") from None
     return _below([file.text("filename")], text)
 
 
@@ -190,19 +180,15 @@ def _assistant(message: BodyFields, *, begun: bool) -> dict[str, Any]:
 
 
 def _call(call: BodyFields) -> dict[str, Any]:
-    function = call.within("function")
+    function = call.nested("function")
     name = function.needed("name")
     if not name:
         raise function.missing("name")
-    called = {"name": name, "arguments": _arguments(function)}
-    return {"id": call.text("id") or "", "type": "function", "function": called}
-
-
-def _arguments(function: BodyFields) -> GivenArguments:
-    """Nothing is an empty object; what is no object at all stays a text."""
+    # No arguments are an empty object; what is no object at all stays a text.
     text = function.text("arguments") or "{}"
     value = function.parsed("arguments") if function.text("arguments") else {}
-    return GivenArguments(text, value if isinstance(value, dict) else text)
+    called = {"name": name, "arguments": GivenArguments(text, value if isinstance(value, dict) else text)}
+    return {"id": call.text("id") or "", "type": "function", "function": called}
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:

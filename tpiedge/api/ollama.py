@@ -3,36 +3,35 @@ as lines of JSON."""
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from tpiedge.api import tables as t
-from tpiedge.api.answer_fields import MODEL, SAMPLING, TOP_LOGPROBS, check_model
+from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import FORM
-from tpiedge.api.asked import MAX_TOOLS, AnsweredAtOnce, Asked
-from tpiedge.api.chat_request import Chat, Dialect, copied
-from tpiedge.api.completion_request import read_completion
+from tpiedge.api.asked import MAX_TOOLS, MODEL, SAMPLING, TOP_LOGPROBS, AnsweredAtOnce, Asked, FormatName
 from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_vector
 from tpiedge.api.errors import ApiError, ollama_error, refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.formats import JSON_LINES, AnswerFormat, AnswerHead, Json, json_bytes, json_line
+from tpiedge.api.formats import (
+    JSON_LINES,
+    AnswerForm,
+    AnswerFormat,
+    AnswerHead,
+    Json,
+    json_bytes,
+    json_line,
+)
+from tpiedge.api.openai_request import COMPLETION, Chat, Dialect, copied
 from tpiedge.api.service import Service
-from tpiedge.api.spoken import SpokenChoice, TokenScores, ToolCall, call_id
-from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, ToolCall, Transcript, call_id
 from tpiedge.model.speech import SpokenText
 
 _MAX_LIMIT: Final = 2**31
 _OPTIONS: Final = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
+    **{key: key for key in ("temperature", "top_p", "top_k", "min_p", "seed", "stop")},
     "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "stop": "stop",
+    **{key: key for key in ("presence_penalty", "frequency_penalty")},
 }
 """By their names, what a chat calls them."""
 _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
@@ -40,9 +39,6 @@ _NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
     "response_format": "format",
     "response_format.json_schema.schema": "format",
 }
-_CHATS: Final = Dialect("ollama-chat", _NAMES)
-_TEXTS: Final = Dialect("ollama-generate", _NAMES)
-_TEXTS_IN_CHATS: Final = Dialect("ollama-generate", _NAMES | {"messages": "prompt"})
 _CALL: Final = t.body(
     "function",
     function=t.body("name", name=t.TEXT, arguments=t.OBJECT, index=t.VAIN),
@@ -81,13 +77,13 @@ _ANSWERING: Final[dict[str, t.JsonSchema]] = {
     "think": {"description": "Whether a model that can think does.", "type": ["boolean", "string", "null"]},
     **_UNNEEDED,
 }
-OLLAMA_CHAT: Final = t.body(
+_CHAT: Final = t.body(
     "model",
     **_ANSWERING,
     messages=t.array(t.any_of(*_MESSAGES.values())),
     tools=t.array(t.OBJECT, most=MAX_TOOLS),
 )
-OLLAMA_GENERATE: Final = t.body(
+_GENERATE: Final = t.body(
     "model",
     **_ANSWERING,
     prompt=t.text(),
@@ -97,17 +93,12 @@ OLLAMA_GENERATE: Final = t.body(
     images=t.unsupported(),
 )
 _EMBED: Final = {**POOLED, "options": t.optional(t.body(), "Has no effect."), **_UNNEEDED}
-OLLAMA_EMBED: Final = t.body("model", "input", **_EMBED, input=INPUT)
-OLLAMA_EMBEDDINGS: Final = t.body("model", "prompt", **_EMBED, prompt=t.TEXT)
+_NEW_EMBED: Final = t.body("model", "input", **_EMBED, input=INPUT)
+_OLD_EMBED: Final = t.body("model", "prompt", **_EMBED, prompt=t.TEXT)
 
 
-def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> Asked:
-    """`name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values, OLLAMA_CHAT)
-    check_model(fields, service)
-    stream = fields.flag("stream", True)
-    chat = _wishes(fields)
-    messages, tools = _messages(fields), fields.raw("tools")
+def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
+    chat, messages, tools = _wishes(fields), _messages(fields), fields.raw("tools")
     if not messages:
         raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
     chat["messages"] = messages
@@ -115,14 +106,10 @@ def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> 
     chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     if tools:
         chat["tools"] = tools
-    return _CHATS.asked(chat, fields, service, name, stream=stream)
+    return Dialect("ollama-chat", _NAMES).asked(chat, fields, service, name)
 
 
-def read_generate(values: dict[str, object], service: Service, name: str) -> Asked:
-    """`name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values, OLLAMA_GENERATE)
-    check_model(fields, service)
-    stream = fields.flag("stream", True)
+def _read_generate(fields: BodyFields, service: Service, name: str) -> Asked:
     asked = _wishes(fields)
     raw, system, prompt = fields.flag("raw"), fields.text("system"), fields.text("prompt")
     if not prompt:
@@ -136,21 +123,17 @@ def read_generate(values: dict[str, object], service: Service, name: str) -> Ask
             if fields.raw(key):
                 fields.note(key)
         asked["prompt"] = prompt
-        return _TEXTS.asked(asked, fields, service, name, stream=stream, read=read_completion)
+        return Dialect("ollama-generate", _NAMES).asked(asked, fields, service, name, COMPLETION)
     messages = [{"role": "system", "content": system}] if system else []
     asked["messages"] = [*messages, {"role": "user", "content": prompt}]
-    return _TEXTS_IN_CHATS.asked(asked, fields, service, name, stream=stream)
+    return Dialect("ollama-generate", _NAMES | {"messages": "prompt"}).asked(asked, fields, service, name)
 
 
-def read_embed(values: dict[str, object], service: Service, name: str) -> Asked:
-    """`name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values, OLLAMA_EMBED)
+def _read_embed(fields: BodyFields, service: Service, name: str) -> Asked:
     return embedded(fields, service, name, "input", "ollama-embed")
 
 
-def read_old_embeddings(values: dict[str, object], service: Service, name: str) -> Asked:
-    """Of /api/embeddings, which is older: one text. `name`: the answer's. Raises ApiError."""
-    fields = BodyFields(values, OLLAMA_EMBEDDINGS)
+def _read_old_embed(fields: BodyFields, service: Service, name: str) -> Asked:
     return embedded(fields, service, name, "prompt", "ollama-embeddings")
 
 
@@ -162,19 +145,18 @@ def _loaded(fields: BodyFields, service: Service, said: Chat) -> AnsweredAtOnce:
 
 def _wishes(fields: BodyFields) -> Chat:
     """How the answer is drawn, how long it may be, and its form."""
-    asked: Chat = {}
+    asked: Chat = {"stream": fields.flag("stream", True)}
     options = fields.nested("options")
-    if options is not None:
-        copied(options, asked, _OPTIONS)
-    limit = None if options is None else options.integer("num_predict")
+    copied(options, asked, _OPTIONS)
+    limit = options.integer("num_predict")
     # Without a limit theirs end by themselves.
     asked["max_tokens"] = _MAX_LIMIT if limit is None or limit < 0 else max(1, limit)
     scored, top = fields.flag("logprobs"), fields.integer("top_logprobs")
     if scored:
         asked |= {"logprobs": True, "top_logprobs": top}
     elif top:
-        raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
-    form = fields.raw("format")
+        raise fields.wrong("top_logprobs", "needs 'logprobs': true")
+    form, think = fields.raw("format"), fields.raw("think")
     if isinstance(form, dict):
         schema = {"name": "answer", "schema": form}
         asked["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -182,7 +164,6 @@ def _wishes(fields: BodyFields) -> Chat:
         asked["response_format"] = {"type": "json_object"}
     elif form not in (None, ""):
         raise refused("'format' must be 'json' or a schema", "format")
-    think = fields.raw("think")
     if think is not None:
         asked["chat_template_kwargs"] = {"enable_thinking": bool(think)}
     return asked
@@ -193,7 +174,12 @@ def _messages(fields: BodyFields) -> list[Chat]:
     found: list[Chat] = []
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
         said: Chat = {"role": role, "content": message.text("content") or ""}
-        calls = [_call(call) for call in message.objects("tool_calls", _CALL)]
+        calls: list[Chat] = []
+        for call in message.objects("tool_calls", _CALL):  # whose arguments are an object
+            function = call.nested("function")
+            arguments = json.dumps(function.raw("arguments") or {}, ensure_ascii=False)
+            called = {"name": function.needed("name"), "arguments": arguments}
+            calls.append({"id": call.text("id"), "type": "function", "function": called})
         if calls:
             said["tool_calls"] = calls
         if role == "tool":
@@ -204,14 +190,6 @@ def _messages(fields: BodyFields) -> list[Chat]:
             said["reasoning_content"] = thoughts
         found.append(said)
     return found
-
-
-def _call(call: BodyFields) -> Chat:
-    """A call, whose arguments are an object."""
-    function = call.within("function")
-    arguments = json.dumps(function.raw("arguments") or {}, ensure_ascii=False)
-    called = {"name": function.needed("name"), "arguments": arguments}
-    return {"id": call.text("id"), "type": "function", "function": called}
 
 
 class OllamaFormat(AnswerFormat):
@@ -334,3 +312,29 @@ def moment(at_s: float) -> str:
 
 def _ns(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
+
+
+FORMS: Final[Mapping[FormatName, AnswerForm]] = {
+    "ollama-chat": AnswerForm(
+        "/api/chat", "Answer a chat, as Ollama does", "chat", _CHAT, _read_chat, OllamaFormat
+    ),
+    "ollama-generate": AnswerForm(
+        "/api/generate",
+        "Go on with a text, as Ollama does",
+        "generate",
+        _GENERATE,
+        _read_generate,
+        OllamaFormat,
+    ),
+    "ollama-embed": AnswerForm(
+        "/api/embed", "Vectors of texts, as of Ollama", "embed", _NEW_EMBED, _read_embed, OllamaEmbedFormat
+    ),
+    "ollama-embeddings": AnswerForm(
+        "/api/embeddings",
+        "A vector of a text, as of older versions of Ollama",
+        "embed",
+        _OLD_EMBED,
+        _read_old_embed,
+        OllamaEmbedFormat,
+    ),
+}

@@ -5,8 +5,15 @@ from dataclasses import replace
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerFormat, AnswerHead, Json, event
-from tpiedge.api.spoken import SpokenChoice, TokenScores, ToolCall, call_id, own_score
-from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.api.transcript import (
+    SpokenChoice,
+    TextPiece,
+    TokenScores,
+    ToolCall,
+    Transcript,
+    call_id,
+    own_score,
+)
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import SpokenText
 from tpiedge.wire.control import Token
@@ -137,8 +144,10 @@ class OpenAIFormat(AnswerFormat):
         choice: Json = {"index": number, **shown, "logprobs": None}
         choice["finish_reason"] = piece.last if piece else None
         if piece is not None and self._reply.logprobs is not None:
-            scores = self._chat_scores if self._chat else self._text_scores
-            choice["logprobs"] = scores(piece)
+            told = self._scores.told(piece.tokens) if self._chat else ()
+            choice["logprobs"] = (
+                {"content": told, "refusal": None} if self._chat else self._text_scores(piece)
+            )
         if piece is not None and self._reply.token_ids:
             choice["token_ids"] = [token.token for token in piece.tokens]
         return choice
@@ -167,9 +176,6 @@ class OpenAIFormat(AnswerFormat):
         if pauses:
             usage["pauses"] = {"count": pauses, "seconds": round(paused_s, 3)}
         return usage
-
-    def _chat_scores(self, piece: TextPiece) -> Json:
-        return {"content": self._scores.told(piece.tokens), "refusal": None}
 
     def _text_scores(self, piece: TextPiece) -> Json:
         return {

@@ -1,7 +1,7 @@
 """GET /openapi.json: what this server answers, as an OpenAPI document, for people and tools that read such.
 
-A route is a line of `_ROUTES`, which the tests compare with the routes. What a request may have is the table by which
-it is read; of answers only the kind is told, as their shapes are those of the APIs.
+A route is a form of answers, a lookup or a line of `_ROUTES`, which the tests compare with the routes. What a request
+may have is the table by which it is read; of answers only the kind is told, as their shapes are those of the APIs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpiedge import __version__
-from tpiedge.api import tables as t
+from tpiedge.api import fields as t
 from tpiedge.api.admin import word_body
-from tpiedge.api.anthropic import ANTHROPIC, COUNT
-from tpiedge.api.chat_request import CHAT
-from tpiedge.api.completion_request import COMPLETION
-from tpiedge.api.embeddings import EMBEDDINGS
-from tpiedge.api.model_cards import SHOW
-from tpiedge.api.ollama import OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE
-from tpiedge.api.responses_request import RESPONSES
-from tpiedge.api.texts import DETOKENIZE, TOKENIZE
+from tpiedge.api.completions import ANSWER_FORMS
+from tpiedge.api.lookups import LOOKUPS
 
 _EVENTS: Final = "text/event-stream"
-_LINES: Final = "application/x-ndjson"
 _NAME: Final[t.JsonSchema] = {**t.TEXT, "minLength": 1, "maxLength": 256}
 _NUMBER: Final[t.JsonSchema] = {"type": "integer", "minimum": 0}
 _WORKER: Final = word_body("name", "Either name that `tpiedge nodes` shows.")
@@ -37,36 +30,20 @@ _ROUTES: Final[Sequence[tuple[str, str, str, t.JsonSchema | None, str]]] = (
     ("/openapi.json", "get", "This document", None, ""),
     ("/v1/models", "get", "The model that is served", None, ""),
     ("/v1/models/{name}", "get", "The model's card, by its name or an alias", None, ""),
-    ("/v1/completions", "post", "Go on with a text", COMPLETION, _EVENTS),
-    ("/v1/chat/completions", "post", "Answer a chat", CHAT, _EVENTS),
-    ("/v1/embeddings", "post", "Vectors of texts", EMBEDDINGS, ""),
-    (
-        "/v1/responses",
-        "post",
-        "Answer, in the form of OpenAI's responses; none is stored",
-        RESPONSES,
-        _EVENTS,
-    ),
-    ("/v1/messages", "post", "Answer, as Anthropic's API does", ANTHROPIC, _EVENTS),
     *(
         route
-        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+        for form in ANSWER_FORMS.values()
+        if form.path
         for route in (
-            (f"{path}/{{id}}", "get", "The rest of such an answer, or the whole of it", None, _EVENTS),
-            (f"{path}/{{id}}", "delete", "Nobody wants this answer any more", None, ""),
-        )
+            (form.path, "post", form.about, form.table, form.write.stream_type.decode().partition(";")[0]),
+            (f"{form.path}/{{id}}", "get", "The rest of such an answer, or the whole of it", None, _EVENTS),
+            (f"{form.path}/{{id}}", "delete", "Nobody wants this answer any more", None, ""),
+        )[: 3 if form.kind else 1]
     ),
-    ("/v1/messages/count_tokens", "post", "The tokens of such a request", COUNT, ""),
-    ("/api/chat", "post", "Answer a chat, as Ollama does", OLLAMA_CHAT, _LINES),
-    ("/api/generate", "post", "Go on with a text, as Ollama does", OLLAMA_GENERATE, _LINES),
-    ("/api/embed", "post", "Vectors of texts, as of Ollama", OLLAMA_EMBED, ""),
-    ("/api/embeddings", "post", "A vector of a text, as of older versions of Ollama", OLLAMA_EMBEDDINGS, ""),
-    ("/api/show", "post", "What is known of the model", SHOW, ""),
+    *((path, "post", about, table, "") for path, (about, table, _) in LOOKUPS.items()),
     ("/api/tags", "get", "The model that is served", None, ""),
     ("/api/ps", "get", "The model that is in memory", None, ""),
     ("/api/version", "get", "The release of Ollama whose API this is", None, ""),
-    ("/tokenize", "post", "The tokens of a text or a chat", TOKENIZE, ""),
-    ("/detokenize", "post", "The text of tokens", DETOKENIZE, ""),
     ("/admin/cluster", "get", "The cluster as people think of it", None, ""),
     ("/admin/whatif", "get", "What the planner predicts with one machine less, or one more", None, ""),
     ("/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""),
@@ -135,7 +112,7 @@ def _operation(path: str, method: str, asked: t.JsonSchema | None, kind: str) ->
     answer = {"description": "The answer", **_content({"type": "object"})}
     if kind == "text/plain":
         answer = {"description": "The page", **_content(t.TEXT, kind)}
-    elif kind:
+    elif kind not in ("", "application/json"):
         answer["content"][kind] = {"schema": {}}
     found: t.JsonSchema = {
         "responses": {"200": answer, "default": {"$ref": f"#/components/responses/{failure}"}},

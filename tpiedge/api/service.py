@@ -12,7 +12,7 @@ from tpiedge.answers.generation import Queue
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.pending_answer import RequestLine
+from tpiedge.master.journal import RequestLine
 from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tpiedge.api import tables as t
+from tpiedge.api import fields as t
 from tpiedge.api.answer_grammar import check_schema, schema_of_grammar
 from tpiedge.api.asked import MAX_TEXT_NAME, MAX_TEXTS, MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
@@ -66,11 +66,12 @@ class AskedTools:
         return tuple(tool["function"]["name"] for tool in self.shown)
 
     def callable(self, names: Sequence[str]) -> Sequence[CallableTool]:
-        """Those of these names. Arguments are an object also where the schema allows other values, too."""
+        """Those of these names. Arguments are an object also where the schema allows other values, too. The definitions
+        of all tools stand beside each other."""
         functions = [(at, tool["function"]) for at, tool in enumerate(self.shown)]
         return [
             CallableTool(
-                one["name"], grammar_schema(one["parameters"], _prefix(at)).schema | {"type": "object"}
+                one["name"], grammar_schema(one["parameters"], f"tool-{at}-").schema | {"type": "object"}
             )
             for at, one in functions
             if one["name"] in names
@@ -85,7 +86,7 @@ def read_tools(fields: BodyFields) -> AskedTools:
         for where, item in fields.entries("tools")
         if is_function(fields, where, item)
     ]
-    functions = [tool.within("function") for tool in tools]
+    functions = [tool.nested("function") for tool in tools]
     shown = [_shown(function) for function in functions]
     names = [one["name"] for one in shown]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -102,11 +103,6 @@ def read_tools(fields: BodyFields) -> AskedTools:
     return AskedTools(told, required, several)
 
 
-def _prefix(at: int) -> str:
-    """The definitions of all tools stand beside each other."""
-    return f"tool-{at}-"
-
-
 def is_function(
     fields: BodyFields, where: str, tool: Mapping[str, object], functions: Sequence[str] = ("function",)
 ) -> bool:
@@ -119,8 +115,7 @@ def is_function(
     if kind is not None and not isinstance(kind, str):
         raise fields.wrong_type(f"{where}.type", "a string", kind)
     if not kind:
-        place = fields.name(f"{where}.type")
-        raise refused(f"'{place}' is missing: of a function it is '{functions[0]}'", place)
+        raise fields.wrong(f"{where}.type", f"is missing: of a function it is '{functions[0]}'")
     fields.note(f"{where}.{kind}.{name}" if isinstance(name, str) else f"{where}.{kind}")
     return False
 
@@ -172,26 +167,18 @@ def _is_text(schema: object) -> bool:
 
 def _shown(function: BodyFields) -> dict[str, Any]:
     """A function as templates are told of it. Raises ApiError."""
-    name, where = function.needed("name"), function.name("name")
+    name = function.needed("name")
     if not _NAME.fullmatch(name):
-        raise refused(
-            f"'{where}' must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'", where
-        )
+        why = f"must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'"
+        raise function.wrong("name", why)
     # Templates join descriptions to texts: those of other servers give an empty one where there is none.
     found: dict[str, Any] = {"name": name, "description": function.text("description") or ""}
-    return found | {"parameters": _parameters(function)}
-
-
-def _parameters(function: BodyFields) -> dict[str, Any]:
-    """A schema of objects, as arguments are. Raises ApiError."""
-    value, param = function.raw("parameters"), function.name("parameters")
-    if not value:
-        return {"type": "object", "properties": {}}
-    schema = check_schema(value, param)
-    kind = schema.get("type", "object")
+    value = function.raw("parameters") or {"type": "object", "properties": {}}
+    schema = check_schema(value, function.name("parameters"))
+    kind = schema.get("type", "object")  # as arguments are
     if "object" not in (kind if isinstance(kind, list) else [kind]):
-        raise refused(f"'{param}' must be a schema of 'type': 'object'", param)
-    return schema
+        raise function.wrong("parameters", "must be a schema of 'type': 'object'")
+    return found | {"parameters": schema}
 
 
 def _choice(fields: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]] | None:
@@ -210,17 +197,16 @@ def _choice(fields: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tu
     kind, choice = fields.kind(value, "tool_choice", _CHOICES)
     if kind == "function":
         return names, (_function_name(choice, names),)
-    allowed = choice.within("allowed_tools")
+    allowed = choice.nested("allowed_tools")
     chosen = [_function_name(one, names) for _, one in allowed.kinds("tools", _NAMED)]
     if not chosen:
-        where = allowed.name("tools")
-        raise refused(f"'{where}' is empty: give at least one function", where)
+        raise allowed.wrong("tools", "is empty: give at least one function")
     return chosen, tuple(chosen) if allowed.raw("mode") == "required" else ()
 
 
 def _function_name(choice: BodyFields, names: Sequence[str]) -> str:
     """The tool that a choice names. Raises ApiError."""
-    name = choice.within("function").text("name")
+    name = choice.nested("function").text("name")
     if name is None or name not in names:
         raise refused("'tool_choice' names no function of 'tools'", "tool_choice")
     return name

@@ -15,7 +15,7 @@ from tpiedge.cli.reach import MasterClient, master_at, tls_ca_option, tls_finger
 from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
 from tpiedge.errors import PeerError, UserError
 from tpiedge.local.catalogue import load_label, packs_of
-from tpiedge.model.hub.cache import parse_hub_name
+from tpiedge.model.source import parse_hub_name
 from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
 

@@ -1,7 +1,7 @@
 """`tpiedge doctor`: every check with its result, and what to do."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from tpiedge.cli.options import cache_option
 from tpiedge.doctor.computer import (
     Check,
     CheckResult,
-    Finding,
     check_arithmetic,
     check_clock,
     check_disk,
@@ -49,7 +48,11 @@ def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
         worst = max((finding.verdict for finding in findings), key=get_args(CheckResult).index)
         click.echo(json.dumps({"verdict": worst, "findings": [asdict(finding) for finding in findings]}))
     else:
-        _print(findings)
+        width = max(len(finding.check) for finding in findings)
+        for finding in findings:
+            click.echo(f"{finding.verdict:<4}  {finding.check:<{width}}  {finding.found}")
+            if finding.advice:
+                click.echo(f"{'':<4}  {'':<{width}}  -> {finding.advice}")
     failed = [finding.check for finding in findings if finding.verdict == "fail"]
     if failed:
         raise ResourceError(f"tpiedge cannot work here as it is: {', '.join(failed)}")
@@ -77,11 +80,3 @@ def _checks(connect: str | None, cache: Path) -> Mapping[str, Check]:
             "master's clock": partial(check_master_clock, master.host),
         }
     return checks
-
-
-def _print(findings: Sequence[Finding]) -> None:
-    width = max(len(finding.check) for finding in findings)
-    for finding in findings:
-        click.echo(f"{finding.verdict:<4}  {finding.check:<{width}}  {finding.found}")
-        if finding.advice:
-            click.echo(f"{'':<4}  {'':<{width}}  -> {finding.advice}")

@@ -65,9 +65,13 @@ def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
 
 def honour_signals() -> None:
     """Commands end in order, children included. For the main thread."""
+
+    def terminate(_signal: int, _frame: object) -> None:
+        raise Terminated
+
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
-            signal.signal(number, _terminate)
+            signal.signal(number, terminate)
     # A stopped master would be lost to its nodes within two seconds: Ctrl-Z cannot be honoured.
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
 
@@ -79,7 +83,3 @@ def interrupt_says(words: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(*(interrupt.args or (words,))) from None
-
-
-def _terminate(_signal: int, _frame: object) -> None:
-    raise Terminated

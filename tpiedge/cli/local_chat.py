@@ -108,7 +108,16 @@ def _record(
         "s_per_token": answer.s_per_token,
         "tokens_per_step": answer.tokens_per_step,
         "master_peak_rss_bytes": peak_rss_bytes(),
-        "nodes": [_node_record(node, plan) for node in stats],
+        "nodes": [
+            {
+                "rank": node.rank,
+                "attention_units": plan["shares"][node.rank]["attention"],
+                "ffn_units": plan["shares"][node.rank]["ffn"],
+                "threads": plan["threads"],
+                **{name: getattr(node, other or name) for name, other in _COUNTERS.items()},
+            }
+            for node in stats
+        ],
         "plan": plan,
     }
     if request.sampling.temperature:
@@ -132,17 +141,6 @@ _COUNTERS = {
     **dict.fromkeys(("prefetch_hits", "stalls", "compute_s", "attention_s", "ffn_s"), ""),
     **dict.fromkeys(("reduce_wait_s", "weight_wait_s", "load_s", "head_s"), ""),
 }
-
-
-def _node_record(stats: Stats, plan: dict[str, Any]) -> dict[str, object]:
-    share = plan["shares"][stats.rank]
-    return {
-        "rank": stats.rank,
-        "attention_units": share["attention"],
-        "ffn_units": share["ffn"],
-        "threads": plan["threads"],
-        **{name: getattr(stats, other or name) for name, other in _COUNTERS.items()},
-    }
 
 
 def _summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None:
@@ -201,7 +199,10 @@ class _LocalSpeaker:
                 f"the conversation has {len(prompt)} tokens, the context {self._capacity}: /clear it, or start "
                 "again with a larger --context"
             )
-        sampling, tokens = self._set(settings)
+        # How tokens are drawn, and how many at most, after what /set changed.
+        values = {"seed": new_seed(), **self.settings, **settings}
+        tokens = int(values.pop("max_tokens"))
+        sampling = replace(self._sampling, **values)  # type: ignore[arg-type]  # /set keeps whole numbers whole
         request = GenerationRequest(
             id=f"turn-{next(self._turns)}",
             prompt_ids=prompt,
@@ -213,9 +214,3 @@ class _LocalSpeaker:
         )
         answer = collect(self._cluster, request, self._model.tokenizer, self._ending.strings, show)
         return Spoken(answer.text, answer.finish_reason)
-
-    def _set(self, settings: Settings) -> tuple[Sampling, int]:
-        """How tokens are drawn, and how many at most, after what /set changed."""
-        values = {"seed": new_seed(), **self.settings, **settings}
-        tokens = int(values.pop("max_tokens"))
-        return replace(self._sampling, **values), tokens  # type: ignore[arg-type]  # /set keeps whole numbers whole

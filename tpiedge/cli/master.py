@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from tpiedge.api.keys import ApiKeys
 from tpiedge.api.origins import Origins
 from tpiedge.api.proxies import Proxies
 from tpiedge.api.record_folder import records_in
-from tpiedge.api.server import ApiServer
 from tpiedge.cli.master_lines import (
     lan_address,
     page_lines,
@@ -43,7 +41,7 @@ from tpiedge.cli.options import (
 from tpiedge.cli.scribe import serving_until_stopped
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, outgoing_host, own_names, parse_address, resolve
-from tpiedge.host.certificate import Certificate, own_certificate, read_certificate
+from tpiedge.host.certificate import own_certificate, read_certificate
 from tpiedge.host.device import MemoryLimits, default_threads
 from tpiedge.host.private_file import master_state
 from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, check_descriptors
@@ -51,7 +49,6 @@ from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.launch.offer import MemoryOffer
 from tpiedge.local.launch import chosen_kv_tokens
 from tpiedge.local.prepare import prepare
-from tpiedge.master.master import Master
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
@@ -230,12 +227,17 @@ def master(model_name: str, **given: Any) -> None:
         if shortfall := limits.shortfall(flags.offer.offered_bytes):
             scribe.say(shortfall)
         check_ports(flags.listen, flags.http)
-        certificate = _certificate(flags, folder)
+        certificate = None
+        if flags.tls_cert is not None:
+            certificate = read_certificate(flags.tls_cert, flags.tls_key)
+        elif flags.tls_self_signed:
+            own = (*sorted(own_names()), outgoing_host() or _THIS_COMPUTER)
+            certificate = own_certificate(folder, dict.fromkeys(("localhost", _THIS_COMPUTER, "::1", *own)))
         keys = load_or_create_keys(folder)
         model = prepare(model_name, flags.precision, flags.compute, flags.cache, flags.kv)
         with (
             Supervisor() as supervisor,
-            master_parts(flags, model, keys, folder, supervisor, certificate) as (running, api, entrance),
+            master_parts(flags, model, keys, folder, supervisor, certificate) as (running, api, pairing),
             workers_invited(flags.listen, keys, folder, flags.token_file, scribe.say),
             announcing(lan_address(resolve(flags.listen)), keys.public, scribe.say)
             if flags.announce
@@ -253,23 +255,9 @@ def master(model_name: str, **given: Any) -> None:
                     f"left in {left[0].parent}: {counted(len(left), 'answer')}; --journal goes on with them"
                 )
             try:
-                watch(running, supervisor, entrance.pending, scribe.say)
+                watch(running, supervisor, pairing.pending, scribe.say)
             finally:
-                _drain(running, api, flags.drain_s, scribe.say)
-
-
-def _certificate(flags: SimpleNamespace, folder: Path) -> Certificate | None:
-    """What the flags say; None without TLS. A self-signed one is kept in `folder`. Raises UserError."""
-    if flags.tls_cert is not None:
-        return read_certificate(flags.tls_cert, flags.tls_key)
-    if not flags.tls_self_signed:
-        return None
-    own = (*sorted(own_names()), outgoing_host() or "127.0.0.1")
-    return own_certificate(folder, dict.fromkeys(("localhost", "127.0.0.1", "::1", *own)))
-
-
-def _drain(running: Master, api: ApiServer, limit_s: float, say: Callable[[str], None]) -> None:
-    running.drain()
-    if not running.requests.idle:
-        say(f"finishing what is under way (up to {limit_s:.0f} s)")
-    api.close(limit_s)
+                running.drain()
+                if not running.requests.idle:
+                    scribe.say(f"finishing what is under way (up to {flags.drain_s:.0f} s)")
+                api.close(flags.drain_s)

@@ -27,7 +27,9 @@ from tpiedge.host.addresses import (
 )
 from tpiedge.host.certificate import Certificate
 from tpiedge.host.private_file import LOCKER, private_folder, replace_private
-from tpiedge.joining.front_door import Entrance
+from tpiedge.joining.connecting import MASTER
+from tpiedge.joining.front_door import FrontDoor, guest_policy
+from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.launch.bootstrap import NOT_MEASURED, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
 from tpiedge.local.launch import Layout, chosen_context, chosen_kv_tokens, model_facts_of
@@ -36,18 +38,20 @@ from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.session_manager import RankZero, RankZeroSettings
+from tpiedge.pack.files import FileLock, holder_of
 from tpiedge.pack.grids import grid_exponents
-from tpiedge.pack.locks import FileLock, holder_of
 from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.planner.arithmetic import computed_apart
-from tpiedge.planner.partition import parse_shares
+from tpiedge.planner.capacity import master_too_small
 from tpiedge.planner.prediction import Demand, MachineFacts
-from tpiedge.planner.reasons import master_too_small
+from tpiedge.planner.solve import parse_shares
 from tpiedge.sanitise import sanitised_line
+from tpiedge.shipping.fetcher import FILES_HUB
 from tpiedge.shipping.server import ShipServer
 from tpiedge.supervision import Supervisor
+from tpiedge.transport.framing import CONTROL, FILES
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.epochs import Capacity
+from tpiedge.transport.zeromq import ZmqHub
 
 RECORDS = "answers"
 """The folder of records below a master's own."""
@@ -94,7 +98,7 @@ def master_parts(
     folder: Path,
     supervisor: Supervisor,
     certificate: Certificate | None,
-) -> Iterator[tuple[Master, ApiServer, Entrance]]:
+) -> Iterator[tuple[Master, ApiServer, PairingHub]]:
     """The running parts, put together; ended in reverse order."""
     alone = Layout(1, None, flags.node_threads, flags.offer.offered_bytes, flags.keeping)
     context = chosen_context(model, alone, flags.context)
@@ -114,8 +118,17 @@ def master_parts(
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker is let in before the master can answer.
         placement = _placement(flags, model, rank_zero, kv_tokens, folder)
-        entrance = stack.enter_context(Entrance(listen, keys, folder, clock))
-        files = ShipServer(entrance.files_hub, [model.pack], clock)
+        hub = stack.enter_context(
+            ZmqHub(listen.zmq, keys, MASTER, {}, plane=CONTROL, guests=guest_policy(folder))
+        )
+        files_hub = stack.enter_context(
+            ZmqHub(listen.beside(FILES_OFFSET).zmq, keys, FILES_HUB, {}, plane=FILES, io_threads=2)
+        )
+        door = FrontDoor(hub, keys.public, folder, clock, beside=[files_hub])
+        stack.callback(door.close)
+        pairing = PairingHub(listen.beside(PAIRING_OFFSET).zmq, keys.public, door.admit, clock)
+        stack.callback(pairing.close)
+        files = ShipServer(files_hub, [model.pack], clock)
         files.start()
         stack.callback(files.close)
         facts = model_facts_of(model)
@@ -138,19 +151,19 @@ def master_parts(
             else "",
         )
         running = Master(
-            entrance.hub,
+            hub,
             clock,
             served,
             placement,
             rank_zero,
-            entrance.door,
+            door,
             timing=timing,
-            known=[member.name for member in entrance.members],
+            known=[member.name for member in door.journal.table.members],
             recovery_grace_s=flags.recovery_grace_s,
             stock=flags.spare == "auto",
             follow_memory=placement.give,
         )
-        service = MasterService(running, entrance, model, flags.aliases, context, supervisor, placement)
+        service = MasterService(running, door, pairing, model, flags.aliases, context, supervisor, placement)
         secret = secrets.token_urlsafe(32)
         api = ApiServer(
             service,
@@ -182,7 +195,7 @@ def master_parts(
         replace_private(admin, note)
         stack.callback(admin.unlink, missing_ok=True)
         api.start()
-        yield running, api, entrance
+        yield running, api, pairing
 
 
 def _placement(
@@ -198,7 +211,11 @@ def _placement(
     if too_small is not None:
         raise OutOfMemory(too_small)
     packs = model.pack.path.absolute().parent
-    measured = _own_capacity(rank_zero, folder)
+    measurements = Measurements(folder, rank_zero.threads)
+    report = measurements.recall()
+    if report is None and (report := rank_zero.warm(measure=True).report(time.monotonic() + 60.0)):
+        measurements.keep(report)
+    measured = report.capacity if report else NOT_MEASURED
     own = replace(
         unmeasured,
         weight_bytes_per_s=measured.speed(facts.quantised),
@@ -206,15 +223,3 @@ def _placement(
         head_bytes_per_s=measured.speed(facts.head_quantised),
     )
     return NodePlacement(demand, own, flags.node_threads, weights)
-
-
-def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:
-    """What this machine measured of itself, now or before; NOT_MEASURED where it could not."""
-    measurements = Measurements(folder, rank_zero.threads)
-    report = measurements.recall()
-    if report is None:
-        report = rank_zero.warm(measure=True).report(time.monotonic() + 60.0)
-        if report is None:
-            return NOT_MEASURED
-        measurements.keep(report)
-    return report.capacity

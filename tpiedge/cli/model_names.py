@@ -13,16 +13,11 @@ from tpiedge.cli.options import CompletedName
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
 from tpiedge.local.launch import Devices
-from tpiedge.model.hub.cache import HubCache, cache_folder
 from tpiedge.model.presets import aliases
-from tpiedge.model.source import DEMO
+from tpiedge.model.source import DEMO, HubCache, cache_folder
 
 _HELP = "'demo', a name of `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
 _T = TypeVar("_T")
-
-
-def _aliases(_context: click.Context) -> Iterable[str]:
-    return aliases()
 
 
 def _pulled(context: click.Context) -> Iterable[str]:
@@ -30,17 +25,17 @@ def _pulled(context: click.Context) -> Iterable[str]:
     return (*(alias for alias, known in aliases().items() if known.repo in repos), *repos.values())
 
 
-def _packs(context: click.Context) -> Iterable[str]:
-    return (pack.name for pack in stored_packs(_cache(context)))
-
-
 def _cache(context: click.Context) -> Path:
     """The folder that --cache before the cursor says, or the variable, or the user's own."""
     return cache_folder(context.params.get("cache"))
 
 
-MODEL = CompletedName(lambda _context: (DEMO,), _pulled, _packs)
-HUB_MODEL = CompletedName(_aliases, *MODEL.sources)
+MODEL = CompletedName(
+    lambda _context: (DEMO,),
+    _pulled,
+    lambda context: (pack.name for pack in stored_packs(_cache(context))),
+)
+HUB_MODEL = CompletedName(lambda _context: aliases(), *MODEL.sources)
 """Also one that is not on this computer yet."""
 
 

@@ -29,13 +29,12 @@ from tpiedge.local.catalogue import (
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.hub.cache import DEFAULT_REVISION, HubCache, parse_hub_name
 from tpiedge.model.presets import aliases
+from tpiedge.model.source import DEFAULT_REVISION, HubCache, parse_hub_name
 from tpiedge.model.spec import config_of_pack, model_spec
-from tpiedge.pack.locks import remove_packs
-from tpiedge.pack.reader import Pack
+from tpiedge.pack.layout import storage_of
+from tpiedge.pack.reader import Pack, remove_packs
 from tpiedge.pack.specs import BlobSpec, Precision
-from tpiedge.pack.storage import storage_of
 from tpiedge.pack.store import ShardStore, write_limit
 from tpiedge.progress import ByteProgress
 from tpiedge.sanitise import quote, sanitised_line
@@ -203,23 +202,18 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
         raise UserError(f"nothing of {quote(model_name)} is in the cache: tpiedge ls lists what is")
     for path in [*packs, *([entry] if entry else [])]:
         click.echo(f"delete {path}", err=True)
-    if not yes and not _confirmed():
-        click.echo("nothing was deleted", err=True)
-        return
-    remove_packs(packs)  # first: it refuses where a process uses one
-    if entry is not None and repo is not None:
-        hub.remove(repo)
-
-
-def _confirmed() -> bool:
-    """Asks the user. Raises UserError where standard input has ended."""
     try:
-        return click.confirm("Sure?", err=True)
+        if not yes and not click.confirm("Sure?", err=True):
+            click.echo("nothing was deleted", err=True)
+            return
     except click.Abort:  # by the end of the input, or by Ctrl-C
         click.echo(err=True)
         if sys.stdin.isatty():
             raise
         raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
+    remove_packs(packs)  # first: it refuses where a process uses one
+    if entry is not None and repo is not None:
+        hub.remove(repo)
 
 
 @click.command()

@@ -10,16 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address
-from tpiedge.joining.announced import AnnouncedMaster
 from tpiedge.joining.connecting import who_is_at
 from tpiedge.joining.identity import cluster_name
 from tpiedge.wire.messages import PROTOCOL
+
+if TYPE_CHECKING:
+    from tpiedge.joining.mdns import AnnouncedMaster
 
 _LOOK_S: Final = 5.0
 _ANSWER_S: Final = 3.0
@@ -41,6 +43,10 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
     why they do not: neither the block nor its end depends on it. From another thread."""
     over = threading.Event()
 
+    def not_announced(error: Exception) -> str:
+        how = f"tpiedge worker --connect {address}"
+        return f"this master is not announced: {error}; on another machine:  {how}"
+
     def announce() -> None:
         from tpiedge.joining.mdns import announced
 
@@ -51,16 +57,19 @@ def announcing(address: Address, master_key: str, say: Callable[[str], None]) ->
                 over.wait()
         except Exception as error:  # whatever a library meets in a strange network: the master serves on
             if not over.is_set():
-                how = f"tpiedge worker --connect {address}"
-                say(f"this master is not announced: {error}; on another machine:  {how}")
+                say(not_announced(error))
 
     thread = threading.Thread(target=announce, name="announce", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system starts no more threads
+        say(not_announced(error))
     try:
         yield
     finally:
         over.set()
-        thread.join(3.0)
+        if thread.ident is not None:
+            thread.join(3.0)
 
 
 def master_nearby(
@@ -99,7 +108,7 @@ def master_nearby(
             return found
 
 
-def _chosen(found: Sequence[AnnouncedMaster], asks: bool, *, alone: bool) -> AnnouncedMaster:
+def _chosen(found: "Sequence[AnnouncedMaster]", asks: bool, *, alone: bool) -> "AnnouncedMaster":
     """The only one, if that needs no question where it is `alone`, or the one that the user picks."""
     if alone and len(found) == 1:
         return found[0]
@@ -128,7 +137,7 @@ def _first(tries: Sequence[tuple[Address, str]]) -> tuple[Address, str] | None:
     return may_be
 
 
-def _nobody(announced: Sequence[AnnouncedMaster], known: Mapping[Address, str]) -> str:
+def _nobody(announced: "Sequence[AnnouncedMaster]", known: Mapping[Address, str]) -> str:
     if not known:
         return (
             f"no master announced itself within {_LOOK_S:.0f} s: start one with --announce, or say whom to join: "
@@ -139,7 +148,7 @@ def _nobody(announced: Sequence[AnnouncedMaster], known: Mapping[Address, str]) 
     return f"no master that this machine knows is there ({places}){others}: --connect HOST joins another one"
 
 
-def _list(found: Sequence[AnnouncedMaster]) -> str:
+def _list(found: "Sequence[AnnouncedMaster]") -> str:
     return "; ".join(one.words(PROTOCOL) for one in found)
 
 

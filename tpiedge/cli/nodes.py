@@ -161,7 +161,11 @@ def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: f
                     )
                 if node["state"] != "draining":
                     return node
-                waits = _waits_for(status)
+                waits = sanitised(status["reason"]) or "they prepare"
+                for one in nodes:
+                    if (done := one["fetched_bytes"]) < (total := one["fetch_total_bytes"]):
+                        waits = f"{title(one)} has {done / total:.0%} of {format_bytes(total)} of weights"
+                        break
                 if time.monotonic() >= deadline:
                     raise PeerError(
                         f"{called} still has its part after {format_seconds(limit_s)} ({waits}); the next plan is "
@@ -171,15 +175,6 @@ def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: f
                 time.sleep(0.2)
     finally:
         progress.finish()
-
-
-def _waits_for(status: Mapping[str, Any]) -> str:
-    """What the next plan waits for."""
-    for node in status["nodes"]:
-        if node["fetched_bytes"] < node["fetch_total_bytes"]:
-            share = node["fetched_bytes"] / node["fetch_total_bytes"]
-            return f"{title(node)} has {share:.0%} of {format_bytes(node['fetch_total_bytes'])} of weights"
-    return sanitised(status["reason"]) or "they prepare"
 
 
 def _show(everybody: bool, as_json: bool, state: Path | None) -> None:

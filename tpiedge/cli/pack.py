@@ -40,12 +40,12 @@ from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.source import refuse_gguf
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.export import export_safetensors
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import TEXT_FOLDER
+from tpiedge.pack.panel_writer import load_quality
 from tpiedge.pack.process import PackRequest
-from tpiedge.pack.quality import load_quality
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.storage import Storage
 from tpiedge.pack.writer import PackReport
 from tpiedge.units import format_bytes
 

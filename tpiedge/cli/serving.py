@@ -8,14 +8,15 @@ from dataclasses import replace
 from tpiedge.answers.generation import Busy, Unavailable
 from tpiedge.api.service import EnrolledWorker, ModelInfo, PendingJoin
 from tpiedge.errors import UserError
-from tpiedge.joining.front_door import Entrance
+from tpiedge.joining.front_door import FrontDoor
+from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.master import foresight
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast, PlaceNodes
 from tpiedge.master.history import ClusterEvent
+from tpiedge.master.journal import PendingAnswer, RequestLine
 from tpiedge.master.master import Master
-from tpiedge.master.pending_answer import PendingAnswer, RequestLine
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import QueueFull
 from tpiedge.master.status import ClusterStatus
@@ -36,7 +37,8 @@ class MasterService:
     def __init__(
         self,
         master: Master,
-        entrance: Entrance,
+        door: FrontDoor,
+        pairing: PairingHub,
         model: PreparedModel,
         aliases: Sequence[str],
         max_sequence: int,
@@ -47,7 +49,8 @@ class MasterService:
         self._placement = placement
         self._master = master
         self._supervisor = supervisor
-        self._entrance = entrance
+        self._door = door
+        self._pairing = pairing
         self._model = model
         others = dict.fromkeys(name for name in (*model.also_called, *aliases) if name != model.public_name)
         self._info = ModelInfo(
@@ -121,22 +124,24 @@ class MasterService:
         return self._master.resume(request, said)
 
     def pending(self) -> tuple[PendingJoin, ...]:
-        return tuple(PendingJoin(one.host, one.address) for one in self._entrance.pending())
+        return tuple(PendingJoin(one.host, one.address) for one in self._pairing.pending())
 
     def members(self) -> tuple[EnrolledWorker, ...]:
-        return tuple(EnrolledWorker(one.name, one.host) for one in self._entrance.members)
+        return tuple(EnrolledWorker(one.name, one.host) for one in self._door.journal.table.members)
 
     def shut_out(self) -> tuple[EnrolledWorker, ...]:
-        return tuple(EnrolledWorker(one.name, one.host) for one in self._entrance.revoked)
+        return tuple(EnrolledWorker(one.name, one.host) for one in self._door.journal.table.revoked)
 
     def approve(self, code: str) -> str:
-        return self._entrance.approve(code)
+        return self._pairing.approve(code).name
 
     def revoke(self, name: str) -> str:
-        return self._entrance.revoke(name, self._hosts(), self._master.forget)
+        peer = self._called(name)
+        self._door.revoke(peer, self._master.forget)
+        return peer
 
     def what_if(self, without: str) -> Forecast:
-        name = self._entrance.called(without, self._hosts()) if without else ""
+        name = self._called(without) if without else ""
         try:
             machines = self._master.usable().result(_ASKED_S)
         except TimeoutError:
@@ -146,22 +151,22 @@ class MasterService:
         return foresight.what_if(self._placement, machines, name)
 
     def drain(self, name: str) -> Future[str]:
-        return self._master.drain_worker(self._entrance.called(name, self._hosts()))
+        return self._master.drain_worker(self._called(name))
 
     def undrain(self, name: str) -> str:
-        found = self._entrance.called(name, self._hosts())
+        found = self._called(name)
         self._master.undrain_worker(found)
         return found
 
     def clear(self, name: str) -> str:
-        found = self._entrance.called(name, self._hosts())
+        found = self._called(name)
         self._master.clear_worker(found)
         return found
 
-    def _hosts(self) -> dict[str, str]:
-        """What the computers of those that are here are called, by peer name."""
+    def _called(self, name: str) -> str:
+        """The peer name of the worker that `name` means, as MemberTable.called. Raises UserError."""
         here = (node for node in self._master.status.nodes if node.host and node.state != "lost")
-        return {node.name: node.host for node in here}
+        return self._door.journal.table.called(name, {node.name: node.host for node in here})
 
     def _seen(self, status: ClusterStatus) -> ClusterStatus:
         if self._supervisor.failure is None:

@@ -386,7 +386,16 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path
     if not chosen:
         known = [table.replace(".", " ") for table in verbs_of(root)]
         raise UserError(f"there is no verb {' '.join(words)!r}{nearest(' '.join(words), known)}")
-    found = {table: _values(root, table, command, config) for table, command in chosen.items()}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for table, command in chosen.items():
+        settings, found[table] = effective(root, table, command, config), {}
+        for key, option in options_of(command).items():
+            value, source = option.to_info_dict()["default"], "default"
+            if key in settings:
+                value, source = "***" if key in _SECRETS else settings[key].value, settings[key].origin
+            elif not isinstance(value, str | int | float | list | tuple | None):
+                value = str(value)
+            found[table][key] = {"value": value, "source": source}
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -416,22 +425,6 @@ def check(ctx: click.Context, file: Path) -> None:
     if found:
         raise UserError(found[-1])
     click.echo(f"{file} is in order")
-
-
-def _values(
-    root: click.Command, table: str, command: click.Command, given: Path | None
-) -> dict[str, dict[str, Any]]:
-    settings = effective(root, table, command, given)
-    shown: dict[str, dict[str, Any]] = {}
-    for key, option in options_of(command).items():
-        if key in settings:
-            value: Any = "***" if key in _SECRETS else settings[key].value
-            shown[key] = {"value": value, "source": settings[key].origin}
-        else:
-            value = option.to_info_dict()["default"]
-            plain = isinstance(value, str | int | float | list | tuple | None)
-            shown[key] = {"value": value if plain else str(value), "source": "default"}
-    return shown
 
 
 def _shown(value: Any) -> str:

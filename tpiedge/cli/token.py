@@ -17,8 +17,7 @@ from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
 from tpiedge.host.private_file import master_state, private_folder, read_private, replace_private
 from tpiedge.joining.identity import load_or_create_keys
-from tpiedge.joining.token_store import DAY_S, TokenStore
-from tpiedge.joining.tokens import JoinToken, TokenRecord
+from tpiedge.joining.tokens import DAY_S, JoinToken, TokenRecord, TokenStore
 from tpiedge.units import counted
 
 _NOTE = "offered.json"
@@ -39,11 +38,20 @@ def token() -> None:
 def create(expires: str, uses: str, host: str | None, state: Path | None) -> None:
     """Print a new token; give it to 'tpiedge worker --token' on the new machine."""
     given = None if host is None else parse_address(host, CONTROL_PORT)
-    expires_s, count = _seconds(expires), _uses(uses)
+    time_given = re.fullmatch(r"(\d{1,9})([smhd])", expires.strip(), re.ASCII)
+    if time_given is None:
+        raise UserError(f"--expires {expires[:40]!r} is not a time: write it like 30m, 24h or 7d")
+    expires_s = int(time_given[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}[time_given[2]]
+    if uses != "any" and not re.fullmatch(r"\d{1,9}", uses, re.ASCII):
+        raise UserError(f"--uses {uses[:40]!r} is neither a number nor 'any'")
     folder = _master_folder(state)
-    address = given or _own_address(folder)
+    address = given or Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
+    # Where the running master listens for workers, or where one would that says nothing else.
+    running = (read_private(folder / "admin.json") or {}).get("workers")
+    if given is None and isinstance(running, str):
+        address = parse_address(running, CONTROL_PORT)
     keys = load_or_create_keys(folder)
-    record, secret = TokenStore(folder).create(expires_s, count)
+    record, secret = TokenStore(folder).create(expires_s, None if uses == "any" else int(uses))
     made = JoinToken(keys.public, secret, address)
     click.echo(made.text)
     workers = "any number of workers" if record.left is None else counted(record.left, "worker")
@@ -89,27 +97,6 @@ def revoke(token_id: str, state: Path | None) -> None:
 
 def _master_folder(state: Path | None) -> Path:
     return private_folder(master_state(state))
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d{1,9})([smhd])", text.strip(), re.ASCII)
-    if match is None:
-        raise UserError(f"--expires {text[:40]!r} is not a time: write it like 30m, 24h or 7d")
-    return int(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
-
-
-def _uses(text: str) -> int | None:
-    if text != "any" and not re.fullmatch(r"\d{1,9}", text, re.ASCII):
-        raise UserError(f"--uses {text[:40]!r} is neither a number nor 'any'")
-    return None if text == "any" else int(text)
-
-
-def _own_address(folder: Path) -> Address:
-    """Where the running master listens for workers, or where one would that says nothing else."""
-    running = (read_private(folder / "admin.json") or {}).get("workers")
-    if isinstance(running, str):
-        return parse_address(running, CONTROL_PORT)
-    return Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
 
 
 def _end(record: TokenRecord) -> str:

@@ -180,11 +180,16 @@ def machine_row(machine: PictureJson) -> tuple[str, ...]:
     spent = {part: float(step[f"{part}_s"]) for part in _PARTS} if step is not None else {}
     total_s = sum(spent.values())
     takes_part = machine["rank"] is not None
+    state, fetching = sanitised(machine["state"]), machine["fetching"]
+    if fetching is not None:
+        state += f", fetched {fetching['done_bytes'] / max(1, fetching['total_bytes']):.0%}"
+    elif machine["silent_s"]:
+        state += f", silent for {format_seconds(machine['silent_s'])}"
     budget = f"/{memory['budget_bytes'] / 1e9:.1f}" if memory["budget_bytes"] else ""
     return (
         title(machine),
         str(machine["rank"]) if takes_part else "-",
-        _state(machine),
+        state,
         *((f"{share['heads']:.0%}", f"{share['ffn']:.0%}") if takes_part else ("-", "-")),
         f"{memory['planned_bytes'] / 1e9:.1f}{budget} GB" if takes_part else "-",
         format_seconds(total_s) if total_s else "-",
@@ -192,15 +197,6 @@ def machine_row(machine: PictureJson) -> tuple[str, ...]:
         f"{format_seconds(link['round_trip_s'])}, {format_bytes(link['bytes_per_s'])}/s" if link else "-",
         format_bytes(machine["disk"]["held_bytes"]) if machine["disk"]["held_bytes"] else "-",
     )
-
-
-def _state(machine: PictureJson) -> str:
-    state, fetching = sanitised(machine["state"]), machine["fetching"]
-    if fetching is not None:
-        return f"{state}, fetched {fetching['done_bytes'] / max(1, fetching['total_bytes']):.0%}"
-    if machine["silent_s"]:
-        return f"{state}, silent for {format_seconds(machine['silent_s'])}"
-    return state
 
 
 def request_row(request: PictureJson) -> tuple[str, ...]:

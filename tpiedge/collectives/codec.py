@@ -9,11 +9,11 @@ native side does with the same bits.
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array, IntArray, Summable
+from tpiedge.collectives.summation import F32Array, IntArray, Summable
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Buffer, Envelope
 from tpiedge.transport.native_library import PRECISIONS, packing_library
@@ -31,49 +31,7 @@ _LARGEST = np.float32(127)
 _NOT_A_NUMBER = np.float32(np.nan)
 
 
-_Array = TypeVar("_Array", F32Array, IntArray)
-
-
-class Codec(Protocol[_Array]):
-    """One precision. Arrays are contiguous, of two dimensions: all of f32, or all of integers."""
-
-    @property
-    def name(self) -> SummandPrecision:
-        """The precision; of integers that of narrow ones."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """Whether `decode` gives back what `encode` was given."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of arrays; integers may be wide as well."""
-        ...
-
-    def header(self, array: _Array) -> TensorHeader:
-        """The header of the tensor that the array becomes."""
-        ...
-
-    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
-        """Whether it can be that of an array of `shape`."""
-        ...
-
-    def encode(self, array: _Array) -> Buffer:
-        """The tensor's bytes; may be the array's own memory."""
-        ...
-
-    def decode(self, data: Buffer, shape: Shape) -> _Array:
-        """The array; may be read-only and in the memory of `data`. A value that is not finite stays so. Integers are
-        as wide as the bytes are many."""
-        ...
-
-
-AnyCodec = Codec[Any]
-
-
-def native_encode(precision: WirePrecision, array: F32Array) -> memoryview | None:
+def native_encode(precision: WirePrecision, array: Summable) -> memoryview | None:
     """The bytes of a matrix, by the transport's native side at several GB/s; None where that was not built."""
     library = packing_library()
     if library is None:
@@ -99,39 +57,49 @@ def native_decode(precision: WirePrecision, data: Buffer, shape: tuple[int, ...]
     return array
 
 
-class _F32:
-    name: Final = "f32"
-    exact: Final = True
-    dtype: Final = np.dtype(np.float32)
+class Codec:
+    """f32 as it is, and what other precisions have in common with it. Arrays are contiguous, of two dimensions: all of
+    f32, or all of integers."""
 
-    def header(self, array: F32Array) -> TensorHeader:
+    #: The precision; of integers that of narrow ones.
+    name: SummandPrecision = "f32"
+    #: Whether `decode` gives back what `encode` was given.
+    exact = True
+    #: Of arrays; integers may be wide as well.
+    dtype: np.dtype[Any] = np.dtype(np.float32)
+
+    def header(self, array: Summable) -> TensorHeader:
+        """The header of the tensor that the array becomes."""
         return TensorHeader("f32", array.shape)
 
     def accepts(self, header: TensorHeader, shape: Shape) -> bool:
+        """Whether it can be that of an array of `shape`."""
         return header.dtype == "f32" and header.shape == shape
 
-    def encode(self, array: F32Array) -> Buffer:
-        return _memory(array)
+    def encode(self, array: Summable) -> Buffer:
+        """The tensor's bytes; may be the array's own memory."""
+        return array.data.cast("B") if array.size else b""
 
-    def decode(self, data: Buffer, shape: Shape) -> F32Array:
+    def decode(self, data: Buffer, shape: Shape) -> Summable:
+        """The array; may be read-only and in the memory of `data`. A value that is not finite stays so. Integers are
+        as wide as the bytes are many."""
         return np.frombuffer(data, np.float32).reshape(shape)
 
 
-class _BF16:
+class _BF16(Codec):
     """Rounded to the nearest, ties to even."""
 
-    name: Final = "bf16"
-    exact: Final = False
-    dtype: Final = np.dtype(np.float32)
+    name = "bf16"
+    exact = False
 
-    def header(self, array: F32Array) -> TensorHeader:
+    def header(self, array: Summable) -> TensorHeader:
         return TensorHeader("bf16", array.shape)
 
     def accepts(self, header: TensorHeader, shape: Shape) -> bool:
         return header.dtype == "bf16" and header.shape == shape
 
-    def encode(self, array: F32Array) -> Buffer:
-        packed = native_encode(self.name, array)
+    def encode(self, array: Summable) -> Buffer:
+        packed = native_encode("bf16", array)
         if packed is not None:
             return packed
         bits = array.view(np.uint32)
@@ -142,35 +110,34 @@ class _BF16:
             rounded = np.where(not_a_number, (bits >> _SHIFT) | _QUIET, rounded)
         return rounded.astype(np.uint16).tobytes()
 
-    def decode(self, data: Buffer, shape: Shape) -> F32Array:
-        array = native_decode(self.name, data, shape)
+    def decode(self, data: Buffer, shape: Shape) -> Summable:
+        array = native_decode("bf16", data, shape)
         if array is not None:
             return array
         wide = np.frombuffer(data, np.uint16).astype(np.uint32) << _SHIFT
         return wide.view(np.float32).reshape(shape)
 
 
-class _Int8:
+class _Int8(Codec):
     """Symmetric: the largest magnitude of a group becomes 127. A row is its elements, then its groups' scales."""
 
-    name: Final = "int8"
-    exact: Final = False
-    dtype: Final = np.dtype(np.float32)
+    name = "int8"
+    exact = False
 
-    def header(self, array: F32Array) -> TensorHeader:
+    def header(self, array: Summable) -> TensorHeader:
         rows, columns = array.shape
-        return TensorHeader("u8", (rows, wire_bytes(self.name, 1, columns)))
+        return TensorHeader("u8", (rows, wire_bytes("int8", 1, columns)))
 
     def accepts(self, header: TensorHeader, shape: Shape) -> bool:
         rows, columns = shape
-        return header.dtype == "u8" and header.shape == (rows, wire_bytes(self.name, 1, columns))
+        return header.dtype == "u8" and header.shape == (rows, wire_bytes("int8", 1, columns))
 
-    def encode(self, array: F32Array) -> Buffer:
-        native = native_encode(self.name, array)
+    def encode(self, array: Summable) -> Buffer:
+        native = native_encode("int8", array)
         if native is not None:
             return native
         rows, columns = array.shape
-        groups = _groups(columns)
+        groups = -(-columns // INT8_GROUP)
         padded = np.zeros((rows, groups * INT8_GROUP), np.float32)
         padded[:, :columns] = array
         grouped = padded.reshape(rows, groups, INT8_GROUP)
@@ -186,12 +153,12 @@ class _Int8:
         packed[:, columns:] = np.ascontiguousarray(scales).view(np.uint8)
         return packed.tobytes()
 
-    def decode(self, data: Buffer, shape: Shape) -> F32Array:
-        array = native_decode(self.name, data, shape)
+    def decode(self, data: Buffer, shape: Shape) -> Summable:
+        array = native_decode("int8", data, shape)
         if array is not None:
             return array
         rows, columns = shape
-        groups = _groups(columns)
+        groups = -(-columns // INT8_GROUP)
         packed = np.frombuffer(data, np.uint8).reshape(rows, columns + 4 * groups)
         codes = np.ascontiguousarray(packed[:, :columns]).view(np.int8).astype(np.float32)
         scales = np.ascontiguousarray(packed[:, columns:]).view(np.float32)
@@ -199,62 +166,41 @@ class _Int8:
             return codes * np.repeat(scales, INT8_GROUP, axis=1)[:, :columns]
 
 
-class _Integers:
+class _Integers(Codec):
     """Narrow ones as i32, wide ones as i64 (summation.py)."""
 
-    name: Final = "i32"
-    exact: Final = True
-    dtype: Final = np.dtype(np.int32)
+    name = "i32"
+    dtype = np.dtype(np.int32)
 
-    def header(self, array: IntArray) -> TensorHeader:
+    def header(self, array: Summable) -> TensorHeader:
         return TensorHeader("i64" if array.dtype == np.int64 else "i32", array.shape)
 
     def accepts(self, header: TensorHeader, shape: Shape) -> bool:
         return header.dtype in ("i32", "i64") and header.shape == shape
 
-    def encode(self, array: IntArray) -> Buffer:
-        return _memory(array)
-
-    def decode(self, data: Buffer, shape: Shape) -> IntArray:
+    def decode(self, data: Buffer, shape: Shape) -> Summable:
         wide = memoryview(data).nbytes > self.dtype.itemsize * prod(shape)
         array: IntArray = np.frombuffer(data, np.int64 if wide else np.int32)
         return array.reshape(shape)
 
 
-def _memory(array: Summable) -> Buffer:
-    return array.data.cast("B") if array.size else b""
-
-
-def _groups(columns: int) -> int:
-    return -(-columns // INT8_GROUP)
-
-
-CODECS: Final[Mapping[WirePrecision, Codec[F32Array]]] = {"f32": _F32(), "bf16": _BF16(), "int8": _Int8()}
+CODECS: Final[Mapping[WirePrecision, Codec]] = {"f32": Codec(), "bf16": _BF16(), "int8": _Int8()}
 """Of f32, by what users choose."""
-INTEGERS: Final[Codec[IntArray]] = _Integers()
+INTEGERS: Final = _Integers()
 
 
-def rounded(codec: Codec[_Array], array: _Array) -> _Array:
+def rounded(codec: Codec, array: Summable) -> Summable:
     """The array as another rank would get it; may be the array itself."""
     return array if codec.exact else codec.decode(codec.encode(array), array.shape)
 
 
-def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: AnyCodec | None) -> Summable:
-    """The tensor that came with a message, read-only. Raises Misconduct.
-
-    `shape` is what it must be once `codec` has read it. None: any matrix; or f32 or bf16, whichever it is.
-    """
+def read_array(envelope: Envelope, rank: int, shape: Shape, codec: Codec | None) -> Summable:
+    """The tensor that came with a message, read-only; it must be of `shape` once `codec` (None: that of f32 or bf16,
+    whichever it is) has read it. Raises Misconduct."""
     header = envelope.message.tensor  # type: ignore[attr-defined]
     if codec is None:
         codec = CODECS["bf16" if header is not None and header.dtype == "bf16" else "f32"]
-    if shape is None and header is not None and len(header.shape) == 2:
-        shape = header.shape
-    if header is None or shape is None or not codec.accepts(header, shape):
-        raise Misconduct(rank, f"node {rank} sent {header} where {_called(codec)} of shape {shape} belongs")
-    array: Summable = codec.decode(envelope.tensors[0], shape)
-    return array
-
-
-def _called(codec: AnyCodec) -> str:
-    names = "i32 or i64" if codec is INTEGERS else codec.name
-    return f"{'a' if names == 'bf16' else 'an'} {names} tensor"
+    if header is None or not codec.accepts(header, shape):
+        expected = {"bf16": "a bf16", "i32": "an i32 or i64"}.get(codec.name, f"an {codec.name}")
+        raise Misconduct(rank, f"node {rank} sent {header} where {expected} tensor of shape {shape} belongs")
+    return codec.decode(envelope.tensors[0], shape)

@@ -5,11 +5,15 @@ order of ranks, ((p0 + p1) + p2) + ..., so a run is reproducible bit for bit. Su
 same bits for every split and by every collective.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
+from tpiedge.clock import Clock
+from tpiedge.errors import InternalError, PeerLost
 from tpiedge.wire.data import LeavePages, StepPlan
+from tpiedge.wire.fields import CollectiveName, WirePrecision
 
 
 class Tag(NamedTuple):
@@ -21,6 +25,16 @@ class Tag(NamedTuple):
 
     def __str__(self) -> str:
         return f"step {self.step}, block {self.block}, chunk {self.chunk}"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All-reduces of at most `small_bytes` (as f32) go by `small`, larger ones by `bulk`; parts travel as `wire`."""
+
+    small: CollectiveName = "star"
+    bulk: CollectiveName = "star"
+    small_bytes: int = 0
+    wire: WirePrecision = "f32"
 
 
 class Doing(NamedTuple):
@@ -112,10 +126,6 @@ class Communicator(Protocol):
         """Rank 0's `hidden` (f32 [tokens, hidden]) on every rank. Elsewhere `hidden` only gives the shape."""
         ...
 
-    def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
-        """Every rank's `part` (f32, 2-D, any shape per rank), in rank order, at rank 0; None elsewhere."""
-        ...
-
     def send_up(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
         """At rank 0 what `rank`, not 0, gave as `part` (f32, 2-D); None elsewhere. On all other ranks it has no effect,
         and at rank 0 only the shape of `part` counts. A rank may not be ahead by more than Inbox holds."""
@@ -125,3 +135,67 @@ class Communicator(Protocol):
         """At `rank`, not 0, what rank 0 gave as `part`; None elsewhere. Otherwise as `send_up`, with the roles
         exchanged. Of `tag` step and chunk count."""
         ...
+
+
+class LocalCommunicator:
+    """Nothing to wait for. All methods as in Communicator."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._cancelled_step = 0
+        self._begun: dict[Tag, torch.Tensor] = {}
+
+    def announce(self, _plan: StepPlan | LeavePages) -> None:
+        self.cancelled = False
+        self._begun.clear()
+
+    def next_plan(self) -> StepPlan | LeavePages:
+        raise InternalError("rank 0 makes the plans")
+
+    def poll(self) -> None:
+        """There is no peer that could send anything."""
+
+    def request_cancel(self, step: int) -> None:
+        self._cancelled_step = step
+
+    def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
+        self.cancelled = self._cancelled_step == tag.step
+        return partial if contributes else torch.zeros_like(partial)
+
+    def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
+        self._begun[tag] = partial if contributes else torch.zeros_like(partial)
+
+    def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
+        self.cancelled = self._cancelled_step == tag.step
+        return self._begun.pop(tag)
+
+    def broadcast(self, hidden: torch.Tensor, _tag: Tag) -> torch.Tensor:
+        return hidden
+
+    def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
+        raise InternalError(f"there is no rank {rank}")
+
+    def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
+        raise InternalError(f"there is no rank {rank}")
+
+
+class DeadlineLiveness:
+    """Gives every wait `timeout_s`; a wait is known by its rank and its words."""
+
+    def __init__(self, clock: Clock, timeout_s: float) -> None:
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._wait: tuple[str, float] = ("", 0.0)
+
+    def check(self, rank: int, waiting_for: str) -> None:
+        now = self._clock.now()
+        if self._wait[0] != waiting_for:
+            self._wait = (waiting_for, now)
+        if now - self._wait[1] > self._timeout_s:
+            raise PeerLost(rank, waiting_for, f"no answer for {self._timeout_s:.1f} s")
+
+    def check_idle(self, _rank: int, _waiting_for: str) -> None:
+        self._wait = ("", 0.0)

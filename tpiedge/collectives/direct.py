@@ -10,109 +10,134 @@ rounding.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from tpiedge.collectives.arrays import Summable, widened
-from tpiedge.collectives.codec import read_array, rounded
-from tpiedge.collectives.job import Job
+from tpiedge.collectives.codec import Codec, Shape, rounded
+from tpiedge.collectives.communicator import Doing, Tag
 from tpiedge.collectives.peer_channel import PeerChannel
-from tpiedge.collectives.summation import OrderedSum, is_finite
+from tpiedge.collectives.summation import OrderedSum, Summable, is_finite, widened
 from tpiedge.errors import Misconduct, ProtocolError
 from tpiedge.transport.endpoint import Buffer
 from tpiedge.wire.data import CANCEL, Partial, Reduced, Slice
 from tpiedge.wire.tensors import INT8_GROUP
 
 
-class Star:
-    """A Collective. Rank 0 is the root."""
+@dataclass(slots=True)
+class Job:
+    """One all-reduce under way. `own` is this rank's part, not rounded yet, None where it has none; it must not change
+    before the job is done. `codec` says whether all parts are of f32 or of integers, some of which may be wide.
+
+    `cancel`: on rank 0, from the beginning on, whether the flag is to be sent; elsewhere and in the end whether it was.
+    `sent`: to how many peers, in their order, this rank's first message (or, at the root of a star, its answer, which
+    is `total` then) has gone already. `total`: the sum, or what of it is known so far.
+    """
+
+    tag: Tag
+    shape: Shape
+    own: Summable | None
+    codec: Codec
+    cancel: bool = False
+    sent: int = 0
+    total: Summable | None = None
+    advanced: bool = False
+    what: Doing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.what = Doing("all-reduce", self.tag)
+
+
+class Collective:
+    """One way to sum. Every rank calls the same methods in the same order; each raises PeerLost, ProtocolError."""
 
     def __init__(self, channel: PeerChannel) -> None:
         self._channel = channel
 
     def begin(self, job: Job) -> None:
-        channel, tag = self._channel, job.tag
-        if channel.rank == 0:
-            return
-        header = None if job.own is None else job.codec.header(job.own)
-        part = Partial(channel.epoch, tag.step, tag.block, tag.chunk, 0, channel.rank, header)
-        tensors = () if job.own is None else (job.codec.encode(job.own),)
-        channel.send(part, tensors, (0,), job.what, job.sent)
+        """Send what needs no other rank's part."""
+        raise NotImplementedError
 
     def advance(self, job: Job) -> None:
-        if self._channel.rank == 0:
-            self._answer(job, self._sum(job) if job.total is None else job.total)
+        """Wait for what others sent in `begin`, and send what follows from it. Once for every job."""
+
+    def finish(self, job: Job) -> Summable:
+        """The sum, in memory that belongs to the caller; `job.cancel` holds for every rank."""
+        raise NotImplementedError
+
+    def _give(self, job: Job, to: Sequence[int]) -> Buffer:
+        """Sends this rank's part. Returns its bytes."""
+        channel, codec = self._channel, job.codec
+        flags = CANCEL if job.cancel else 0
+        header = None if job.own is None else codec.header(job.own)
+        part = Partial(channel.epoch, *job.tag, flags, channel.rank, header)
+        encoded = b"" if job.own is None else codec.encode(job.own)
+        channel.send(part, () if job.own is None else (encoded,), to, job.what, job.sent)
+        return encoded
+
+    def _sum(
+        self, job: Job, kind: type[Partial | Slice], own: Summable | None, out: Summable, blames: bool | None
+    ) -> Summable:
+        """Every rank's part, in `out` unless that is too narrow. `blames`: as of OrderedSum, None: it is not looked at.
+        `job.cancel` becomes what rank 0 says, if this is another."""
+        channel = self._channel
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = OrderedSum(own, out, channel.rank)
+            peers = set(channel.peers)
+            for rank, part, message in channel.collect(kind, job.tag, peers, job.what, out.shape, job.codec):
+                assert isinstance(message, Partial | Slice)
+                total.put(rank, part)
+                if rank == 0:
+                    job.cancel = bool(message.flags & CANCEL)
+            return total.complete() if blames is None else total.finish(job.what, blames=blames)
+
+
+class Star(Collective):
+    """Rank 0 is the root."""
+
+    def begin(self, job: Job) -> None:
+        if self._channel.rank != 0:
+            self._give(job, (0,))
+
+    def advance(self, job: Job) -> None:
+        channel, codec = self._channel, job.codec
+        if channel.rank != 0:
+            return
+        total = job.total
+        if total is None:
+            own = None if job.own is None else rounded(codec, job.own)
+            total = self._sum(job, Partial, own, np.empty(job.shape, codec.dtype), True)
+        flags = CANCEL if job.cancel else 0
+        message = Reduced(channel.epoch, *job.tag, flags, codec.header(total))
+        encoded = codec.encode(total)
+        channel.send(message, (encoded,), channel.peers, job.what, job.sent)
+        job.total = total if codec.exact else codec.decode(encoded, job.shape)
 
     def finish(self, job: Job) -> Summable:
         if job.total is not None:
             return job.total
-        channel = self._channel
-        ((_, total, message),) = channel.inbox.collect(Reduced, job.tag, {0}, job.what, job.shape, job.codec)
+        ((_, total, message),) = self._channel.collect(Reduced, job.tag, {0}, job.what, job.shape, job.codec)
         assert isinstance(message, Reduced)
         assert total is not None  # only a part may come without
         job.cancel = bool(message.flags & CANCEL)
         return total
 
-    def _sum(self, job: Job) -> Summable:
-        """Sums this rank's part and those of all leaves."""
-        channel = self._channel
-        out = np.empty(job.shape, job.codec.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(None if job.own is None else rounded(job.codec, job.own), out)
-            leaves = set(channel.peers)
-            for rank, part, _ in channel.inbox.collect(
-                Partial, job.tag, leaves, job.what, job.shape, job.codec
-            ):
-                total.put(rank, part)
-            return total.finish(job.what)
 
-    def _answer(self, job: Job, total: Summable) -> None:
-        channel, codec, tag = self._channel, job.codec, job.tag
-        flags = CANCEL if job.cancel else 0
-        message = Reduced(channel.epoch, tag.step, tag.block, tag.chunk, flags, codec.header(total))
-        encoded = codec.encode(total)
-        channel.send(message, (encoded,), channel.peers, job.what, job.sent)
-        job.total = total if codec.exact else codec.decode(encoded, job.shape)
-
-
-class Mesh:
-    """A Collective. Every rank has a link to every other."""
-
-    def __init__(self, channel: PeerChannel) -> None:
-        self._channel = channel
+class Mesh(Collective):
+    """Every rank has a link to every other."""
 
     def begin(self, job: Job) -> None:
-        channel, codec, tag = self._channel, job.codec, job.tag
-        flags = CANCEL if job.cancel else 0
-        header = None if job.own is None else codec.header(job.own)
-        part = Partial(channel.epoch, tag.step, tag.block, tag.chunk, flags, channel.rank, header)
-        if job.own is None:
-            channel.send(part, (), channel.peers, job.what, job.sent)
-            return
-        encoded = codec.encode(job.own)
-        channel.send(part, (encoded,), channel.peers, job.what, job.sent)
-        if not codec.exact:
-            job.own = codec.decode(encoded, job.shape)
-
-    def advance(self, job: Job) -> None:
-        """There is nothing more to send."""
+        encoded = self._give(job, self._channel.peers)
+        if job.own is not None and not job.codec.exact:
+            job.own = job.codec.decode(encoded, job.shape)
 
     def finish(self, job: Job) -> Summable:
         channel = self._channel
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(job.own, np.empty(job.shape, job.codec.dtype), channel.rank)
-            others = set(channel.peers)
-            for rank, part, message in channel.inbox.collect(
-                Partial, job.tag, others, job.what, job.shape, job.codec
-            ):
-                assert isinstance(message, Partial)
-                total.put(rank, part)
-                if rank == 0:
-                    job.cancel = bool(message.flags & CANCEL)
-            # Of three nodes, one may have sent another what made that other's part so. And only rank 0 is believed.
-            out = total.finish(job.what, blames=channel.rank == 0 and channel.size == 2)
-        result: Summable = rounded(job.codec, out)
-        return result
+        # Of three nodes, one may have sent another what made that other's part so. And only rank 0 is believed.
+        blames = channel.rank == 0 and channel.size == 2
+        return rounded(
+            job.codec, self._sum(job, Partial, job.own, np.empty(job.shape, job.codec.dtype), blames)
+        )
 
 
 def cut(array: Summable, count: int) -> list[Summable]:
@@ -142,11 +167,8 @@ def check_slices(slices: Sequence[Summable], what: object) -> None:
 _PARTS, _SUMS = 0, 1
 
 
-class TwoShot:
-    """A Collective. Every rank has a link to every other; rank r sums slice r."""
-
-    def __init__(self, channel: PeerChannel) -> None:
-        self._channel = channel
+class TwoShot(Collective):
+    """Every rank has a link to every other; rank r sums slice r."""
 
     def begin(self, job: Job) -> None:
         channel = self._channel
@@ -161,7 +183,11 @@ class TwoShot:
         channel, codec = self._channel, job.codec
         job.total = np.empty(job.shape, codec.dtype)
         slices = cut(job.total, channel.size)
-        mine = self._sum(job, slices[channel.rank])
+        own = None if job.own is None else rounded(codec, cut(job.own, channel.size)[channel.rank])
+        # All ranks look at the sum in `finish`, when rank 0 has it. Of three nodes, one may have sent another what made
+        # that other's part so.
+        blames = None if channel.rank else channel.size == 2
+        mine = self._sum(job, Slice, own, slices[channel.rank], blames)
         encoded = self._send(job, _SUMS, mine, channel.peers)
         if not codec.exact:
             np.copyto(mine, codec.decode(encoded, mine.shape))
@@ -169,45 +195,27 @@ class TwoShot:
             _put(job, slices, channel.rank, mine)
 
     def finish(self, job: Job) -> Summable:
-        channel, inbox = self._channel, self._channel.inbox
+        channel = self._channel
         assert job.total is not None  # since `advance`
         slices = cut(job.total, channel.size)
-        for rank, envelope in inbox.await_all(Slice, job.tag, set(channel.peers), job.what, _SUMS):
-            if not envelope.tensors:
+        shapes = [part.shape for part in slices]
+        peers = set(channel.peers)
+        for rank, whole, _ in channel.collect(Slice, job.tag, peers, job.what, shapes, job.codec, _SUMS):
+            if whole is None:
                 raise Misconduct(rank, f"node {rank} sent no tensor where the sum of a slice belongs")
-            whole = read_array(envelope, rank, slices[rank].shape, job.codec)
             slices = _put(job, slices, rank, whole)
         check_slices(slices, job.what)
         return job.total
 
     def _send(self, job: Job, hop: int, part: Summable | None, to: Sequence[int]) -> Buffer:
         """Sends a slice, None where this rank has nothing to add. Returns its bytes."""
-        channel, codec, tag = self._channel, job.codec, job.tag
+        channel, codec = self._channel, job.codec
         header = None if part is None else codec.header(part)
         encoded = b"" if part is None else codec.encode(part)
         flags = CANCEL if job.cancel else 0
-        message = Slice(channel.epoch, tag.step, tag.block, tag.chunk, flags, hop, channel.rank, header)
+        message = Slice(channel.epoch, *job.tag, flags, hop, channel.rank, header)
         channel.send(message, () if part is None else (encoded,), to, job.what)
         return encoded
-
-    def _sum(self, job: Job, mine: Summable) -> Summable:
-        """Sums every rank's part of this rank's slice, into `mine` unless that is too narrow."""
-        channel = self._channel
-        own = None if job.own is None else rounded(job.codec, cut(job.own, channel.size)[channel.rank])
-        others = set(channel.peers)
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(own, mine, channel.rank)
-            for rank, part, message in channel.inbox.collect(
-                Slice, job.tag, others, job.what, mine.shape, job.codec, _PARTS
-            ):
-                assert isinstance(message, Slice)
-                total.put(rank, part)
-                if rank == 0:
-                    job.cancel = bool(message.flags & CANCEL)
-            if channel.rank == 0:
-                # Of three nodes, one may have sent another what made that other's part so.
-                return total.finish(job.what, blames=channel.size == 2)
-            return total.complete()  # all ranks look at it in `finish`, when rank 0 has it
 
 
 def _put(job: Job, slices: list[Summable], rank: int, values: Summable) -> list[Summable]:

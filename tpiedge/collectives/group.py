@@ -5,29 +5,24 @@ in the plan, so that all ranks agree on it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Final
 
 import numpy as np
 import torch
 
-from tpiedge.collectives.arrays import F32Array, Summable, array_of, summable_of
-from tpiedge.collectives.codec import CODECS, INTEGERS, AnyCodec, Codec, Shape
+from tpiedge.collectives.codec import CODECS, INTEGERS, Codec
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
-from tpiedge.collectives.direct import Mesh, Star, TwoShot
+from tpiedge.collectives.direct import Collective, Job, Mesh, Star, TwoShot
 from tpiedge.collectives.fast import FastPath
-from tpiedge.collectives.job import Collective, Job
 from tpiedge.collectives.peer_channel import PeerChannel
+from tpiedge.collectives.summation import Summable, array_of, summable_of
 from tpiedge.errors import InternalError, ProtocolError
-from tpiedge.transport.endpoint import Buffer, Endpoint
+from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire import fields
 from tpiedge.wire.data import Gathered, Hidden, LeavePages, StepPlan
 
-COLLECTIVES: Final[Mapping[str, Callable[[PeerChannel], Collective]]] = {
-    "star": Star,
-    "mesh": Mesh,
-    "two-shot": TwoShot,
-}
+COLLECTIVES: Final[Mapping[str, type[Collective]]] = {"star": Star, "mesh": Mesh, "two-shot": TwoShot}
 
 _BELOW_BF16 = np.uint32(0xFFFF)
 
@@ -57,7 +52,7 @@ class Group:
         self._linked = linked
         self._channel = PeerChannel(endpoint, liveness, epoch=epoch, rank=rank, size=size)
         self._fast = FastPath(self._channel)
-        self._collectives: dict[str, Collective] = {}
+        self._collectives = {name: kind(self._channel) for name, kind in COLLECTIVES.items()}
         self._plan = StepPlan(epoch, 0, (), 1, 1)
         self._jobs: dict[Tag, tuple[Collective, Job]] = {}
         self._cancelled_step = 0
@@ -66,24 +61,24 @@ class Group:
     @property
     def dropped(self) -> int:
         """Messages that came too late."""
-        return self._channel.inbox.dropped
+        return self._channel.dropped
 
     # --- steps
 
     def announce(self, plan: StepPlan | LeavePages) -> None:
         self.cancelled = False
         self._begin(plan)
-        self._channel.inbox.begin(plan.step)
+        self._channel.begin(plan.step)
         self._channel.send(plan, (), self._channel.peers, Doing("plan", f"step {plan.step}"))
 
     def next_plan(self) -> StepPlan | LeavePages:
-        plan = self._channel.inbox.next_plan(0)
+        plan = self._channel.next_plan()
         self.cancelled = False
         self._begin(plan)
         return plan
 
     def poll(self) -> None:
-        self._channel.inbox.take_in("the wait for a request")
+        self._channel.take_in("the wait for a request")
 
     def request_cancel(self, step: int) -> None:
         self._cancelled_step = step
@@ -95,7 +90,7 @@ class Group:
     def _rely(self, collectives: Set[str]) -> None:
         """On the links that these use."""
         by_star = not self._linked or collectives == {"star"}
-        self._channel.inbox.needed = {0} if self.rank and by_star else set(self._channel.peers)
+        self._channel.needed = {0} if self.rank and by_star else set(self._channel.peers)
 
     def _begin(self, plan: StepPlan | LeavePages) -> None:
         # What a cancelled step left under way ends here: its messages are those of an earlier step.
@@ -117,7 +112,7 @@ class Group:
         own = summable_of(partial)
         name, codec = self._way(own)
         job = Job(tag, own.shape, own if contributes else None, codec)
-        if contributes and not self._cancel_requested and not self._channel.inbox.holds and not self._jobs:
+        if contributes and not self._cancel_requested and not self._channel.holds and not self._jobs:
             job.sent, job.total = self._fast.reduce(name, codec, own, tag)
             if job.total is own:
                 # No message of this kind has a flag.
@@ -139,7 +134,7 @@ class Group:
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
         return self._result(tag, None)
 
-    def _way(self, own: Summable) -> tuple[fields.CollectiveName, AnyCodec]:
+    def _way(self, own: Summable) -> tuple[fields.CollectiveName, Codec]:
         plan = self._plan
         # All ranks go one way, whether their own integers are narrow or wide.
         name = plan.collective if 4 * own.size <= plan.small_bytes else plan.bulk_collective
@@ -150,7 +145,7 @@ class Group:
         return name, INTEGERS
 
     def _start(self, name: fields.CollectiveName, job: Job) -> None:
-        collective = self._collective(name)
+        collective = self._collectives[name]
         collective.begin(job)
         # Those before have had the time of a computation for their messages.
         for earlier in self._jobs.values():
@@ -170,43 +165,26 @@ class Group:
             return into
         return torch.from_numpy(total if total.flags.writeable else total.copy())
 
-    def _collective(self, name: fields.CollectiveName) -> Collective:
-        if name not in self._collectives:
-            self._collectives[name] = COLLECTIVES[name](self._channel)
-        return self._collectives[name]
-
     # --- rank 0 and the others
 
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         what = Doing("broadcast", tag)
-        if self.rank == 0:
-            array = array_of(hidden)
-            codec = _lossless(array)
-            message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array))
-            self._channel.send(message, (codec.encode(array),), self._channel.peers, what)
-            return hidden
-        return self._from_rank_0(tuple(hidden.shape), tag, what)
-
-    def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
-        what = Doing("gather", tag)
         if self.rank != 0:
-            self._channel.send(*self._gathered(part, tag), (0,), what)
-            return None
-        parts = [part] * self.size
-        for rank, array, _ in self._channel.inbox.collect(Gathered, tag, set(self._channel.peers), what):
-            assert array is not None  # only a part may come without
-            parts[rank] = torch.from_numpy(array.copy())
-        return parts
+            return self._received(Hidden, Tag(tag.step, 0, tag.chunk), 0, what, hidden)
+        array = array_of(hidden)
+        # Embeddings of a bf16 model need no more than bf16.
+        codec = CODECS["f32" if (array.view(np.uint32) & _BELOW_BF16).any() else "bf16"]
+        message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array))
+        self._channel.send(message, (codec.encode(array),), self._channel.peers, what)
+        return hidden
 
     def send_up(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
         what = Doing("sending to node 0", tag)
         if self.rank == rank:
-            self._channel.send(*self._gathered(part, tag), (0,), what)
-        elif self.rank == 0:
-            ((_, array, _),) = self._channel.inbox.collect(Gathered, tag, {rank}, what, tuple(part.shape))
-            assert array is not None  # only a part may come without
-            return torch.from_numpy(array.copy())
-        return None
+            own = array_of(part)
+            message = Gathered(self._epoch, *tag, self.rank, CODECS["f32"].header(own))
+            self._channel.send(message, (own.data,), (0,), what)
+        return None if self.rank else self._received(Gathered, tag, rank, what, part)
 
     def send_down(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
         what = Doing(f"sending to node {rank}", tag)
@@ -214,17 +192,12 @@ class Group:
             own = array_of(part)
             message = Hidden(self._epoch, tag.step, tag.chunk, CODECS["f32"].header(own))
             self._channel.send(message, (own.data,), (rank,), what)
-        elif self.rank == rank:
-            return self._from_rank_0(tuple(part.shape), tag, what)
+        if self.rank == rank:
+            return self._received(Hidden, Tag(tag.step, 0, tag.chunk), 0, what, part)
         return None
 
-    def _gathered(self, part: torch.Tensor, tag: Tag) -> tuple[Gathered, tuple[Buffer]]:
-        own = array_of(part)
-        header = CODECS["f32"].header(own)
-        return Gathered(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header), (own.data,)
-
-    def _from_rank_0(self, shape: Shape, tag: Tag, what: Doing) -> torch.Tensor:
-        ((_, rows, _),) = self._channel.inbox.collect(Hidden, Tag(tag.step, 0, tag.chunk), {0}, what, shape)
+    def _received(self, kind: type, tag: Tag, rank: int, what: Doing, shaped: torch.Tensor) -> torch.Tensor:
+        ((_, rows, _),) = self._channel.collect(kind, tag, {rank}, what, tuple(shaped.shape))
         assert rows is not None  # only a part may come without
         return torch.from_numpy(rows.copy())
 
@@ -233,9 +206,3 @@ def _advance(collective: Collective, job: Job) -> None:
     if not job.advanced:
         collective.advance(job)
         job.advanced = True
-
-
-def _lossless(array: F32Array) -> Codec[F32Array]:
-    """The shortest that changes nothing: embeddings of a bf16 model need no more than bf16."""
-    bf16 = CODECS["bf16"]
-    return CODECS["f32"] if (array.view(np.uint32) & _BELOW_BF16).any() else bf16

@@ -1,13 +1,38 @@
-"""What every collective of one rank sends and receives through."""
+"""What every collective of one rank sends and receives through. Messages of the tensor plane are sorted: what the
+current wait asks for, what comes too early, what comes too late.
 
-from collections.abc import Iterable, Sequence
+Laws: a message of another epoch or an earlier step is dropped and counted; one that is not awaited yet is
+held, up to MAX_HELD messages and MAX_HELD_BYTES of each rank, whatever the others do; a message that speaks for
+another rank than its connection's, or that its rank never sends, ends the wait. Every wait goes in slices, between
+which liveness is asked.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
-from tpiedge.collectives.communicator import Doing, Liveness
-from tpiedge.collectives.inbox import Inbox
-from tpiedge.transport.endpoint import Buffer, Endpoint, Unreachable
+from tpiedge.collectives.codec import Codec, Shape, read_array
+from tpiedge.collectives.communicator import Doing, Liveness, Tag
+from tpiedge.collectives.summation import Summable
+from tpiedge.errors import Misconduct, PeerLost, ProtocolError
+from tpiedge.transport.endpoint import Buffer, Endpoint, Envelope, LinkReset, MalformedMessage, Unreachable
 from tpiedge.transport.framing import TENSOR, frame_of
+from tpiedge.units import MIB
+from tpiedge.wire.data import Gathered, Hidden, LeavePages, Partial, Reduced, Slice, StepPlan
+from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
+
+#: Of each rank. Who keeps to the protocol is ahead by the all-reduces under way.
+MAX_HELD: Final = 64
+MAX_HELD_BYTES: Final = 32 * MIB
+_SLICE_S: Final = 0.05
+# Messages that are taken in between two looks at something else.
+_BURST: Final = 4096
+
+DataMessage = StepPlan | LeavePages | Hidden | Partial | Reduced | Gathered | Slice
+_Key = tuple[type, int, int, int, int, int]
+"""Kind, step, block, chunk, hop, rank of the sender."""
+_Sorted = tuple[_Key | None, Envelope]
+"""A message, and where it belongs: None where it is too late."""
 
 
 def node_name(rank: int) -> str:
@@ -25,7 +50,17 @@ class PeerChannel:
         self.endpoint: Final = endpoint
         self.peers: Final = tuple(peer for peer in range(size) if peer != rank)
         self._liveness = liveness
-        self.inbox: Final = Inbox(endpoint, {node_name(peer): peer for peer in self.peers}, epoch, liveness)
+        self._ranks = {node_name(peer): peer for peer in self.peers}
+        self._held: dict[_Key, Envelope] = {}
+        self._step = 0
+        #: Whose links steps need. Nothing is under way on others, which may break and come back.
+        self.needed: Set[int] = set(self.peers)
+        self.dropped = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether a message came before it was awaited."""
+        return bool(self._held)
 
     def send(
         self, message: Message, tensors: Sequence[Buffer], ranks: Iterable[int], what: Doing, sent: int = 0
@@ -45,3 +80,133 @@ class PeerChannel:
                 self._liveness.check(waiting[done], str(what))
                 # Those before it have the message.
                 names, waiting = names[done:], waiting[done:]
+
+    def begin(self, step: int) -> None:
+        """Messages of earlier steps are of no more use."""
+        self._step = step
+        late = [key for key in self._held if key[1] < step]
+        self.dropped += len(late)
+        for key in late:
+            del self._held[key]
+
+    def collect(
+        self,
+        kind: type,
+        tag: Tag,
+        ranks: set[int],
+        what: Doing,
+        shape: Shape | list[Shape],
+        codec: Codec | None = None,
+        hop: int = 0,
+    ) -> Iterator[tuple[int, Summable | None, Message]]:
+        """One message of `kind` for `tag` from each of `ranks`, in the order of arrival: the rank, its tensor
+        (read-only; None where it has nothing to add), the message.
+
+        Each tensor has `shape`, or that of its rank in a list, and is read by `codec` (None: f32 or bf16, as it says
+        itself). Raises PeerLost, ProtocolError (Misconduct where one rank is to blame), and whatever the endpoint
+        raises.
+        """
+        missing = set(ranks)
+        place = (kind, *tag, hop)
+        early = [rank for rank in ranks if (*place, rank) in self._held] if self._held else []
+        while missing:
+            if early:
+                rank = early.pop()
+                envelope = self._held.pop((*place, rank))
+            else:
+                received = self._receive(what)
+                if received is None or (key := received[0]) is None:
+                    # A peer may send what is too late without end.
+                    for rank in sorted(missing):
+                        self._liveness.check(rank, str(what))
+                    continue
+                rank, envelope = key[-1], received[1]
+                if key[:-1] != place or rank not in missing:
+                    self._hold(key, envelope)
+                    continue
+            missing.discard(rank)
+            expected = shape[rank] if isinstance(shape, list) else shape
+            array = read_array(envelope, rank, expected, codec) if envelope.tensors else None
+            yield rank, array, envelope.message
+
+    def next_plan(self) -> StepPlan | LeavePages:
+        """The next plan of rank 0, however long it has nothing to do."""
+        what = f"the plan of the step after {self._step}"
+        while True:
+            plans = [key for key in self._held if key[0] in (StepPlan, LeavePages) and key[1] > self._step]
+            if plans:
+                plan = self._held.pop(min(plans, key=lambda key: key[1])).message
+                assert isinstance(plan, StepPlan | LeavePages)
+                self.begin(plan.step)
+                return plan
+            received = self._receive(what)
+            if received is None or received[0] is None:
+                for peer in sorted(self.needed):
+                    self._liveness.check_idle(peer, what)
+            else:
+                self._hold(received[0], received[1])
+
+    def take_in(self, what: str) -> None:
+        """Receive what has come already, so that no peer's messages pile up. Waits for nothing; raises as `collect`."""
+        for _ in range(_BURST):
+            received = self._receive(what, 0.0)
+            if received is None:
+                return
+            if received[0] is not None:
+                self._hold(received[0], received[1])
+
+    def _receive(self, what: object, timeout_s: float = _SLICE_S) -> _Sorted | None:
+        """None where nothing came, or the break of a link that no step needs."""
+        try:
+            received = self.endpoint.recv_frame(timeout_s)
+            if received is None:
+                return None
+            envelope = self.endpoint.read(*received)
+        except LinkReset as error:
+            rank = self._rank(error.peer)
+            if rank not in self.needed:
+                return None
+            # What was under way is lost, and only a new epoch sends it again.
+            raise PeerLost(rank, str(what), f"its connection {error.broke}") from error
+        except MalformedMessage as error:
+            raise Misconduct(self._rank(error.peer), str(error)) from error
+        return self._key(envelope), envelope
+
+    def _key(self, envelope: Envelope) -> _Key | None:
+        """Where the message belongs; None (and counted) where it is too late."""
+        rank = self._rank(envelope.sender)
+        message = envelope.message
+        if isinstance(message, Probe | Echo):
+            self.dropped += 1  # of the survey of the links, on a slow one
+            return None
+        if not isinstance(message, DataMessage):
+            raise Misconduct(rank, f"node {rank} sent {type(message).__name__} on the tensor plane")
+        if message.epoch != self.epoch or message.step < self._step:
+            self.dropped += 1
+            return None
+        if getattr(message, "sender", rank) != rank:
+            raise Misconduct(rank, f"node {rank} speaks for another node: {message}")
+        if (rank != 0 and isinstance(message, StepPlan | LeavePages | Hidden)) or (
+            self.rank == 0 and isinstance(message, Reduced)
+        ):
+            raise Misconduct(rank, f"node {rank} sent {type(message).__name__}, which only node 0 may send")
+        block, chunk, hop = (int(getattr(message, field, 0)) for field in ("block", "chunk", "hop"))
+        return type(message), message.step, block, chunk, hop, rank
+
+    def _hold(self, key: _Key, envelope: Envelope) -> None:
+        rank = key[-1]
+        if key in self._held:
+            raise Misconduct(rank, f"node {rank} sent {envelope.message} twice")
+        self._held[key] = envelope
+        ahead = [held.tensors for (*_, sender), held in self._held.items() if sender == rank]
+        nbytes = sum(tensor.nbytes for tensors in ahead for tensor in tensors)
+        if len(ahead) > MAX_HELD or nbytes > MAX_HELD_BYTES:
+            raise Misconduct(
+                rank, f"node {rank} is too far ahead: {len(ahead)} messages that are not awaited yet"
+            )
+
+    def _rank(self, name: str) -> int:
+        rank = self._ranks.get(name)
+        if rank is None:
+            raise ProtocolError(f"{name} has no rank in epoch {self.epoch}")
+        return rank

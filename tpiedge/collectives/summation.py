@@ -1,4 +1,5 @@
-"""The sum of an all-reduce: begun before all parts are there, yet always in the order of ranks.
+"""The tensors of collectives as numpy arrays, and their sum: begun before all parts are there, yet always in the order
+of ranks.
 
 Quantised models compute their parts on a grid of integers, whose sum no order and no split changes. Laws: a part is
 narrow (int32) or wide (int64), as its values need, and each rank decides for itself. The sum is wide where a part is.
@@ -8,27 +9,57 @@ is no number, or too large a one. A sum has it wherever a part was not finite, a
 """
 
 from math import isfinite
+from typing import Any, Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from tpiedge.collectives.arrays import Summable, widened
-from tpiedge.errors import Misconduct, ProtocolError
+from tpiedge.errors import InternalError, Misconduct, ProtocolError
 from tpiedge.kernels.grid import MOST as LARGEST
 from tpiedge.kernels.grid import NOT_A_NUMBER
 
+F32Array = NDArray[np.float32]
+IntArray = NDArray[np.int32 | np.int64]
+"""Narrow or wide."""
+Summable = NDArray[np.float32 | np.int32 | np.int64]
+"""What an all-reduce sums: f32 or integers."""
 
-def all_finite(array: Summable, *, part: bool = False) -> bool:
-    """Whether the integers of a `part`, or of a sum whose parts were marked, are."""
+_SUMMABLE: Final = frozenset(np.dtype(one).char for one in (np.float32, np.int32, np.int64))
+_TAKES: Final = "a collective takes contiguous f32 matrices, an all-reduce those of int32 and int64 as well"
+
+
+def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> NDArray[Any]:
+    """The tensor's own memory. InternalError unless it is a contiguous matrix of one of these kinds, f32 by default."""
+    try:
+        array: NDArray[Any] = tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise InternalError(f"{_TAKES}: {error}") from None
+    # numpy is asked, because every call of torch costs several microseconds between two blocks.
+    if array.dtype.char not in kinds or array.ndim != 2 or not array.flags.c_contiguous:
+        raise InternalError(f"{_TAKES}, not {tensor.dtype} {tuple(tensor.shape)}")
+    return array
+
+
+def summable_of(tensor: torch.Tensor) -> Summable:
+    """As `array_of`, of f32, int32 or int64."""
+    return array_of(tensor, _SUMMABLE)
+
+
+def widened(total: Summable, values: Summable) -> Summable:
+    """`total` itself, or a copy of int64 where `values` are and it is not."""
+    return total if values.itemsize <= total.itemsize else total.astype(values.dtype)
+
+
+def is_finite(array: Summable, *, part: bool = False) -> bool:
+    """Whether all values of f32 are; or the integers of a `part`, or of a sum whose parts were marked."""
+    if array.dtype.kind == "f":
+        # A sum is cheaper than a test of every element; where it overflows the elements decide.
+        return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
     if array.dtype == np.int32 or not array.size:
         return True
     largest = LARGEST if part else -NOT_A_NUMBER - 1
     return int(array.min()) >= -largest and int(array.max()) <= largest
-
-
-def mark_not_finite(total: Summable, part: Summable) -> None:
-    """Write NOT_A_NUMBER into `total` wherever `part` is not finite."""
-    if not all_finite(part, part=True):
-        total[(part < -LARGEST) | (part > LARGEST)] = NOT_A_NUMBER
 
 
 class OrderedSum:
@@ -67,8 +98,8 @@ class OrderedSum:
             np.copyto(self._out, self._sum)
         if self._out.dtype == np.int64:
             for part in self._parts.values():
-                if part is not None:
-                    mark_not_finite(self._out, part)
+                if part is not None and not is_finite(part, part=True):
+                    self._out[(part < -LARGEST) | (part > LARGEST)] = NOT_A_NUMBER
         return self._out
 
     def finish(self, what: object, *, blames: bool = True) -> Summable:
@@ -78,43 +109,21 @@ class OrderedSum:
         rank may be at fault, which gave the part's sender something else than it gave this rank.
         """
         total = self.complete()
-        if not is_finite(total):
-            raise self._blame(what) if blames else self._unattributed(what)
-        return total
-
-    def _unattributed(self, what: object) -> ProtocolError:
-        _, faulty = self._contributors()
-        if not faulty:
-            return self._overflow(what)
-        names = " and ".join(f"node {rank}" for rank in faulty)
-        return ProtocolError(
-            f"the sum of {what} is not finite where node {self._rank} adds it up: {names} contributed a value that is "
-            "not finite; run it with --collective star to learn which node is at fault"
-        )
-
-    def _contributors(self) -> tuple[list[int], list[int]]:
-        """The ranks with a share, and those of them whose part is not finite."""
+        if is_finite(total):
+            return total
         given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
-        return list(given), [rank for rank, part in given.items() if not is_finite(part, part=True)]
-
-    def _blame(self, what: object) -> ProtocolError:
-        given, faulty = self._contributors()
+        faulty = [rank for rank, part in given.items() if not is_finite(part, part=True)]
         if not faulty:
-            return self._overflow(what)
+            raise ProtocolError(
+                f"the sum of {what} overflows {'f32' if total.dtype.kind == 'f' else 'int64'}"
+            )
+        if not blames:
+            names = " and ".join(f"node {rank}" for rank in faulty)
+            raise ProtocolError(
+                f"the sum of {what} is not finite where node {self._rank} adds it up: {names} contributed a value that "
+                "is not finite; run it with --collective star to learn which node is at fault"
+            )
         if faulty[0] == 0 and len(faulty) == len(given) > 1:
             # Rank 0 is trusted: what it computed from had such values already.
-            return ProtocolError(f"every node contributed a value that is not finite to {what}")
-        return Misconduct(faulty[0], f"node {faulty[0]} contributed a value that is not finite to {what}")
-
-    def _overflow(self, what: object) -> ProtocolError:
-        return ProtocolError(
-            f"the sum of {what} overflows {'f32' if self._out.dtype.kind == 'f' else 'int64'}"
-        )
-
-
-def is_finite(array: Summable, *, part: bool = False) -> bool:
-    """Of f32, or of integers as `all_finite`."""
-    if array.dtype.kind == "i":
-        return all_finite(array, part=part)
-    # A sum is cheaper than a test of every element; where it overflows the elements decide.
-    return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
+            raise ProtocolError(f"every node contributed a value that is not finite to {what}")
+        raise Misconduct(faulty[0], f"node {faulty[0]} contributed a value that is not finite to {what}")

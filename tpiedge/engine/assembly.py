@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.meter import Meter
-from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kv.cache import KVCache
-from tpiedge.memory.weights import Weights
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, kv_share
@@ -39,7 +38,7 @@ class Engine:
 
     config: ModelConfig
     epoch: int
-    weights: Weights
+    weights: NodeWeights
     communicator: Communicator
     linear: Linear
     cache: KVCache
@@ -50,7 +49,7 @@ class Engine:
     def build(
         config: ModelConfig,
         share: NodeShare,
-        weights: Weights,
+        weights: NodeWeights,
         cache: KVCache,
         communicator: Communicator,
         *,

@@ -1,20 +1,16 @@
 """The constraints of rank 0's requests: made before a request takes a place, and waited for together.
 
-Laws:
-1. A step that others share waits for tokens that are forced, and for masks, together as long as `_PART` of what it
-   takes to compute, or `_LEAST_S`, however many answers there are and whatever they ask for. An answer that is alone
-   waits for as long as a cancellation may.
-2. Of a grammar that begins with a certain token an answer is free before that token, and from the first place on where
-   the text of the grammar may end: nothing is asked of anybody then. Where such a grammar fails in any way the answer
-   is free; no request is refused, and the log says so.
-3. An answer that an earlier epoch began is caught up with before it goes on: no step waits for that.
+A step that others share waits for tokens that are forced, and for masks, together as long as `_PART` of what it takes
+to compute, or `_LEAST_S`, however many answers there are and whatever they ask for. An answer that is alone waits for
+as long as a cancellation may. An answer that an earlier epoch began is caught up with before it goes on: no step waits
+for that.
 """
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from tpiedge.engine.grammar_process import GrammarLink
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
@@ -29,7 +25,9 @@ T = TypeVar("T")
 
 
 class LateConstraint:
-    """As Constraint, but raises no UserError. Its grammar is compiled before the answer begins."""
+    """Keeps an answer to a grammar that begins with a certain token. It is free before that token, and from the first
+    place on where the text of the grammar may end: nothing is asked of anybody then. Where the grammar, which is
+    compiled before the answer begins, fails in any way, the answer is free, and the log says so."""
 
     def __init__(self, constraint: Constraint, grammar: Grammar, request: GenerationRequest) -> None:
         """`constraint`: of the grammar, none of whose tokens was drawn."""
@@ -77,7 +75,14 @@ class LateConstraint:
         """None where everything may be drawn. Not after a guess that begins the grammar, or ends it."""
         self._kept = 0
         if self._within:
-            if (yield from self._asked(shared)):
+            none: list[TokenMask] = []
+            for mask in self._tried(lambda: list(self._constraint.masks(shared=shared)), none):
+                if self._stop // 8 < len(mask) and mask[self._stop // 8] >> self._stop % 8 & 1:
+                    self._within = False
+                    break
+                yield mask
+                self._kept += 1
+            if not self._within:  # left at a place where its text may end, or failed
                 yield None
             return
         yield None
@@ -98,18 +103,6 @@ class LateConstraint:
 
     def close(self) -> None:
         self._constraint.close()
-
-    def _asked(self, shared: bool) -> Generator[TokenMask, None, bool]:
-        """The masks up to the first place where the grammar's text may end, or where it fails. Returns whether the
-        grammar was left there."""
-        none: list[TokenMask] = []
-        for mask in self._tried(lambda: list(self._constraint.masks(shared=shared)), none):
-            if self._stop // 8 < len(mask) and mask[self._stop // 8] >> self._stop % 8 & 1:
-                self._within = False
-                break
-            yield mask
-            self._kept += 1
-        return not self._within
 
     def _caught_up(self) -> bool:
         while (ready := self._constraint.ready()) and self._earlier:
@@ -148,20 +141,7 @@ class LateConstraint:
             return failed
 
 
-def begin_late(
-    grammars: Grammars, request: GenerationRequest, grammar: Grammar, group: str = ""
-) -> LateConstraint | None:
-    """Has the grammar compiled; None where that cannot be. `group`: as of Grammars.begin."""
-    alone = replace(request, answer_ids=())
-    try:
-        constraint = grammars.begin(alone, again=bool(request.answer_ids), group=group)
-        return LateConstraint(constraint, grammar, request)
-    except UserError as error:
-        _log.warning("calls of an answer are not kept to its tools: %s", error)
-        return None
-
-
-AnswerConstraint: TypeAlias = Constraint | LateConstraint
+AnswerConstraint = Constraint | LateConstraint
 """Keeps one answer to what it is to be. Methods may raise UserError where the request is refused after all, and
 ChildLost."""
 
@@ -175,19 +155,23 @@ def begin_constraint(
 ) -> AnswerConstraint | None:
     """Has the grammar of the request compiled; None where the answer is free. `group`: as of Grammars.begin. Raises
     UserError."""
-    if request.grammar is None:
+    grammar = request.grammar
+    if grammar is None:
         return None
-    if request.grammar.begins is not None:
-        return begin_late(grammars, request, request.grammar, group) if grammars else None
+    late = grammar.begins is not None
     if grammars is None:
+        if late:
+            return None
         raise GrammarRefused("answers by a grammar are not to be had here")
-    return grammars.begin(request, again=bool(request.answer_ids), group=group)
-
-
-@dataclass(eq=False)
-class _PreparedGrammar:
-    constraint: AnswerConstraint | None
-    told: bool = False
+    again = bool(request.answer_ids)
+    if not late:
+        return grammars.begin(request, again=again, group=group)
+    try:
+        constraint = grammars.begin(replace(request, answer_ids=()), again=again, group=group)
+        return LateConstraint(constraint, grammar, request)
+    except UserError as error:
+        _log.warning("calls of an answer are not kept to its tools: %s", error)
+        return None
 
 
 class GrammarPreparations:
@@ -196,51 +180,55 @@ class GrammarPreparations:
     def __init__(self, epoch: int, grammars: Grammars | None) -> None:
         self._epoch = epoch
         self._grammars = grammars
-        self._prepared: dict[str, _PreparedGrammar] = {}
+        self._prepared: dict[str, AnswerConstraint | None] = {}
+        #: Of which the master was not told yet.
+        self._untold: set[str] = set()
 
     @property
     def unready(self) -> Sequence[AnswerConstraint]:
         """Constraints of which the master was not told yet."""
-        found = (one.constraint for one in self._prepared.values() if not one.told)
-        return [constraint for constraint in found if constraint is not None]
+        return [one for name in self._untold if (one := self._prepared[name]) is not None]
 
     def add(self, request: GenerationRequest, group: str) -> None:
         """Has the grammar compiled of a request that will come. Raises UserError."""
         self.drop([request.id])
-        self._prepared[request.id] = _PreparedGrammar(begin_constraint(self._grammars, request, group))
+        self._prepared[request.id] = begin_constraint(self._grammars, request, group)
+        self._untold.add(request.id)
 
     def take(self, request: GenerationRequest) -> AnswerConstraint | None:
         """The constraint of a request that has come, whether it is ready or not. Raises UserError."""
-        prepared = self._prepared.pop(request.id, None)
-        return begin_constraint(self._grammars, request) if prepared is None else prepared.constraint
+        if request.id not in self._prepared:
+            return begin_constraint(self._grammars, request)
+        self._untold.discard(request.id)
+        return self._prepared.pop(request.id)
 
     def news(self) -> list[Compiled | Failed]:
         """Whose grammars have been compiled since this was asked last, and whose have failed."""
         found: list[Compiled | Failed] = []
-        for name, one in list(self._prepared.items()):
-            if one.told:
-                continue
+        for name in [name for name in self._prepared if name in self._untold]:
+            constraint = self._prepared[name]
             try:
-                one.told = one.constraint is None or one.constraint.ready()
+                if constraint is None or constraint.ready():
+                    spent_s = constraint.take_spent() if constraint is not None else 0.0
+                    found.append(Compiled(self._epoch, name, spent_s))
+                    self._untold.discard(name)
             except (UserError, ChildLost) as error:
                 spent_s = self._end(name)
                 found.append(Failed(self._epoch, 0, name, type(error).__name__, str(error), spent_s))
-                continue
-            if one.told:
-                spent_s = one.constraint.take_spent() if one.constraint is not None else 0.0
-                found.append(Compiled(self._epoch, name, spent_s))
         return found
 
     def drop(self, names: Collection[str]) -> list[Finished]:
         """Ends those of requests that will not come."""
-        ended = [name for name in names if name in self._prepared]
         return [
-            Finished(self._epoch, name, "cancel", 0, 0, 0, 0, processor_s=self._end(name)) for name in ended
+            Finished(self._epoch, name, "cancel", 0, 0, 0, 0, processor_s=self._end(name))
+            for name in names
+            if name in self._prepared
         ]
 
     def _end(self, name: str) -> float:
         """Returns the seconds of a processor that were spent and not told yet."""
-        constraint = self._prepared.pop(name).constraint
+        self._untold.discard(name)
+        constraint = self._prepared.pop(name)
         if constraint is None:
             return 0.0
         constraint.close()

@@ -9,6 +9,7 @@ the same order (TPI-LLM, section 3.1).
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,17 +22,15 @@ from tpiedge.engine.fused_blocks import BlockGrids, FusedBlocks, ffn_bias
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import Chunk, ChunkRows, OverlappedReduces, chunks, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
-from tpiedge.kernels.attention_block import RotaryRows
-from tpiedge.kernels.dispatch import NATIVE_TOKENS
+from tpiedge.kernels.elementwise import rms_norm, rope, tables
 from tpiedge.kernels.ffn import Biases, ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_pages import Spans
+from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
-from tpiedge.kernels.norm import rms_norm
-from tpiedge.kernels.rope import rope, tables
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.sweep import Block
-from tpiedge.memory.weights import BlockWeights, Weights
+from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.grids import Exponents
@@ -42,18 +41,12 @@ _POSITIONS: Final = 64
 
 
 @dataclass(frozen=True)
-class _Rotary:
-    cos_Td: Tensor
-    sin_Td: Tensor
-
-
-@dataclass(frozen=True)
 class _Step:
-    """What is the same for all layers. `spans`: of each chunk."""
+    """What is the same for all layers. Of each chunk: `rotary`, cos and sin of its rows, and `spans`."""
 
     number: int
     rows: tuple[ChunkRows, ...]
-    rotary: _Rotary
+    rotary: tuple[tuple[Tensor, Tensor], ...]
     spans: tuple[Spans, ...]
 
     @property
@@ -80,7 +73,7 @@ class ForwardPass:
         self,
         config: ModelConfig,
         share: NodeShare,
-        weights: Weights,
+        weights: NodeWeights,
         cache: KVCache,
         communicator: Communicator,
         linear: Linear,
@@ -125,7 +118,7 @@ class ForwardPass:
         step = _Step(
             plan.step,
             tuple(ChunkRows.of(x_TH, chunk) for chunk in step_chunks),
-            self._rotary(plan),
+            self._rotary(plan, step_chunks),
             tuple(self._spans(chunk) for chunk in step_chunks),
         )
         self._meter.block, self._meter.step = 0, plan.step
@@ -157,7 +150,7 @@ class ForwardPass:
         fused = self._fused.stack(self._linear.pool)
         if fused is None or plan.tokens > fused.most_tokens:
             return False
-        self._meter.computed(*fused.run(x_TH, step.spans[0], step.rotary.cos_Td, step.rotary.sin_Td))
+        self._meter.computed(*fused.run(x_TH, step.spans[0], *step.rotary[0]))
         self._reduces.ended_alone(step.rows[0], Tag(plan.step, 2 * self._config.num_layers - 1, 0))
         return True
 
@@ -216,12 +209,10 @@ class ForwardPass:
         """This node's heads: norm, q k v, rotation, cache, attention, output projection. None without heads."""
         if not len(self._share.attention):
             return None
-        chunk, spans, rotary = rows.chunk, step.spans[rows.chunk.index], step.rotary
+        spans, (cos_Cd, sin_Cd) = step.spans[rows.chunk.index], step.rotary[rows.chunk.index]
         fused = self._fused.attention(layer, weights, self._linear.pool)
         if fused is not None:
-            return fused.run(rows.x_CH, spans, RotaryRows(rotary.cos_Td, rotary.sin_Td, chunk.first_row))
-        own = slice(chunk.first_row, chunk.last_row)
-        cos_Cd, sin_Cd = rotary.cos_Td[own], rotary.sin_Td[own]
+            return fused.run(rows.x_CH, spans, cos_Cd, sin_Cd)
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
         y_q, y_k, y_v = self._linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
         q_Cnd = self._heads(y_q, weights, "q", self._share.attention.start, len(self._share.attention))
@@ -238,7 +229,7 @@ class ForwardPass:
         return self._linear.contract(out_CnP.flatten(1), o_RH, self._grids[layer][0])
 
     def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, spans: Spans) -> Tensor:
-        layout, pool, window = self._cache.layout(layer), self._linear.pool, self._config.windows[layer]
+        layout, pool, window = self._cache.layouts[layer], self._linear.pool, self._config.windows[layer]
         append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
         return attention_pages(q_Cnd, spans, layout, self._kv_of_head, window=window, pool=pool)
 
@@ -275,10 +266,12 @@ class ForwardPass:
         own = ffn_bias(weights, name, self._share)
         return None if own is None else functional.pad(own, (0, columns - own.shape[0]))
 
-    def _rotary(self, plan: StepPlan) -> _Rotary:
-        """cos and sin of every row."""
+    def _rotary(self, plan: StepPlan, step_chunks: Sequence[Chunk]) -> tuple[tuple[Tensor, Tensor], ...]:
+        """cos and sin of every row, by chunks."""
         parts = [self._tables(segment) for segment in plan.segments]
-        return _Rotary(torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
+        cos_Td, sin_Td = torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
+        own = [slice(chunk.first_row, chunk.last_row) for chunk in step_chunks]
+        return tuple((cos_Td[rows], sin_Td[rows]) for rows in own)
 
     def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
         rope, width = self._config.rope, self._config.head_dim

@@ -8,18 +8,17 @@ from typing import Final, TypeAlias
 
 from torch import Tensor
 
-from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, all_panels
-from tpiedge.kernels.dispatch import for_attention
+from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, FusedLayers
 from tpiedge.kernels.ffn import FusedFFN
-from tpiedge.kernels.ffn import all_panels as all_ffn_panels
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.library import Pool
-from tpiedge.kernels.stack import FusedLayers
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.sweep import Block
-from tpiedge.memory.weights import BlockWeights, Weights
+from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
-from tpiedge.pack.layout import ATTENTION_MATRICES
+from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
 from tpiedge.pack.share import NodeShare, Share, kv_share
 
 BlockGrids: TypeAlias = Sequence[tuple[Grid | None, Grid | None]]
@@ -39,7 +38,7 @@ class FusedBlocks:
         share: NodeShare,
         kv_of_head: tuple[int, ...],
         cache: KVCache,
-        weights: Weights,
+        weights: NodeWeights,
         grids: BlockGrids,
     ) -> None:
         self._config = config
@@ -97,12 +96,13 @@ class FusedBlocks:
 
     def _new_attention(self, layer: int, weights: BlockWeights, pool: Pool) -> FusedAttention | None:
         vectors, config, (grid, _) = weights.vectors, self._config, self._grids[layer]
-        matrices = tuple(weights.matrices[name] for name in ATTENTION_MATRICES)
-        if for_attention(pool, config.head_dim) is None or not all_panels(matrices) or grid is None:
+        matrices = _panels(weights, ATTENTION_MATRICES)
+        if config.head_dim > MAX_HEAD_WIDTH or len(matrices) < 4 or grid is None:
             return None
+        q, k, v, o = matrices
         norms = (vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None
         block = AttentionBlock(
-            matrices,
+            (q, k, v, o),
             grid,
             self._qkv_biases(weights),
             vectors["attention_norm"],
@@ -112,7 +112,7 @@ class FusedBlocks:
             config.windows[layer],
             config.head_dim,
         )
-        return FusedAttention(block, self._cache.layout(layer), pool)
+        return FusedAttention(block, self._cache.layouts[layer], pool)
 
     def _qkv_biases(self, weights: BlockWeights) -> tuple[Tensor, Tensor, Tensor] | None:
         """This node's parts of the biases of q, k and v, if the model has them."""
@@ -126,12 +126,20 @@ class FusedBlocks:
         return own("q", self._share.attention), own("k", self._kv), own("v", self._kv)
 
     def _new_ffn(self, layer: int, weights: BlockWeights, pool: Pool) -> FusedFFN | None:
-        matrices = weights.matrices["gate"], weights.matrices["up"], weights.matrices["down"]
+        matrices = _panels(weights, FFN_MATRICES)
         _, grid = self._grids[layer]
-        if not all_ffn_panels(matrices) or grid is None:
+        if len(matrices) < 3 or grid is None:
             return None
+        gate, up, down = matrices
         biases = ffn_bias(weights, "gate", self._share), ffn_bias(weights, "up", self._share)
-        return FusedFFN(weights.vectors["ffn_norm"], self._config.rms_norm_eps, matrices, pool, grid, biases)
+        return FusedFFN(
+            weights.vectors["ffn_norm"], self._config.rms_norm_eps, (gate, up, down), pool, grid, biases
+        )
+
+
+def _panels(weights: BlockWeights, names: Sequence[str]) -> list[PanelMatrix]:
+    """Those of the block's matrices that are quantised: all or none."""
+    return [w for w in map(weights.matrices.__getitem__, names) if isinstance(w, PanelMatrix)]
 
 
 def ffn_bias(weights: BlockWeights, name: str, share: NodeShare) -> Tensor | None:

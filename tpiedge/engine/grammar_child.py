@@ -1,24 +1,25 @@
 """Keeps answers to their grammars in processes of their own, each of which may be killed at any time.
 
-Started by `grammars.py` (`python -P -m tpiedge.engine.grammar_child FD FOLDER ROWS END`). It reads the tokenizer in
-FOLDER once, and forks for every grammar: that child compiles it, and says of each of its answers which tokens may come
-next. A grammar is hostile until proven otherwise: a few bytes of it can exhaust a stack, a processor or a memory, so
-each child has limits of its own, a low priority, and nothing but open sockets. No torch here.
+Started by `grammars.py` (`python -P -m tpiedge.engine.grammar_child FOLDER ROWS END`, with a socket as standard input).
+It reads the tokenizer in FOLDER once, and forks for every grammar: that child compiles it, and says of each of its
+answers which tokens may come next. A grammar is hostile until proven otherwise: a few bytes of it can exhaust a stack,
+a processor or a memory, so each child has limits of its own, a low priority, and nothing but open sockets. No torch
+here.
 
-The first process gets two sockets for each child, over the one that it has itself: what the child speaks with, and one
-on which its end is told: the status and the microseconds of a processor (`grammar_process.FATE`). Where the other end
-of that is closed, the child is killed. All end with the process that started them.
+The first process gets two sockets for each child: what the child speaks with, and one where its parent's half is closed
+to end the child, and where its end is then told: the status and the microseconds of a processor
+(`grammar_process.FATE`). All end with the process that started them.
 
-A frame is its length (u32), a letter, the number of its answer (u16) and a body. Of the grammar itself, which has the
-number 0, a process says `r`, its own number (u32), when it is ready, is sent `g`, a JSON object (kind, text, and
-whether an answer has begun), and says `y`, the microseconds of a processor that it took (u32), once it is compiled. Of
-an answer it is sent `g` (the answer so far, and whether a text that is forced is spelled in its usual tokens), then
-`a` (tokens that were drawn) and `d` (tokens that may follow), as u32 each, and `b`, which goes back to the beginning,
-with the tokens that an earlier epoch drew from there on; and `x` where it is over. After `b` comes `k`, how many of
-these (u32) were the grammar's before its text might end. After `g`, and after each `a` and `k` come `f`, tokens that
-the grammar forces, and `m`, a mask; after `d` comes `d`, a mask for every token that the grammar allows there. A mask
-is a byte that says whether the answer may end, and a bit for each token. Before `m` and `d` comes `c`, the microseconds
-of a processor (u32) that it took, but for tokens of an earlier epoch. `e` is why there is no more.
+Frames are those of `text_child.py`, with the number of an answer, 0 of the grammar. Of that a process says `r`, its own
+number (u32), when it is ready, is sent `g`, a JSON object (kind, text, and whether an answer has begun), and says `y`,
+the microseconds of a processor that it took (u32), once it is compiled. Of an answer it is sent `g` (the answer so far,
+and whether a text that is forced is spelled in its usual tokens), then `a` (tokens that were drawn) and `d` (tokens
+that may follow), as u32 each, and `b`, which goes back to the beginning, with the tokens that an earlier epoch drew
+from there on; and `x` where it is over. After `g`, `a` and `b` come `f`, how many of the tokens of `b` were the
+grammar's before its text might end, and tokens that the grammar forces (u32 each), and `m`, a mask; after `d` comes
+`d`, a mask for every token that the grammar allows there. A mask is a byte that says whether the answer may end, and a
+bit for each token; before the first stand the microseconds of a processor (u32) that they took, but for tokens of an
+earlier epoch. `e` is why there is no more.
 """
 
 import array
@@ -31,13 +32,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpiedge.engine.grammar_process import FATE, HEAD
-from tpiedge.lifeline import die_with_parent, raise_oom_score
+from tpiedge.engine.grammar_process import FATE
+from tpiedge.lifeline import die_with_parent
+from tpiedge.model.text_child import limit_memory, limit_time, own_memory, receive, send
 from tpiedge.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -70,10 +71,9 @@ _NESTED = "%lark {\n"
 def main() -> None:
     """Fork until the parent has ended."""
     die_with_parent()
-    link, folder, rows, end = socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:5]
+    folder, rows, end = sys.argv[1:4]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    vocabulary = _vocabulary(Path(folder), int(rows), int(end))
-    _Nursery(link, vocabulary).run()
+    _Nursery(socket.socket(fileno=0), _vocabulary(Path(folder), int(rows), int(end))).run()
 
 
 class _Nursery:
@@ -84,32 +84,27 @@ class _Nursery:
         self._vocabulary = vocabulary
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
-        #: Of each child its number, the file that is readable at its end, and where that is told; by both files.
-        self._children: dict[int, tuple[int, int, socket.socket]] = {}
+        #: The number of each child, and where its end is told; by the file of that.
+        self._children: dict[int, tuple[int, socket.socket]] = {}
 
     def run(self) -> None:
         """Until the link is closed: that ends all children."""
         while True:
             ready = [fd for fd, _ in self._poll.poll()]
-            for fd in ready:  # first, while the numbers of files are still theirs
+            for fd in ready:
                 if fd in self._children:
-                    self._look(fd)
+                    self._end(fd)
             if self._link.fileno() in ready and not self._take():
-                for pid, _, _ in self._children.values():
+                for pid, _ in self._children.values():
                     os.kill(pid, signal.SIGKILL)
                 return
 
-    def _look(self, fd: int) -> None:
-        """Tells how a child has ended, or ends one that nobody wants any more."""
-        pid, ended, watch = self._children.pop(fd)
+    def _end(self, fd: int) -> None:
+        """Ends a child that nobody wants, or that has ended, and tells how."""
+        pid, watch = self._children.pop(fd)
         self._poll.unregister(fd)
-        if fd != ended:
-            os.kill(pid, signal.SIGKILL)  # it is there, or its end was not looked at yet
-            return
+        os.kill(pid, signal.SIGKILL)  # it is there, or its end was not looked at yet
         _, status, used = os.wait4(pid, 0)
-        if self._children.pop(watch.fileno(), None):
-            self._poll.unregister(watch)
-        os.close(ended)
         with watch, contextlib.suppress(OSError):
             spent = int(1e6 * (used.ru_utime + used.ru_stime))
             watch.send(FATE.pack(os.waitstatus_to_exitcode(status), spent))
@@ -125,22 +120,12 @@ class _Nursery:
         if len(ends) == 2:
             parent = os.getpid()
             with contextlib.suppress(OSError):
-                # What only the child has open for writing is at its end when the child has ended.
-                ended, held = os.pipe()
-                try:
-                    pid = os.fork()
-                except OSError:
-                    os.close(ended)
-                    raise
-                finally:
-                    if os.getpid() == parent:
-                        os.close(held)
+                pid = os.fork()
                 if pid == 0:
                     self._leave(ends[0], parent)
                 watch = ends.pop()
-                self._children |= dict.fromkeys((ended, watch.fileno()), (pid, ended, watch))
-                self._poll.register(ended, select.POLLIN)
-                self._poll.register(watch, 0)  # the other end is closed, or nothing
+                self._children[watch.fileno()] = pid, watch
+                self._poll.register(watch, select.POLLIN)
         for one in ends:
             one.close()
         return bool(data)
@@ -151,10 +136,9 @@ class _Nursery:
             die_with_parent()
             if os.getppid() == parent:
                 self._link.close()
-                for _, ended, watch in set(self._children.values()):
-                    os.close(ended)
+                for _, watch in self._children.values():
                     watch.close()
-                _serve(session, self._vocabulary)
+                _serve(session.fileno(), self._vocabulary)
                 os._exit(0)
         finally:
             os._exit(1)
@@ -169,39 +153,17 @@ class _TokenizerWrapper:
         self.special_token_ids = sorted(tokenizer.special_ids)
         self.eos_token_id = end
         self.bos_token_id = tokenizer.bos_id
+        self.greedy: Callable[[str], list[int]] = lambda _: []
+        """The tokens of a text that the tokenizer would change."""
 
     def __call__(self, text: str) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special=False)
-        if self._spell(ids, text):
-            return ids
         # Some put a space before a text; not so within one.
-        before = self._tokenizer.encode("\n", add_special=False)
-        ids = self._tokenizer.encode(f"\n{text}", add_special=False)[len(before) :]
-        return ids if self._spell(ids, text) else self._longest(text.encode())
-
-    def _spell(self, ids: Sequence[int], text: str) -> bool:
-        return b"".join(self.tokens[token] for token in ids) == text.encode()
-
-    def _longest(self, data: bytes) -> list[int]:
-        """The longest token that fits, one after another, for texts that the tokenizer would change."""
-        found, at = [], 0
-        while at < len(data):
-            ends = range(min(len(data), at + self._most), at, -1)
-            end = next((end for end in ends if data[at:end] in self._ids), None)
-            if end is None:
-                break
-            found.append(self._ids[data[at:end]])
-            at = end
-        return found
-
-    @cached_property
-    def _ids(self) -> dict[bytes, int]:
-        special = set(self.special_token_ids)
-        return {data: token for token, data in enumerate(self.tokens) if data and token not in special}
-
-    @cached_property
-    def _most(self) -> int:
-        return max(map(len, self._ids), default=0)
+        for before in ("", "\n"):
+            skipped = len(self._tokenizer.encode(before, add_special=False))
+            ids = self._tokenizer.encode(before + text, add_special=False)[skipped:]
+            if b"".join(self.tokens[token] for token in ids) == text.encode():
+                return ids
+        return self.greedy(text)
 
 
 def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
@@ -211,33 +173,39 @@ def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
     try:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        _within(_READ_S)
+        limit_time(_READ_S)
         resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
         wrapped = _TokenizerWrapper(Tokenizer.open(folder, here=True), end)
         most = max(rows, len(wrapped.tokens))
-        return LLTokenizer(TokenizerWrapper(wrapped), n_vocab=most, slices=LLTokenizer.json_slices())
+        found = LLTokenizer(TokenizerWrapper(wrapped), n_vocab=most, slices=LLTokenizer.json_slices())
+        wrapped.greedy = found.greedy_tokenize
+        return found
     except Exception as error:
         return f"the model's tokenizer cannot be used with grammars ({error})"
     finally:
-        _within(0.0)
+        limit_time(0.0)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _serve(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
-    """Compiles one grammar, and says what may come next in each of its answers."""
-    _limit()
+def _serve(link: int, vocabulary: "LLTokenizer | str") -> None:
+    """Compiles one grammar, and says what may come next in each of its answers. Bounds this process for good: the
+    system ends it first where memory is short, and gives it a processor last."""
+    limit_memory(own_memory() + _MEMORY)
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
     try:
         if isinstance(vocabulary, str):
             raise ValueError(vocabulary)
-        _send(link, b"r", 0, os.getpid().to_bytes(4, "little"))
-        _, _, body = _receive(link)
-        asked = json.loads(body)
-        _within(_AGAIN_S if asked["again"] else _COMPILE_S)
+        send(link, b"r", os.getpid().to_bytes(4, "little"))
+        asked = json.loads(receive(link)[2])
+        limit_time(_AGAIN_S if asked["again"] else _COMPILE_S)
         matcher = _matcher(vocabulary, asked["kind"], asked["text"])
-        _send(link, b"y", 0, _micros(time.process_time()))
+        send(link, b"y", _micros(time.process_time()))
         answers: dict[int, _FollowedAnswer] = {}
         while True:
-            letter, number, body = _receive(link)
+            letter, number, body = receive(link)
             if letter == b"x":
                 answers.pop(number, None)
                 continue
@@ -247,20 +215,20 @@ def _serve(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
                     letter, body = b"a", b""
                 if number in answers:  # or it was refused
                     for said in answers[number].frames(letter, array.array("I", body)):
-                        _send(link, said[0], number, said[1])
+                        send(link, *said, number)
             except ValueError as error:
-                _send(link, b"e", number, str(error).encode(errors="replace"))
+                send(link, b"e", str(error).encode(errors="replace"), number)
     except (EOFError, ConnectionError):
         return
     except Exception as error:
-        _send(link, b"e", 0, str(error).encode(errors="replace"))
+        send(link, b"e", str(error).encode(errors="replace"))
 
 
 class _FollowedAnswer:
     """Where one answer is in its grammar. Raises ValueError where it can be nowhere."""
 
     def __init__(self, grammar: "LLMatcher", asked: dict[str, Any]) -> None:
-        _within(_AGAIN_S if asked["again"] else _COMPILE_S)
+        limit_time(_AGAIN_S if asked["again"] else _COMPILE_S)
         self._matcher = grammar.deep_copy()
         self._usual = asked["usual"]
         if not self._matcher.consume_tokens(asked["answer"]):
@@ -268,46 +236,47 @@ class _FollowedAnswer:
 
     def frames(self, letter: bytes, ids: "array.array[int]") -> Iterator[tuple[bytes, bytes]]:
         """What is to be said to a frame."""
-        matcher = self._matcher
-        _within(_AGAIN_S if letter == b"b" and ids else _FRAME_S)
+        matcher, kept = self._matcher, 0
+        limit_time(_AGAIN_S if letter == b"b" and ids else _FRAME_S)
         before_s = time.process_time()
         if letter == b"d":
-            mask = _masks_after(matcher, ids, self._usual)
+            masks = self._masks_after(ids)
         else:
             if letter == b"b":
-                kept = _replay(matcher, ids)
+                kept = self._replay(ids)
                 before_s = time.process_time()
-                yield b"k", kept.to_bytes(4, "little")
             else:
                 matcher.consume_tokens(list(ids))
             _check(matcher)
             forced = matcher.compute_ff_tokens()
-            yield b"f", array.array("I", forced).tobytes()
-            letter, mask = b"m", _mask(matcher, forced if self._usual else ())
-        yield b"c", _micros(time.process_time() - before_s)
-        yield letter, mask
+            yield b"f", array.array("I", [kept, *forced]).tobytes()
+            letter, masks = b"m", _mask(matcher, forced if self._usual else ())
+        yield letter, _micros(time.process_time() - before_s) + masks
+
+    def _masks_after(self, ids: "array.array[int]") -> bytes:
+        """After each of the tokens, up to the first that is not allowed. The matcher stays where it is."""
+        matcher, masks = self._matcher, b""
+        allowed = matcher.validate_tokens(list(ids))
+        for token in ids[:allowed]:
+            matcher.consume_token(token)
+            masks += _mask(matcher, matcher.compute_ff_tokens() if self._usual else ())
+        if allowed and not matcher.rollback(allowed):
+            _check(matcher)
+        return masks
+
+    def _replay(self, ids: "array.array[int]") -> int:
+        """From the beginning on, up to where the text may end. Returns how many of the tokens were the grammar's."""
+        self._matcher.reset()
+        for kept, token in enumerate(ids):
+            if self._matcher.is_accepting():
+                return kept
+            self._matcher.consume_token(token)
+            _check(self._matcher)
+        return len(ids)
 
 
 def _micros(seconds: float) -> bytes:
     return int(1e6 * seconds).to_bytes(4, "little")
-
-
-def _limit() -> None:
-    """Bounds this process for good. The system ends it first where memory is short, and gives it a processor last."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        shared = int(file.read().split()[0]) * resource.getpagesize()
-    most = shared + _MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    raise_oom_score(1000)
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-
-
-def _within(cpu_s: float) -> None:
-    """The signal's default ends the process, also where no line of Python runs. 0: no limit from now on."""
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
@@ -348,51 +317,9 @@ def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
     return bytes((matcher.is_accepting(),)) + mask
 
 
-def _masks_after(matcher: "LLMatcher", ids: "array.array[int]", usual: bool) -> bytes:
-    """After each of the tokens, up to the first that is not allowed. The matcher stays where it is."""
-    allowed = matcher.validate_tokens(list(ids))
-    masks = b""
-    for token in ids[:allowed]:
-        matcher.consume_token(token)
-        masks += _mask(matcher, matcher.compute_ff_tokens() if usual else ())
-    if allowed and not matcher.rollback(allowed):
-        _check(matcher)
-    return masks
-
-
-def _replay(matcher: "LLMatcher", ids: "array.array[int]") -> int:
-    """From the beginning on, up to where the text may end. Returns how many of the tokens were the grammar's."""
-    matcher.reset()
-    for kept, token in enumerate(ids):
-        if matcher.is_accepting():
-            return kept
-        matcher.consume_token(token)
-        _check(matcher)
-    return len(ids)
-
-
 def _check(matcher: "LLMatcher") -> None:
     if matcher.is_error():
         raise ValueError(matcher.get_error())
-
-
-def _send(link: socket.socket, letter: bytes, number: int, body: bytes) -> None:
-    link.sendall(HEAD.pack(len(body), letter, number) + body)
-
-
-def _receive(link: socket.socket) -> tuple[bytes, int, bytes]:
-    length, letter, number = HEAD.unpack(_exactly(link, HEAD.size))
-    return letter, number, _exactly(link, length)
-
-
-def _exactly(link: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        part = link.recv(count - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
 
 
 if __name__ == "__main__":

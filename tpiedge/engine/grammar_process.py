@@ -1,9 +1,8 @@
 """The process of one grammar, which compiles it and serves its answers: the parent's side of `grammar_child.py`.
 
-Nothing here waits; select() takes what `links` returns.
-
-The master says how many grammars of new requests compile at a time. A process that is killed from outside is begun
-again once; one that dies of what it does is not.
+Nothing here waits; select() takes what `links` returns. The master says how many grammars of new requests compile at a
+time. A process that is killed from outside is begun again once, and each of its answers goes on from its tokens so far;
+one that dies of what it does is not.
 """
 
 import contextlib
@@ -19,13 +18,13 @@ from typing import Final
 
 from tpiedge.errors import ChildLost, GrammarRefused, TpiedgeError
 from tpiedge.lifeline import killed_from_outside
+from tpiedge.model.text_child import HEAD
+from tpiedge.model.text_process import killed_twice, no_room
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Grammar
 
 FATE: Final = struct.Struct("<iQ")
 """How a child ended: its exit status, negative of a signal, and its microseconds of a processor."""
-HEAD: Final = struct.Struct("<IcH")
-"""What a frame begins with: the length of its body, its letter, and the number of its answer, 0 of the grammar."""
 _READY_S: Final = 25.0
 """How long a process may take until it has begun: those before it, and the tokenizer, may take their time. All that
 comes before a mask is less than a request may stand still."""
@@ -45,8 +44,8 @@ class LinkEnded(Exception):
 
 
 class GrammarLink:
-    """The parent's ends of the two sockets of a child: `session` carries frames, `watch` tells its end, and ends it
-    where it is closed."""
+    """The parent's ends of the two sockets of a child: `session` carries frames; `watch` ends it where this side is
+    shut, and tells its end."""
 
     def __init__(self, session: socket.socket, watch: socket.socket) -> None:
         session.setblocking(False)
@@ -105,8 +104,8 @@ class GrammarLink:
             found.append((letter, number, body))
             if letter == b"r":
                 self._pid = int.from_bytes(body, "little")
-            elif letter in b"cy":
-                self._said_s += int.from_bytes(body, "little") / 1e6
+            elif letter in b"dmy":
+                self._said_s += micros(body) / 1e6
         if not found and self._silent:
             self._hear_fate()
         return found
@@ -142,6 +141,9 @@ class GrammarLink:
             part = b""
         self._received += part
         self._silent = not part
+        if self._silent:
+            with contextlib.suppress(OSError):
+                self._watch.shutdown(socket.SHUT_WR)  # so its end is looked at
 
     def _hear_fate(self) -> None:
         try:
@@ -155,6 +157,11 @@ class GrammarLink:
         status, spent = FATE.unpack(said)
         self._fate_s = spent / 1e6
         raise LinkEnded(foreign=killed_from_outside(status))
+
+
+def micros(body: bytes) -> int:
+    """The microseconds of a processor that a frame begins with."""
+    return int.from_bytes(body[:4], "little")
 
 
 def _processor_s(pid: int) -> float:
@@ -221,7 +228,12 @@ class GrammarProcess:
 
     def ready(self) -> bool:
         """Whether answers may begin, or go on."""
-        self._look()
+        try:
+            if self._error is None:
+                self._advance()
+        except TpiedgeError as error:  # for its users, whenever they ask
+            self._error = error
+            self._end()
         if self._error is not None:
             raise type(self._error)(str(self._error))
         return self._compiled
@@ -244,52 +256,38 @@ class GrammarProcess:
         spent_s, self._spent_s = self._spent_s, 0.0
         return spent_s + (self._link.spent_s() if self._link is not None else 0.0)
 
-    def _look(self) -> None:
-        """Goes on as far as it can."""
-        try:
-            if self._error is None:
-                self._advance()
-        except TpiedgeError as error:  # for its users, whenever they ask
-            self._error = error
-            self._end()
-
     def _advance(self) -> None:
+        """Goes on as far as it can."""
         link = self._link or self._begin()
         try:
             while frames := link.take():
                 for letter, number, body in frames:
                     self._understand(letter, number, body)
         except LinkEnded as ended:
-            self._begin_again(ended)
+            self._end()
+            if not ended.foreign:
+                raise GrammarRefused(
+                    "the grammar is refused: it takes too much time or memory; give a smaller one"
+                ) from None
+            if self.begun > 1:
+                raise killed_twice("a grammar") from None
+            self._is_ready = self._compiled = False
+            self._frames = {number: [] for number in self._frames}
             return
         if not self._compiled and self._now() > self._deadline:
-            raise starved() if self._is_ready else _not_ready()
+            if self._is_ready:
+                raise starved()
+            raise ChildLost(f"the process of a grammar was not ready within {_READY_S:g} s: try again later")
 
     def _begin(self) -> GrammarLink:
         try:
             link = self._link = self._fork()
         except OSError as error:
-            raise ChildLost(
-                f"this machine has no room for the process of a grammar ({error.strerror}): try again later"
-            ) from None
+            raise no_room(error) from None
         self.begun += 1
         self._deadline = self._now() + _READY_S
         link.send(b"g", 0, self._asked)
         return link
-
-    def _begin_again(self, ended: LinkEnded) -> None:
-        self._end()
-        if not ended.foreign:
-            raise GrammarRefused(
-                "the grammar is refused: it takes too much time or memory; give a smaller one"
-            )
-        if self.begun > 1:
-            raise ChildLost(
-                "the process of a grammar was killed twice, perhaps because this machine is short of memory: try again "
-                "later"
-            )
-        self._is_ready = self._compiled = False
-        self._frames = {number: [] for number in self._frames}
 
     def _end(self) -> None:
         if self._link is not None:
@@ -318,7 +316,3 @@ def refused(why: bytes) -> GrammarRefused:
 def starved() -> ChildLost:
     """The error of a process that is neither done nor at its limits: its priority is low, and others come first."""
     return ChildLost("this machine is too busy for the grammar of the request: try again later")
-
-
-def _not_ready() -> ChildLost:
-    return ChildLost(f"the process of a grammar was not ready within {_READY_S:g} s: try again later")

@@ -5,27 +5,21 @@ finds out which tokens may come next, also after each token that the step guesse
 `constraints.py` says: an answer whose mask is not there takes no part in the steps until it is.
 
 Laws:
-1. An answer that ends by itself is a text of its grammar; one that ends otherwise is the beginning of one.
+1. An answer that ends by itself is a text of its grammar; one that ends otherwise is the beginning of one. What is
+   allowed depends on the grammar and the tokens of the answer alone: another epoch goes on where one ended.
 2. A request whose grammar is wrong, or takes more time or memory than it may, is refused, and no other is hurt but
    those that share its process: beside others each mask may take `_MASK_S` of a processor, or a part of its step, and
-   all of them `_SLACK_S` more.
-3. What is allowed depends on the grammar and the tokens of the answer alone: another epoch goes on where one ended.
-4. A grammar of which an answer has begun is not refused for the time that it takes to get there again, unless that is
-   many times as long; and none for that which the process takes to get ready.
-5. A process that is killed from outside is begun again once, and each of its answers goes on from its tokens so far;
-   then the request may be made again (ChildLost).
-6. No process outlives its requests, or its parent.
+   all of them `_SLACK_S` more. A grammar of which an answer has begun has many times as long to get there again.
+3. No process outlives its requests, or its parent.
 """
 
 import json
 import select
 import socket
 import subprocess
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -36,6 +30,7 @@ from tpiedge.engine.grammar_process import (
     COMPILE_S,
     GrammarLink,
     GrammarProcess,
+    micros,
     refused,
     starved,
 )
@@ -43,6 +38,7 @@ from tpiedge.engine.sampler import TokenMask
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.errors import GrammarRefused
 from tpiedge.lifeline import child_environment
+from tpiedge.model.text_process import start_linked
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 #: How long a mask may take.
@@ -62,8 +58,7 @@ class Grammars:
         self._folder = folder
         self._rows = rows
         self._shared: dict[str, GrammarProcess] = {}
-        self._child: subprocess.Popen[bytes] | None = None
-        self._link: socket.socket | None = None
+        self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._end: int | None = None
 
     def begin(self, request: GenerationRequest, *, again: bool, group: str = "") -> "Constraint":
@@ -75,9 +70,8 @@ class Grammars:
         if not grammars_installed():
             raise GrammarRefused(NO_GRAMMARS)
         if not (self._folder / "tokenizer.json").is_file():
-            raise GrammarRefused(
-                "the model has no tokenizer beside its weights: pack it again to use grammars"
-            )
+            why = "the model has no tokenizer beside its weights: pack it again to use grammars"
+            raise GrammarRefused(why)
         if not request.stop_ids or request.ignore_eos:
             raise GrammarRefused("an answer by a grammar ends with an end token: do not ignore it")
         if self._end is None:
@@ -93,39 +87,24 @@ class Grammars:
 
     def close(self) -> None:
         """Ends all processes."""
-        if self._link is not None:
-            self._link.close()
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-        self._link = self._child = None
+        if self._first is not None:
+            child, link = self._first
+            link.close()
+            child.kill()
+            child.wait()
+        self._first = None
 
     def _fork(self) -> GrammarLink:
-        """A link to a new process for one grammar. Raises OSError."""
-        self._link = self._link or self._start()
-        try:
-            return GrammarLink.through(self._link)
-        except ConnectionError:  # it has ended since
-            self.close()
-            self._link = self._start()
-            return GrammarLink.through(self._link)
-
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        fd = theirs.fileno()
-        arguments = [str(fd), str(self._folder), str(self._rows), str(self._end)]
-        with ExitStack() as unless_started, theirs:
-            unless_started.callback(ours.close)
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tpiedge.engine.grammar_child", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=child_environment(),
-                pass_fds=(fd,),
-            )
-            unless_started.pop_all()
-        return ours
+        """A link to a new process for one grammar. Raises ChildLost and OSError."""
+        if self._first is not None:
+            try:
+                return GrammarLink.through(self._first[1])
+            except ConnectionError:  # it has ended since
+                self.close()
+        arguments = [str(self._folder), str(self._rows), str(self._end)]
+        command = ["-P", "-m", "tpiedge.engine.grammar_child", *arguments]
+        self._first = start_linked(command, child_environment())
+        return GrammarLink.through(self._first[1])
 
 
 class Constraint:
@@ -183,8 +162,7 @@ class Constraint:
 
     def known(self) -> bool:
         """Whether `masks` would not wait."""
-        self._advance()
-        return self._mask is not None and self._following is not None
+        return self.ready() and self._following is not None
 
     def heard(self) -> bool:
         """Whether it is known which tokens are forced."""
@@ -212,10 +190,18 @@ class Constraint:
             if left_s < 0:
                 raise starved()
             await_any([self], left_s)
-        if self._mask is None or self._following is None:
-            raise starved()
-        found = [self._mask, *self._following]
-        self._account(len(found), shared=shared)
+        assert self._mask is not None
+        found = [self._mask, *(self._following or ())]
+        # What they cost; in between no other answer is held up.
+        step_s, self._drawn_at = self._now() - self._drawn_at, self._now()
+        cost_s, self._cost_s = self._cost_s, 0.0
+        if shared:
+            self._debt_s = max(0.0, self._debt_s + cost_s - max(_MASK_S * len(found), _PART * step_s))
+        if self._debt_s > _SLACK_S:
+            raise GrammarRefused(
+                "the grammar is refused: beside other answers it takes more than "
+                f"{_MASK_S * 1e3:g} ms of a processor for each token; give a smaller one"
+            )
         yield from found
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -254,18 +240,6 @@ class Constraint:
         if self._begun == self._process.begun:
             self._process.send(b"d", self._number, array("I", self._guesses).tobytes())
 
-    def _account(self, masks: int, *, shared: bool) -> None:
-        """Of what they cost; in between no other answer is held up."""
-        step_s, self._drawn_at = self._now() - self._drawn_at, self._now()
-        cost_s, self._cost_s = self._cost_s, 0.0
-        if shared:
-            self._debt_s = max(0.0, self._debt_s + cost_s - max(_MASK_S * masks, _PART * step_s))
-        if self._debt_s > _SLACK_S:
-            raise GrammarRefused(
-                "the grammar is refused: beside other answers it takes more than "
-                f"{_MASK_S * 1e3:g} ms of a processor for each token; give a smaller one"
-            )
-
     def _advance(self) -> None:
         """Goes on as far as it gets without waiting."""
         if not self._process.ready():
@@ -295,26 +269,30 @@ class Constraint:
     def _understand(self, letter: bytes, body: bytes) -> None:
         match letter:
             case b"f" if self._due == 1:
-                forced = array("I", body).tolist()
+                kept, *forced = array("I", body)
+                if self._replayed is not None:
+                    self.kept, self._accepted = kept, list(self._replayed[:kept])
+                    self._replayed = None
                 within = next((i for i, token in enumerate(forced) if token >= self._rows), len(forced))
                 self._forced = tuple(forced[:within])
-            case b"c":
-                self._cost_s += int.from_bytes(body, "little") / 1e6
-            case b"k":
-                self.kept = int.from_bytes(body, "little")
-                self._accepted, self._replayed = list((self._replayed or ())[: self.kept]), None
             case b"m":
                 self._due -= 1
+                mask = self._costing(body)
                 if self._due == 0:
-                    self._mask = self._mask_of(np.frombuffer(body, np.uint8))
+                    self._mask = self._mask_of(mask)
             case b"d":
                 self._due_following -= 1
+                masks = self._costing(body)
                 if self._due_following == 0 and self._guesses:
                     size = 1 + len(self._mask) if self._mask is not None else 1
-                    following = np.frombuffer(body, np.uint8).reshape(-1, size)
-                    self._following = [self._mask_of(one) for one in following]
+                    self._following = [self._mask_of(one) for one in masks.reshape(-1, size)]
             case b"e":
                 raise refused(body)
+
+    def _costing(self, body: bytes) -> TokenMask:
+        """The masks of a frame, whose cost it counts."""
+        self._cost_s += micros(body) / 1e6
+        return np.frombuffer(body, np.uint8, offset=4)
 
     def _mask_of(self, said: TokenMask) -> TokenMask:
         """With the request's own end tokens, where the answer may end."""

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.dispatch import NATIVE_TOKENS
+from tpiedge.kernels.elementwise import rms_norm
+from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
-from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import Weight
-from tpiedge.memory.weights import Weights
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
 
 _ROWS = 64  # whose logits of a tile exist at a time
@@ -28,7 +28,7 @@ Scored: TypeAlias = tuple[tuple[int, float], ...]
 class Head:
     """Final norm and the product with the vocabulary's rows, tile by tile."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, linear: Linear) -> None:
+    def __init__(self, config: ModelConfig, weights: NodeWeights, linear: Linear) -> None:
         self._config = config
         self._weights = weights
         self._linear = linear

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from tpiedge.memory.weights import Weights
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.tracing.tracer import COMPUTE, REDUCE, TRAVEL, WAIT, EventSink
 from tpiedge.wire.control import StepSpans
 from tpiedge.wire.data import StepPlan
@@ -152,7 +152,9 @@ _LANES = (COMPUTE, REDUCE, WAIT)
 class StepRecorder:
     """For the engine thread. `tell` gets what a step was, and must not block."""
 
-    def __init__(self, rank: int, meter: Meter, weights: Weights, tell: Callable[[StepSpans], None]) -> None:
+    def __init__(
+        self, rank: int, meter: Meter, weights: NodeWeights, tell: Callable[[StepSpans], None]
+    ) -> None:
         self._rank = rank
         self._meter = meter
         self._weights = weights

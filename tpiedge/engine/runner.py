@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tpiedge.collectives.job import Route
+from tpiedge.collectives.communicator import Route
 from tpiedge.engine.assembly import Engine
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.carrying import Carrier, Taken

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.collectives.summation import F32Array
 from tpiedge.engine.meter import Meter
 from tpiedge.errors import Cancelled, ProtocolError
 from tpiedge.kernels.grid import Grid, add_sums, widened

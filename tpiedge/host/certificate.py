@@ -88,11 +88,24 @@ def _make(folder: Path, cert: Path, key: Path, hosts: Iterable[str]) -> None:
         raise UserError(
             "there is no command openssl, which makes certificates: install it, or give --tls-cert and --tls-key"
         )
+    names = []
+    for host in hosts:
+        if _ADDRESS.fullmatch(host):
+            names.append(f"IP:{host}")
+        elif _HOST.fullmatch(host):  # others would mean something else in openssl's list
+            names.append(f"DNS:{host}")
     try:
         with tempfile.TemporaryDirectory(prefix=".tls-", dir=folder) as name:
             new = Path(name)
             ended = subprocess.run(
-                [program, *_arguments(new, hosts)],
+                [
+                    program,
+                    *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+                    *("-keyout", str(new / _KEY), "-out", str(new / _CERT), "-days", "3650"),
+                    *("-subj", "/CN=tpiedge", "-addext", f"subjectAltName={','.join(names)}"),
+                    *("-addext", "keyUsage=critical,digitalSignature,keyCertSign"),
+                    *("-addext", "extendedKeyUsage=serverAuth"),
+                ],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -112,19 +125,3 @@ def _make(folder: Path, cert: Path, key: Path, hosts: Iterable[str]) -> None:
         raise UserError(f"cannot make a certificate in {folder}: {error.strerror}") from None
     said = sanitised_line(ended.stderr.strip().rpartition("\n")[2], 200)
     raise UserError(f"openssl made no certificate ({said}): give --tls-cert and --tls-key")
-
-
-def _arguments(new: Path, hosts: Iterable[str]) -> list[str]:
-    names = [f"IP:{host}" if _ADDRESS.fullmatch(host) else f"DNS:{host}" for host in hosts if _is_host(host)]
-    return [
-        *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-        *("-keyout", str(new / _KEY), "-out", str(new / _CERT), "-days", "3650", "-subj", "/CN=tpiedge"),
-        *("-addext", f"subjectAltName={','.join(names)}"),
-        *("-addext", "keyUsage=critical,digitalSignature,keyCertSign"),
-        *("-addext", "extendedKeyUsage=serverAuth"),
-    ]
-
-
-def _is_host(text: str) -> bool:
-    """Whether it means in openssl's list of names what it says."""
-    return bool(_HOST.fullmatch(text) or _ADDRESS.fullmatch(text))

@@ -41,7 +41,10 @@ class Cgroups:
         used = [(folder, "memory.usage_in_bytes", "total_") for folder in self.memory_v1]
         used += [(folder, "memory.current", "") for folder in self.memory_v2]
         return {
-            folder: (_number(folder / name) or 0) - _cache(folder, prefix) for folder, name, prefix in used
+            folder: (_number(folder / name) or 0)
+            # Files in memory (not of tmpfs, which can only be swapped).
+            - sum(_field(folder / "memory.stat", f"{prefix}{kind}_file") for kind in ("inactive", "active"))
+            for folder, name, prefix in used
         }
 
     def oom_kills(self) -> int:
@@ -51,8 +54,14 @@ class Cgroups:
         return sum(_field(path, "oom_kill") for path in own)
 
     def cpu_quotas(self) -> list[float]:
-        quotas = [_quota_v1(folder) for folder in self.cpu_v1] + [_quota_v2(folder) for folder in self.cpu_v2]
-        return [quota for quota in quotas if quota is not None]
+        pairs = [
+            (next(_lines(folder / "cpu.cfs_quota_us"), ""), next(_lines(folder / "cpu.cfs_period_us"), ""))
+            for folder in self.cpu_v1
+        ]
+        limits = [next(_lines(folder / "cpu.max"), "").partition(" ") for folder in self.cpu_v2]
+        pairs += [(quota, period) for quota, _, period in limits]
+        numbers = [(int(one), int(other)) for one, other in pairs if one.isdecimal() and other.isdecimal()]
+        return [quota / period for quota, period in numbers if period]
 
 
 def _own_groups(root: Path) -> dict[str, str]:
@@ -102,26 +111,10 @@ def _limit(folder: Path, *names: str) -> int | None:
     return min((limit for limit in limits if limit is not None and limit < 1 << 60), default=None)
 
 
-def _cache(folder: Path, prefix: str) -> int:
-    """Bytes of files in memory (not of tmpfs, which can only be swapped)."""
-    return sum(_field(folder / "memory.stat", f"{prefix}{kind}_file") for kind in ("inactive", "active"))
-
-
 def _field(path: Path, name: str) -> int:
     """The number beside `name` in a file of lines "name number"; 0 where it is not there."""
     pairs = (line.partition(" ") for line in _lines(path))
     return next((int(value) for key, _, value in pairs if key == name and value.isdecimal()), 0)
-
-
-def _quota_v1(folder: Path) -> float | None:
-    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
-    return None if quota is None or not period else quota / period
-
-
-def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = next(_lines(folder / "cpu.max"), "").partition(" ")
-    numbers = quota.isdecimal() and period.isdecimal() and int(period)
-    return int(quota) / int(period) if numbers else None
 
 
 def _number(path: Path) -> int | None:

@@ -42,18 +42,13 @@ def usable_cores(root: Path = Path("/")) -> float:
 def default_threads(root: Path = Path("/")) -> int:
     """Physical cores that this process may use, at least one: hardware threads of one core share its vector unit, and
     a thread beyond a quota makes the others wait for it."""
-    physical = _allowed_cores(root) or psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    allowed = None
+    if hasattr(os, "sched_getaffinity"):
+        topology = root / "sys/devices/system/cpu"
+        cores = {_core(topology / f"cpu{thread}/topology") for thread in os.sched_getaffinity(0)}
+        allowed = None if "" in cores else len(cores)
+    physical = allowed or psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return max(1, min(physical, math.floor(usable_cores(root))))
-
-
-def _allowed_cores(root: Path) -> int | None:
-    """Physical cores of which this process may use a hardware thread; None where the system does not tell."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    cores = {
-        _core(root / f"sys/devices/system/cpu/cpu{thread}/topology") for thread in os.sched_getaffinity(0)
-    }
-    return None if "" in cores else len(cores)
 
 
 def _core(topology: Path) -> str:

@@ -1,11 +1,9 @@
 """How fast a folder's disk is read, measured in a fraction of a second. No torch."""
 
-import contextlib
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,50 +24,28 @@ class DiskSpeed:
 def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> DiskSpeed:
     """Write for a third of `seconds`, at most `nbytes`, then read it back for the rest, 4 MiB at a time. Only a single
     chunk that takes longer exceeds `seconds`. Raises OSError if `folder` takes not even one chunk."""
-    deadline = time.perf_counter() + seconds
-    with _scratch_file(folder) as (fd, source), _page_aligned(_CHUNK) as buffer:
-        written = _write(fd, nbytes, time.perf_counter() + seconds / 3)
-        return _read_back(source, written, buffer, deadline)
-
-
-@contextlib.contextmanager
-def _scratch_file(folder: Path) -> Iterator[tuple[int, DirectFile]]:
-    """A descriptor to write to, and the same file to read. Its name is gone before it is filled: no trace stays."""
+    began = time.perf_counter()
     fd, name = tempfile.mkstemp(prefix=".speed-", dir=folder)
     try:
         try:
             source = DirectFile(Path(name))
         finally:
-            os.unlink(name)
-        with source:
-            yield fd, source
+            os.unlink(name)  # before it is filled: no trace stays
+        data = os.urandom(_CHUNK)  # some disks and file systems compress
+        # An anonymous map is aligned to pages, as direct reads need it.
+        with source, mmap.mmap(-1, _CHUNK) as memory, memoryview(memory) as buffer:
+            written = done = 0
+            while written < max(nbytes, _CHUNK) and (
+                not written or time.perf_counter() < began + seconds / 3
+            ):
+                written += os.write(fd, data)
+                os.fsync(fd)
+            started = now = time.perf_counter()
+            while (
+                not done or now < began + seconds
+            ):  # from the start again where the file ends before the time
+                done += source.read_into(done % written, buffer)
+                now = time.perf_counter()
+            return DiskSpeed(done / (now - started), source.is_direct)
     finally:
         os.close(fd)
-
-
-def _write(fd: int, nbytes: int, deadline: float) -> int:
-    """Bytes written and synced: chunks until `nbytes` or `deadline`, at least one."""
-    data = os.urandom(_CHUNK)  # some disks and file systems compress
-    written = 0
-    while written < max(nbytes, _CHUNK) and (not written or time.perf_counter() < deadline):
-        written += os.write(fd, data)
-        os.fsync(fd)
-    return written
-
-
-def _read_back(file: DirectFile, nbytes: int, buffer: memoryview, deadline: float) -> DiskSpeed:
-    """Reads from the start again where the file ends before the time does; the first chunk counts however long it
-    takes.
-    """
-    done = 0
-    started = now = time.perf_counter()
-    while not done or now < deadline:
-        done += file.read_into(done % nbytes, buffer)
-        now = time.perf_counter()
-    return DiskSpeed(done / (now - started), file.is_direct)
-
-
-@contextlib.contextmanager
-def _page_aligned(nbytes: int) -> Iterator[memoryview]:
-    with mmap.mmap(-1, nbytes) as memory, memoryview(memory) as view:
-        yield view

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 from tpiedge import __version__
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address, resolve_all
+from tpiedge.joining.enrolment import own_numerics
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import NEW_KEY
-from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.tokens import ticket_of
 from tpiedge.transport.framing import CONTROL, Plane
 from tpiedge.transport.keys import CurveKeys
@@ -77,23 +77,18 @@ def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Foun
         return "nobody"
     who: Found = "nobody"
     for numeric in addresses:
-        match _state(numeric, master_key, keys, timeout_s):
-            case LinkState.UP:
-                return "the master"
-            case LinkState.REFUSED:
-                who = "somebody"
+        name = peer_name(keys.public)
+        try:
+            spoke = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=CONTROL)
+        except UserError:  # an address that no socket of this machine takes
+            continue
+        with closing(spoke):
+            state = spoke.monitor.wait(timeout_s)
+        if state is LinkState.UP:
+            return "the master"
+        if state is LinkState.REFUSED:
+            who = "somebody"
     return who
-
-
-def _state(numeric: Address, master_key: str, keys: CurveKeys, timeout_s: float) -> LinkState | None:
-    try:
-        spoke = ZmqSpoke(
-            numeric.zmq, master_key, keys, peer_name(keys.public), hub_name=MASTER, plane=CONTROL
-        )
-    except UserError:  # an address that no socket of this machine takes
-        return None
-    with closing(spoke):
-        return spoke.monitor.wait(timeout_s)
 
 
 def introduction(host: str, secret: str = "") -> Enrol:

@@ -11,47 +11,33 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tpiedge import __version__
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import TpiedgeError
-from tpiedge.host.addresses import FILES_OFFSET, PAIRING_OFFSET, Address
-from tpiedge.joining.connecting import MASTER
-from tpiedge.joining.enrolment import Candidate, Enrolment, EnrolmentReply
+from tpiedge.joining.enrolment import Candidate, Enrolment, EnrolmentReply, own_numerics
 from tpiedge.joining.identity import cluster_name, peer_name
-from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberJournal, Revoked
-from tpiedge.joining.numerics import own_numerics
-from tpiedge.joining.pairing import Pending
-from tpiedge.joining.pairing_link import PairingHub
-from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import CLOCK_SET_S, Redemption, ticket_of
+from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberJournal, Redemption, Revoked
+from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore, ticket_of
 from tpiedge.sanitise import RateLimitedLog
-from tpiedge.shipping.fetcher import FILES_HUB
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
-from tpiedge.transport.framing import CONTROL, FILES
-from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
 
-#: Newcomers that may wait for the disk at a time, and how long the end of the master waits for it.
+#: Newcomers that may wait for the disk at a time.
 _MAX_CANDIDATES = 64
-_CLOSE_S = 10.0
 
 _log = logging.getLogger(__name__)
-
-_CROWDED = "too many newcomers without a token wait at the master: try again, or join with a token"
 
 
 def guest_policy(folder: Path) -> GuestPolicy:
     """How the control hub of the master whose state is in `folder` treats unknown keys; pass it to ZmqHub."""
-    return GuestPolicy(peer_name, takes=_taker(TokenStore(folder)), crowded=Refused("limited", _CROWDED))
+    words = "too many newcomers without a token wait at the master: try again, or join with a token"
+    return GuestPolicy(peer_name, takes=_taker(TokenStore(folder)), crowded=Refused("limited", words))
 
 
 def _taker(tokens: TokenStore) -> Callable[[str, str], bool]:
@@ -99,7 +85,9 @@ class FrontDoor:
             lambda: self.journal.table,
             lambda secret, peer: takes(ticket_of(secret, peer), peer),
         )
-        self._disk = DiskThread("tpiedge-members", _MAX_CANDIDATES)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._disk = threading.Thread(target=self._run, name="tpiedge-members", daemon=True)
+        self._disk.start()
         #: The peers for which the disk is waited for.
         self.candidates: set[str] = set()
         self._newcomers: deque[str] = deque()
@@ -123,8 +111,9 @@ class FrontDoor:
             return
         reply = self.enrolment.judge(sender, key, message, self._clock.now(), self._wall())
         if isinstance(reply, Candidate):
-            if self._disk.put(functools.partial(self._decide, sender, reply)):
+            if len(self.candidates) < _MAX_CANDIDATES:
                 self.candidates.add(sender)
+                self._jobs.put(functools.partial(self._decide, sender, reply))
                 return
             reply = self.enrolment.busy()
         self._answer(sender, reply)
@@ -163,7 +152,9 @@ class FrontDoor:
 
     def close(self) -> None:
         """Waits for the disk to have what was decided, for a while. Idempotent."""
-        if not self._disk.close(_CLOSE_S):
+        self._jobs.put(None)
+        self._disk.join(10.0)
+        if self._disk.is_alive():
             _log.error(
                 "the disk does not take what it should: workers that joined last may have to join again"
             )
@@ -172,15 +163,19 @@ class FrontDoor:
         """Cut the connections of those revoked and of guests whose time is up. Call it several times a second, also so
         that tokens which wait for a clock that is set begin to live when it is."""
         if not self._clock_was_set and self._wall() >= CLOCK_SET_S:
-            self._clock_was_set = self._disk.put(self._start_tokens)
+            self._clock_was_set = True
+            self._jobs.put(self._start_tokens)
         while self._cuts:
             name, farewell = self._cuts.popleft()
             self._hub.disconnect(name, farewell)
         for name in self._hub.admission.overstayed():
             self._hub.disconnect(name)
 
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
     def _decide(self, sender: str, candidate: Candidate) -> None:
-        """Called by the thread that waits for the disk."""
         outcome: Redemption | TpiedgeError
         try:
             judge = functools.partial(self._tokens.judge, candidate.secret)
@@ -224,107 +219,3 @@ class FrontDoor:
         self._hub.admission.dismiss(sender)
         farewell = reply.answer if isinstance(reply.answer, Refused) else None
         self._hub.disconnect(sender, farewell)
-
-
-class DiskThread:
-    """Calls what it is given, in that order and in a thread of its own, from its construction to `close`.
-
-    At most `limit` calls wait. `put` and `close` are for any thread.
-    """
-
-    def __init__(self, name: str, limit: int) -> None:
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._limit = limit
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, job: Callable[[], None]) -> bool:
-        """Returns at once: False, and the job is not taken, where too many wait."""
-        if self._jobs.qsize() >= self._limit:
-            return False
-        self._jobs.put(job)
-        return True
-
-    def close(self, limit_s: float) -> bool:
-        """Does what waits; whether that took no longer than `limit_s`. Idempotent."""
-        self._jobs.put(None)
-        self._thread.join(limit_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-class Entrance:
-    """Listens from its construction on; owns its hubs. The control thread owns `hub` and `door`; the rest is for other
-    threads, and may block for the disk. Raises UserError where it cannot listen."""
-
-    def __init__(self, listen: Address, keys: CurveKeys, folder: Path, clock: Clock) -> None:
-        with ExitStack() as stack:
-            self.hub = stack.enter_context(
-                ZmqHub(
-                    address=listen.zmq,
-                    keys=keys,
-                    name=MASTER,
-                    allowed={},
-                    plane=CONTROL,
-                    guests=guest_policy(folder),
-                )
-            )
-            self.files_hub = stack.enter_context(
-                ZmqHub(
-                    address=listen.beside(FILES_OFFSET).zmq,
-                    keys=keys,
-                    name=FILES_HUB,
-                    allowed={},
-                    plane=FILES,
-                    io_threads=2,
-                )
-            )
-            self.door = FrontDoor(self.hub, keys.public, folder, clock, beside=[self.files_hub])
-            stack.callback(self.door.close)
-            self._pairing = PairingHub(listen.beside(PAIRING_OFFSET).zmq, keys.public, self.door.admit, clock)
-            stack.callback(self._pairing.close)
-            self._stack = stack.pop_all()
-
-    @property
-    def members(self) -> tuple[KnownWorker, ...]:
-        """The workers that may come without a token, in the order in which they were let in."""
-        return self.door.journal.table.members
-
-    @property
-    def revoked(self) -> tuple[Revoked, ...]:
-        """The workers that were shut out for good, in that order."""
-        return self.door.journal.table.revoked
-
-    def pending(self) -> tuple[Pending, ...]:
-        """Workers without a token that show a code."""
-        return self._pairing.pending()
-
-    def approve(self, code: str) -> str:
-        """Let the worker in that shows `code`; returns its peer name. Raises UserError."""
-        return self._pairing.approve(code).name
-
-    def called(self, name: str, hosts: Mapping[str, str]) -> str:
-        """The peer name of the worker that `name` means, as MemberTable.called. Raises UserError."""
-        return self.door.journal.table.called(name, hosts)
-
-    def revoke(self, name: str, hosts: Mapping[str, str], at_once: Callable[[str], None]) -> str:
-        """Shut a worker out for good and return its peer name; `name` and `hosts` as in MemberTable.called. `at_once`
-        gets the peer name before the disk has it. Raises UserError, DiskFull.
-        """
-        peer = self.called(name, hosts)
-        self.door.revoke(peer, at_once)
-        return peer
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

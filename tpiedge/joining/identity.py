@@ -8,7 +8,6 @@ from tpiedge.host.private_file import create_private, read_private
 from tpiedge.transport.keys import CurveKeys, is_key, public_of
 
 _FILE = "key.json"
-_CLUSTER_DIGITS = 8
 
 
 def load_or_create_keys(folder: Path) -> CurveKeys:
@@ -24,7 +23,14 @@ def load_or_create_keys(folder: Path) -> CurveKeys:
         if create_private(path, {"public": keys.public, "secret": keys.secret}):
             return keys
         found = read_private(path) or {}
-    return _keys_in(found, path)
+    match found:
+        case {"public": str(public), "secret": str(secret)} if is_key(public) and is_key(secret):
+            if public_of(secret) == public:
+                return CurveKeys(public, secret)
+    raise UserError(
+        f"{path} is damaged (not a key pair): restore it from a backup; or delete it, and this machine is a new one "
+        "that has to join again"
+    )
 
 
 def fingerprint(public_key: str) -> str:
@@ -34,25 +40,9 @@ def fingerprint(public_key: str) -> str:
 
 def cluster_name(master_key: str) -> str:
     """8 hex digits that stand for the master of that key where people need it."""
-    return fingerprint(master_key)[:_CLUSTER_DIGITS]
+    return fingerprint(master_key)[:8]
 
 
 def peer_name(public_key: str) -> str:
     """The name of a worker's agent."""
     return f"w-{fingerprint(public_key)}"
-
-
-def _keys_in(values: dict[str, object], path: Path) -> CurveKeys:
-    public, secret = values.get("public"), values.get("secret")
-    if (
-        isinstance(public, str)
-        and isinstance(secret, str)
-        and is_key(public)
-        and is_key(secret)
-        and public_of(secret) == public
-    ):
-        return CurveKeys(public, secret)
-    raise UserError(
-        f"{path} is damaged (not a key pair): restore it from a backup; or delete it, and this machine is a new one "
-        "that has to join again"
-    )

@@ -1,22 +1,30 @@
 """How masters announce themselves in the local network, and how workers look for them: the only place that knows
 zeroconf, an extra (`pip install 'tpiedge[mdns]'`). Import it only where it is wanted.
 
-`announced` says what is told, and what of it is believed.
+Nothing heard is trusted. It is an address to try, on a network that this machine is on, as one that a user types: who
+is there is proved when the worker joins, by a code or a key that it knows. A cluster that somebody names says which
+known key may be worth a try.
 """
 
 import contextlib
+import ipaddress
 import logging
 import queue
+import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import zeroconf
 
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address, own_networks
-from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, labels
+from tpiedge.sanitise import sanitised_name
+
+SERVICE: Final = "_tpiedge._tcp.local."
+"""The type of service, as DNS-SD names it (RFC 6763)."""
 
 #: Once one has answered, the others do, too.
 _SETTLE_S: Final = 1.5
@@ -24,17 +32,70 @@ _SETTLE_S: Final = 1.5
 _MOST: Final = 32
 
 
+@dataclass(frozen=True)
+class AnnouncedMaster:
+    """What somebody says to be a master. `protocol`: of its messages; -1 where it does not say. `cluster`: as
+    `identity.cluster_name`; empty where it does not say."""
+
+    name: str
+    address: Address
+    protocol: int
+    cluster: str = ""
+
+    def words(self, protocol: int) -> str:
+        """One line for a worker that speaks `protocol`."""
+        other = "" if self.protocol == protocol else ", which is of another version of tpiedge"
+        return f"{self.name} at {self.address}{other}"
+
+
+def labels(host: str, cluster: str) -> tuple[str, str]:
+    """A master's name as the first part of a name in DNS, without a dot, which would end it; and another one where
+    somebody else has that."""
+    name = sanitised_name(host.partition(".")[0])[:48].strip() or "unnamed"
+    return name, f"{name}-{cluster[:4]}"
+
+
+def heard(
+    name: str,
+    addresses: Iterable[str],
+    port: int | None,
+    said: Mapping[bytes, bytes | None],
+    networks: Iterable[ipaddress.IPv4Network],
+) -> AnnouncedMaster | None:
+    """A record of SERVICE, whose full name is `name`; None where it names no place to try. `networks`: those that this
+    machine is on."""
+    own = tuple(networks)
+    near = [address for address in addresses if _is_near(address, own)]
+    if port is None or not 1 <= port <= 65535 - 3 or not near:
+        return None
+    protocol, cluster = said.get(b"protocol") or b"", said.get(b"cluster") or b""
+    return AnnouncedMaster(
+        sanitised_name(name.removesuffix(f".{SERVICE}")),
+        Address(min(near), port),
+        int(protocol) if re.fullmatch(rb"[0-9]{1,6}", protocol) else -1,
+        cluster.decode("ascii") if re.fullmatch(rb"[0-9a-f]{8}", cluster) else "",
+    )
+
+
+def _is_near(text: str, networks: Iterable[ipaddress.IPv4Network]) -> bool:
+    """Whether this is the IPv4 address of a machine on one of the networks, loopback apart."""
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    elsewhere = address.is_loopback or address.is_multicast or address.is_unspecified
+    return not elsewhere and any(address in network for network in networks)
+
+
 @contextlib.contextmanager
 def announced(host: str, address: Address, protocol: int, cluster: str) -> Iterator[str]:
     """Others in the network of `address` (numeric, IPv4) hear of a master there, as long as the block takes. Gives the
     name that it has for them: `host`, with the beginning of its `cluster` where another one is called so. Raises
     UserError, also where somebody contests both."""
-    names = labels(host, cluster)
+    names, said = labels(host, cluster), {"protocol": str(protocol), "cluster": cluster}
     with _opened([address.host]) as mdns:
         try:
-            given = next(
-                (name for name in names if _has(mdns, name, address, announcement(protocol, cluster))), None
-            )
+            given = next((name for name in names if _has(mdns, name, address, said)), None)
         except (OSError, zeroconf.Error) as error:
             raise UserError(f"mDNS at {address.host}: {error or type(error).__name__}") from None
         if given is None:
@@ -63,9 +124,17 @@ def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, s
 def masters_nearby(limit_s: float, own: Sequence[str] | None = None) -> tuple[AnnouncedMaster, ...]:
     """Who announces a master in the networks of this machine, or of its `own` addresses, in the order of names. Takes
     at most about `limit_s`. Raises UserError."""
+    names: dict[str, None] = {}
     with _opened(own) as mdns:
-        deadline = time.monotonic() + limit_s
-        found = {_master(mdns, name, deadline) for name in _names(mdns, deadline)}
+        listener = _Names()
+        mdns.add_service_listener(SERVICE, listener)
+        until = deadline = time.monotonic() + limit_s
+        with contextlib.suppress(queue.Empty):  # nobody else answered in time
+            while len(names) < _MOST and (left_s := until - time.monotonic()) > 0:
+                names[listener.heard.get(timeout=left_s)] = None
+                until = min(until, time.monotonic() + _SETTLE_S)
+        mdns.remove_service_listener(listener)
+        found = {_master(mdns, name, deadline) for name in names}
     # Strangers may choose one name for several.
     return tuple(
         sorted(
@@ -89,20 +158,6 @@ class _Names(zeroconf.ServiceListener):
 
     def remove_service(self, _mdns: zeroconf.Zeroconf, _service: str, _name: str) -> None:
         """It says no more, and is left out then."""
-
-
-def _names(mdns: zeroconf.Zeroconf, deadline: float) -> list[str]:
-    """Full names of records, at most _MOST."""
-    listener = _Names()
-    mdns.add_service_listener(SERVICE, listener)
-    names: dict[str, None] = {}
-    until = deadline
-    with contextlib.suppress(queue.Empty):  # nobody else answered in time
-        while len(names) < _MOST and (left_s := until - time.monotonic()) > 0:
-            names[listener.heard.get(timeout=left_s)] = None
-            until = min(until, time.monotonic() + _SETTLE_S)
-    mdns.remove_service_listener(listener)
-    return list(names)
 
 
 def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMaster | None:

@@ -1,10 +1,7 @@
 """Which workers belong to the cluster: those admitted, and the keys that never get in again.
 
-Laws:
-1. A key is admitted, revoked, or neither; never both. Names follow from keys.
-2. Who is a member for `MemberJournal` is one on the disk already. Who is revoked is out before the disk has it.
-3. A worker becomes a member, and a use of its token is spent, in one write: members and revoked keys say which token
-   they came by.
+Who is a member for `MemberJournal` is one on the disk already; who is revoked is out before the disk has it. A worker
+becomes a member, and a use of its token is spent, in one write: members and revoked keys say which token they came by.
 """
 
 import threading
@@ -12,17 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.host.private_file import locked, read_private, replace_private
 from tpiedge.joining.identity import peer_name
-from tpiedge.joining.tokens import Redemption
 from tpiedge.transport.keys import is_key
 
-MAX_REVOKED = 10_000
-MAX_MEMBERS = 1_000
+Redemption = Literal["ok", "expired", "unknown", "used"]
+"""What a token is good for."""
+
 MEMBERS_FILE = "members.json"
 
 NEW_KEY = (
@@ -92,10 +90,8 @@ class MemberTable:
         if known is not None:
             member = replace(member, token=known.token or member.token)
         others = tuple(one for one in self.members if one.key != member.key)
-        if len(others) >= MAX_MEMBERS:
-            raise UserError(
-                f"the cluster has {MAX_MEMBERS} workers already: revoke some with 'tpiedge nodes revoke'"
-            )
+        if len(others) >= 1_000:
+            raise UserError("the cluster has 1000 workers already: revoke some with 'tpiedge nodes revoke'")
         return MemberTable((*others, member), self.revoked)
 
     def called(self, name: str, hosts: Mapping[str, str]) -> str:
@@ -133,7 +129,7 @@ class MemberTable:
         known = {one.key for one in self.revoked}
         new = {one.key: one for one in gone if one.key not in known}
         kept = tuple(one for one in self.members if one.key not in new)
-        return MemberTable(kept, (*self.revoked, *new.values())[-MAX_REVOKED:])
+        return MemberTable(kept, (*self.revoked, *new.values())[-10_000:])
 
 
 class MemberJournal:
@@ -209,20 +205,16 @@ def read_members(folder: Path) -> MemberTable:
     values = read_private(path) or {"members": [], "revoked": []}
     try:
         table = msgspec.convert(values, MemberTable)
+        keys = [one.key for one in table.members] + [one.key for one in table.revoked]
+        if values.keys() >= {"members", "revoked"} and all(map(is_key, keys)):
+            return table
     except msgspec.ValidationError:
-        raise _damaged(path) from None
-    keys = [one.key for one in table.members] + [one.key for one in table.revoked]
-    if not values.keys() >= {"members", "revoked"} or not all(map(is_key, keys)):
-        raise _damaged(path)
-    return table
+        pass  # as any other damage
+    raise UserError(
+        f"{path} is damaged: restore it from a backup; or delete it, void the tokens that were used ('tpiedge token "
+        "revoke'), and workers join again"
+    )
 
 
 def _unknown(name: str) -> UnknownWorker:
     return UnknownWorker(f"there is no worker {name[:80]!r}: 'tpiedge nodes --all' shows those there are")
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(
-        f"{path} is damaged: restore it from a backup; or delete it, void the tokens that were used ('tpiedge token "
-        "revoke'), and workers join again"
-    )

@@ -5,12 +5,9 @@ salted with everything that an attacker in the middle would have to change: both
 side. The worker shows that it knows the code (Reveal), the master, once the user has typed it, does the same
 (Verdict); each proof is worth something for one pair of keys only.
 
-Laws:
-1. The master admits only a key whose owner knew the code that the user typed; the worker trusts only a master key
-   whose owner was given that code.
-2. An attacker in the middle who swaps a key cannot make either proof: with 40 bits and 16 MiB of memory per guess, a
-   search takes years; a pairing lives for ten minutes.
-3. At most MAX_PENDING workers wait, MAX_PER_SOURCE of one address; wrong codes are limited.
+So the master admits only a key whose owner knew the code that the user typed, and the worker trusts only a master key
+whose owner was given it. An attacker in the middle who swaps a key can make neither proof: with 40 bits and 16 MiB of
+memory per guess, a search takes years; a pairing lives for ten minutes.
 """
 
 import base64
@@ -75,7 +72,7 @@ class Approval:
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Visitor:
     pending: Pending
     key: str
@@ -118,7 +115,7 @@ class PairingMaster:
         if visitor is None or visitor.proof or len(reveal.proof) != hashlib.sha256().digest_size:
             self._visitors.pop(name, None)
             return Verdict(b"", "that came out of turn: start the worker again")
-        self._visitors[name] = _Visitor(visitor.pending, visitor.key, visitor.transcript, reveal.proof)
+        visitor.proof = reveal.proof
         return None
 
     def forget(self, name: str) -> None:

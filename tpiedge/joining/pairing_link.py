@@ -106,21 +106,20 @@ class PairingHub:
         if key is None:
             return
         with self._lock:
-            answer = self._answer(name, key, message)
+            now = self._clock.now()
+            answer: Challenge | Verdict | None
+            match message:
+                case Knock():
+                    answer = self._pairing.knock(name, key, self._hub.address_of(name), message, now)
+                case Reveal():
+                    answer = self._pairing.reveal(name, message, now)
+                case _:
+                    answer = Verdict(b"", "only pairing is done on this port")
         if isinstance(answer, Challenge):
             with contextlib.suppress(Unreachable):
                 self._hub.send(answer, to=name, timeout_s=0.0)
         elif answer is not None:
             self._drop(name, answer)
-
-    def _answer(self, name: str, key: str, message: Message) -> Challenge | Verdict | None:
-        now = self._clock.now()
-        match message:
-            case Knock():
-                return self._pairing.knock(name, key, self._hub.address_of(name), message, now)
-            case Reveal():
-                return self._pairing.reveal(name, message, now)
-        return Verdict(b"", "only pairing is done on this port")
 
     def _drop(self, name: str, farewell: Verdict | None) -> None:
         with self._lock:

@@ -1,38 +1,41 @@
-"""Tokens that let a new worker in: the text that people carry, and the table of those the master has given out.
+"""Tokens that let a new worker in: the text that people carry, and the table in the master's state folder, which
+`tpiedge token` and a running master share.
 
-Laws:
-1. The table holds a hash of each secret, never the secret: who reads the file cannot join.
-2. A token of n uses lets n workers in; those it has let in are counted where they are members (`members`).
-3. A token works from its creation to its expiry by the wall clock. A clock that was set back by up to CLOCK_TOLERANCE_S
-   before the creation is forgiven; one set back further makes it expired, since its age is unknown then.
-   A wall clock before CLOCK_SET_S has not been set since the board got power: a token that was made by such a clock
-   has its whole life from the first moment at which a clock that is set was seen.
+The table holds a hash of each secret, never the secret: who reads the file cannot join. A token of n uses lets n
+workers in, who are counted where they are members. It works from its creation to its expiry by the wall clock, of
+which CLOCK_TOLERANCE_S backwards are forgiven. A clock before CLOCK_SET_S has not been set since the board got power:
+a token of such a clock has its whole life from the first moment at which a clock that is set was seen.
 """
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address, parse_address
+from tpiedge.host.private_file import locked, read_private, replace_private
+from tpiedge.joining.members import MEMBERS_FILE, Redemption, read_members
 from tpiedge.transport.keys import is_key, key_bytes, key_text
-
-Redemption = Literal["ok", "expired", "unknown", "used"]
 
 CLOCK_SET_S = 1_767_225_600.0  # 2026-01-01 in UTC, when there was no tpiedge yet
 CLOCK_TOLERANCE_S = 300.0
-MAX_TOKENS = 1000
-MAX_USES = 10_000
-MAX_EXPIRY_S = 366 * 86400.0
+DAY_S = 86400.0
 _PREFIX = "tpi1"
 _SECRET_BYTES = 16
 _CHECK_BYTES = 4
 _TICKET_DIGITS = 32
+#: Until the year 5138: calendars take it.
+_Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +57,37 @@ class JoinToken:
 
 def parse_token(text: str) -> JoinToken:
     """Raises UserError, which does not show the text, where it is not what `JoinToken.text` made."""
-    parts = text.strip().split("_", 3)
-    if parts[0] == _PREFIX and len(parts) < 4:
-        raise _damaged()
-    if parts[0] != _PREFIX:
+    prefix, *parts = text.strip().split("_", 3)
+    if prefix != _PREFIX:
         raise UserError(
             f"not a token: it starts with {_PREFIX}_ and is one word; 'tpiedge token create' prints one"
         )
-    _, key, secret, where = parts
     try:
-        raw_key, raw_secret = _unbase32(key), _unbase32(secret)
+        key, both, where = parts
+        raw_key, raw_secret = _unbase32(key), _unbase32(both)
         host, _, port = where.rpartition(":")
         address = parse_address(f"[{host}]:{port}")
+        secret, check = raw_secret[:_SECRET_BYTES], raw_secret[_SECRET_BYTES:]
+        if len(raw_key) != 32 or not is_key(key_text(raw_key)) or len(check) != _CHECK_BYTES:
+            raise ValueError
+        if not hmac.compare_digest(check, _check(key_text(raw_key), secret, where)):
+            raise ValueError
     except (ValueError, UserError):
-        raise _damaged() from None
-    secret_only, check = raw_secret[:_SECRET_BYTES], raw_secret[_SECRET_BYTES:]
-    if len(raw_key) != 32 or not is_key(key_text(raw_key)) or len(check) != _CHECK_BYTES:
-        raise _damaged()
-    if not hmac.compare_digest(check, _check(key_text(raw_key), secret_only, where)):
-        raise _damaged()
-    return JoinToken(key_text(raw_key), _base32(secret_only), address)
+        raise UserError(
+            "the token is incomplete or was changed on the way: copy the whole word again"
+        ) from None
+    return JoinToken(key_text(raw_key), _base32(secret), address)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
     """A token as the master knows it. Times are seconds since 1970; `left` None: as often as one likes. In the file,
-    `left` is what it was made with: `TokenTable.less` takes off what was spent."""
+    `left` is what it was made with."""
 
     id: str
-    hashed: str = field(repr=False)
-    created: float
-    expires: float
+    sha256: Annotated[str, msgspec.Meta(pattern="^[ -~]*$")] = field(repr=False)
+    created: _Time
+    expires: _Time
     left: int | None
 
     @property
@@ -105,70 +108,115 @@ class TokenRecord:
         return "ok" if self.created - CLOCK_TOLERANCE_S <= now < self.expires else "expired"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenTable:
-    """All tokens that may matter still; every method gives a new table."""
+class TokenStore:
+    """Every call sees the file as it is now, under a lock where it changes it. `wall_clock`: seconds since 1970.
 
-    records: tuple[TokenRecord, ...] = ()
+    Who was let in stands beside it, in members.json.
+    """
 
-    def started(self, now: float) -> "TokenTable":
-        """The table in which the tokens that waited for a clock that is set live from `now` on, if it is by then."""
-        return TokenTable(tuple(record.started(now) for record in self.records))
+    def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
+        self._path = folder / "tokens.json"
+        self._now = wall_clock
+        #: What `takes` has read, and of which files.
+        self._living: tuple[TokenRecord, ...] = ()
+        self._read_of: object = None
 
-    def create(self, now: float, expires_s: float, uses: int | None) -> "tuple[TokenTable, TokenRecord, str]":
-        """A new token: the table, its record, and the secret, which is nowhere else. Raises UserError."""
-        if not 1.0 <= expires_s <= MAX_EXPIRY_S:
+    def create(self, expires_s: float = DAY_S, uses: int | None = 1) -> tuple[TokenRecord, str]:
+        """A new token and its secret, which is nowhere else. Raises UserError."""
+        if not 1.0 <= expires_s <= 366 * DAY_S:
             raise UserError("a token lives from 1 second to 366 days")
-        if uses is not None and not 1 <= uses <= MAX_USES:
-            raise UserError(f"a token lets 1 to {MAX_USES} workers in (--uses), or 'any' number")
-        kept = tuple(record for record in self.started(now).records if not _stale(record, now))
-        if len(kept) >= MAX_TOKENS:
-            raise UserError(f"{MAX_TOKENS} tokens exist already: revoke some with 'tpiedge token revoke'")
-        secret = _base32(secrets.token_bytes(_SECRET_BYTES))
+        if uses is not None and not 1 <= uses <= 10_000:
+            raise UserError("a token lets 1 to 10000 workers in (--uses), or 'any' number")
+        now, secret = self._now(), _base32(secrets.token_bytes(_SECRET_BYTES))
         record = TokenRecord(secrets.token_hex(4), _hash(secret), now, now + expires_s, uses)
-        return TokenTable((*kept, record)), record, secret
+        with locked(self._path):
+            known = [one.started(now) for one in self._read()]
+            kept = [one for one in known if now <= one.expires + 7 * DAY_S]
+            if len(kept) >= 1000:
+                raise UserError("1000 tokens exist already: revoke some with 'tpiedge token revoke'")
+            self._write([*kept, record])
+        return record, secret
 
-    def revoke(self, token_id: str) -> "TokenTable":
-        """The table without that token. Raises UserError where there is none."""
-        kept = tuple(record for record in self.records if record.id != token_id)
-        if len(kept) == len(self.records):
-            raise UserError(f"there is no token {token_id[:40]}: 'tpiedge token ls' shows those there are")
-        return TokenTable(kept)
+    def list(self) -> tuple[tuple[TokenRecord, Redemption], ...]:
+        """Each token with what would become of it now."""
+        self.start()
+        now, spent = self._now(), read_members(self._path.parent).spent
+        return tuple((one, one.state(now)) for one in _less(self._read(), spent))
 
-    def less(self, spent: Mapping[str, int]) -> "TokenTable":
-        """The table with the uses that are left after `spent` of each token, by its id."""
-        return TokenTable(
-            tuple(
-                record
-                if record.left is None
-                else replace(record, left=max(0, record.left - spent.get(record.id, 0)))
-                for record in self.records
-            )
-        )
+    def start(self) -> None:
+        """Starts the life of tokens that were made before the clock was set, if it is by now."""
+        now = self._now()
+        if now >= CLOCK_SET_S and any(one.waits for one in self._read()):
+            with locked(self._path):
+                self._write([one.started(now) for one in self._read()])
 
-    def judge(self, secret: str, now: float) -> tuple[Redemption, str]:
-        """Whether the secret lets a worker in, and the id of its token or ""."""
-        record = self.started(now)._find(secret)
-        return ("unknown", "") if record is None else (record.state(now), record.id)
+    def revoke(self, token_id: str) -> None:
+        """Raises UserError where there is none."""
+        with locked(self._path):
+            records = self._read()
+            kept = [one for one in records if one.id != token_id]
+            if len(kept) == len(records):
+                raise UserError(
+                    f"there is no token {token_id[:40]}: 'tpiedge token ls' shows those there are"
+                )
+            self._write(kept)
 
-    def takes(self, ticket: str, name: str, now: float) -> bool:
-        """Whether a token that lives has the secret from which `ticket_of` made the ticket of the worker `name`."""
+    def judge(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
+        """Whether the secret lets a worker in where so many uses of each token are spent, and its token's id or "".
+
+        MemberJournal.join spends.
+        """
+        self.start()
+        hashed, found = _hash(secret), None
+        for one in _less(self._read(), spent):  # all of them, so that the time taken tells nothing
+            if hmac.compare_digest(one.sha256, hashed):
+                found = one
+        return ("unknown", "") if found is None else (found.state(self._now()), found.id)
+
+    def takes(self, ticket: str, name: str) -> bool:
+        """Whether a token that lives has the secret from which `ticket_of` made the ticket of the worker `name`. For
+        one thread.
+
+        Strangers may ask without end, so the files are read only when they have changed.
+        """
+        files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
+        if files != self._read_of:
+            self._living = _less(self._read(), read_members(self._path.parent).spent)
+            self._read_of = files
         if len(ticket) != _TICKET_DIGITS or not ticket.isascii():
             return False
+        now = self._now()
         return any(
-            hmac.compare_digest(_ticket(record.hashed, name), ticket)
-            for record in self.started(now).records
-            if record.state(now) == "ok"
+            hmac.compare_digest(_ticket(one.sha256, name), ticket)
+            for one in self._living
+            if one.started(now).state(now) == "ok"
         )
 
-    def _find(self, secret: str) -> TokenRecord | None:
-        """Looks at every record, so that the time taken tells nothing."""
-        hashed = _hash(secret)
-        found = None
-        for record in self.records:
-            if hmac.compare_digest(record.hashed, hashed):
-                found = record
-        return found
+    def _read(self) -> tuple[TokenRecord, ...]:
+        values = read_private(self._path)
+        try:
+            return msgspec.convert([] if values is None else values.get("tokens"), tuple[TokenRecord, ...])
+        except msgspec.ValidationError:
+            raise UserError(f"{self._path} is damaged: delete it, and the tokens in it are void") from None
+
+    def _write(self, records: Sequence[TokenRecord]) -> None:
+        replace_private(self._path, {"tokens": msgspec.to_builtins(records)})
+
+
+def _less(records: Sequence[TokenRecord], spent: Mapping[str, int]) -> tuple[TokenRecord, ...]:
+    """The records with the uses that are left after `spent` of each token, by its id."""
+    return tuple(
+        one if one.left is None else replace(one, left=max(0, one.left - spent.get(one.id, 0)))
+        for one in records
+    )
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Another one for every file that replaces it; None where there is none."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None
 
 
 def ticket_of(secret: str, name: str) -> str:
@@ -180,11 +228,6 @@ def _ticket(hashed: str, name: str) -> str:
     return hmac.new(hashed.encode(), b"tpiedge ticket\0" + name.encode(), "sha256").hexdigest()[
         :_TICKET_DIGITS
     ]
-
-
-def _stale(record: TokenRecord, now: float) -> bool:
-    """Useless for so long that its record is not kept."""
-    return record.expires + 7 * 86400.0 < now
 
 
 def _hash(secret: str) -> str:
@@ -212,7 +255,3 @@ def _unbase32(text: str) -> bytes:
     if _base32(raw) != text:
         raise ValueError("not the one way to write these bytes")
     return raw
-
-
-def _damaged() -> UserError:
-    return UserError("the token is incomplete or was changed on the way: copy the whole word again")

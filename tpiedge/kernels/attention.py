@@ -1,7 +1,8 @@
-"""Causal attention over the pages of a KV cache, and appending to them: natively, or by torch where they are
-in f32 or bf16.
+"""Causal attention over the pages of a KV cache, and appending to them: natively, or by torch with bounded scratch
+memory where they are in f32 or bf16.
 
-T tokens of all spans, N query heads, K KV heads, d head width.
+T tokens of all spans, N query heads, K KV heads, g query heads of one KV head, S cached positions, P positions of a
+page, d head width, B bytes of a row.
 
 A token's bits depend on its own sequence alone: not on other spans or their order, nor on where its pages are. The
 native kernels take all spans with one hand-over to their threads, and also compute a token as it would be computed
@@ -12,14 +13,22 @@ import functools
 import math
 import struct
 from bisect import bisect_left
+from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tpiedge.kernels.dispatch import for_attention
-from tpiedge.kernels.kv_pages import PageLayout, Spans
-from tpiedge.kernels.library import Pool
-from tpiedge.kernels.torch_attention import append_by_torch, attention, rows_in_pages
+from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
+from tpiedge.kernels.library import NO_WINDOW, Pool, check_f32
+from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
+
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+# Bound on the mask of one query tile: a long prompt must not need T x S floats.
+_MASK_ELEMENTS = 1 << 21
+# Up to this size the bf16 keys of all KV heads are widened and computed at once; else one head at a time.
+_WIDENED_ELEMENTS = 1 << 20
 
 
 def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
@@ -45,19 +54,27 @@ def attention_pages(
     With `window` a query sees only keys at a position greater than its own minus `window` (Hugging Face's meaning).
     `kv_of_head` is non-decreasing, one entry per query head. `scale` is 1 / sqrt(d) unless given.
     """
-    tokens, heads, width = q_TNd.shape
+    heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
-    _check_rows(q_TNd, spans, layout, "queries")
+    spans.check_pages(layout)
+    check_f32("queries", q_TNd, (spans.tokens, heads, layout.format.width), contiguous=False)
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} positions")
     scale = 1 / math.sqrt(width) if scale is None else scale
-    native = for_attention(pool, width)
-    if native is None:
-        return _by_torch(q_TNd, spans, layout, kv_of_head, window, scale)
-    out_TNd = torch.empty(tokens, heads, width)
-    native.attention(
-        q_TNd.contiguous(), out_TNd, layout.packed, spans.packed, len(spans), head_start, window, scale
-    )
+    out_TNd = torch.empty(q_TNd.shape)
+    if pool is not None and width <= MAX_HEAD_WIDTH:
+        q_TNd, positions = q_TNd.contiguous(), NO_WINDOW if window is None else window
+        both = q_TNd.data_ptr(), out_TNd.data_ptr()
+        of_spans = layout.packed, spans.packed, len(spans)
+        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, positions, scale)
+        return out_TNd
+    for rows, span in spans:
+        seen = 0 if window is None else max(0, span.start + 1 - window)
+        first = seen // layout.positions * layout.positions
+        k_KSd, v_KSd = _rows_in_pages(span, layout, first)
+        out_TNd[rows] = attention(
+            q_TNd[rows], k_KSd, v_KSd, kv_of_head, span.start, first_key=first, window=window, scale=scale
+        )
     return out_TNd
 
 
@@ -66,45 +83,22 @@ def append_pages(
 ) -> None:
     """Store keys and values (f32) at the positions of the spans, rounded as the cache keeps them; native kernels and
     torch leave the same bytes."""
-    for name, x_TKd in (("keys", k_TKd), ("values", v_TKd)):
-        _check_rows(x_TKd, spans, layout, name)
-        if x_TKd.shape[1] != layout.kv_heads:
-            raise ValueError(f"{name} of {x_TKd.shape[1]} heads for a cache of {layout.kv_heads}")
-    if pool is None:
-        append_by_torch(k_TKd, v_TKd, spans, layout)
-        return
-    k_TKd, v_TKd = (x_TKd if x_TKd.stride(2) == 1 else x_TKd.contiguous() for x_TKd in (k_TKd, v_TKd))
-    pool.kv_append(k_TKd, v_TKd, layout.packed, spans.packed, len(spans))
-
-
-def _by_torch(
-    q_TNd: Tensor,
-    spans: Spans,
-    layout: PageLayout,
-    kv_of_head: tuple[int, ...],
-    window: int | None,
-    scale: float,
-) -> Tensor:
-    out_TNd = torch.empty(q_TNd.shape)
-    for rows, span in spans:
-        seen = 0 if window is None else max(0, span.start + 1 - window)
-        first = seen // layout.positions * layout.positions
-        k_KSd, v_KSd = rows_in_pages(span, layout, first)
-        out_TNd[rows] = attention(
-            q_TNd[rows], k_KSd, v_KSd, kv_of_head, span.start, first_key=first, window=window, scale=scale
-        )
-    return out_TNd
-
-
-def _check_rows(x_Tnd: Tensor, spans: Spans, layout: PageLayout, name: str) -> None:
     spans.check_pages(layout)
-    if x_Tnd.dtype is not torch.float32 or not x_Tnd.is_cpu:
-        raise ValueError(f"{name} are {x_Tnd.dtype} on {x_Tnd.device}, not f32 in main memory")
-    tokens, _, width = x_Tnd.shape
-    if tokens != spans.tokens or width != layout.format.width:
-        raise ValueError(
-            f"{name} are {list(x_Tnd.shape)} for {spans.tokens} tokens and heads of {layout.format.width} columns"
-        )
+    for name, x_TKd in (("keys", k_TKd), ("values", v_TKd)):
+        shape = spans.tokens, layout.kv_heads, layout.format.width
+        check_f32(name, x_TKd, shape, contiguous=False)
+    if pool is not None:
+        k_TKd, v_TKd = (x_TKd if x_TKd.stride(2) == 1 else x_TKd.contiguous() for x_TKd in (k_TKd, v_TKd))
+        both, strides = (k_TKd.data_ptr(), v_TKd.data_ptr()), (*k_TKd.stride()[:2], *v_TKd.stride()[:2])
+        pool.call("tpiedge_kv_append", *both, layout.packed, spans.packed, len(spans), *strides)
+        return
+    dtype = _dtype(layout)
+    for rows, span in spans:
+        positions = torch.arange(span.start, span.stop)
+        pages = _page_numbers(span, layout)[positions // layout.positions]
+        for part_pKPB, x_TKd in zip(_parts(layout), (k_TKd, v_TKd), strict=True):
+            x_TKB = x_TKd[rows].to(dtype).contiguous().view(torch.uint8)
+            part_pKPB[pages, :, positions % layout.positions] = x_TKB
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,3 +110,123 @@ def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes
         raise ValueError(f"{heads} query heads with KV heads {kv_of_head} of {kv_heads}")
     starts = [bisect_left(kv_of_head, kv) for kv in range(kv_heads + 1)]
     return struct.pack(f"={len(starts)}q", *starts)
+
+
+# --- by torch
+
+
+def attention(
+    q_TNd: Tensor,
+    k_KSd: Tensor,
+    v_KSd: Tensor,
+    kv_of_head: tuple[int, ...],
+    first_position: int,
+    *,
+    first_key: int = 0,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """[T, N, d] f32 of f32 queries at positions first_position, first_position + 1, ...; else as `attention_pages`.
+
+    k and v (f32 or bf16, any strides with a contiguous last dimension) hold positions first_key,
+    first_key + 1, ... and include the new tokens.
+
+    Scratch: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16.
+    """
+    tokens, _, width = q_TNd.shape
+    offset = first_position - first_key
+    if k_KSd.shape != v_KSd.shape or offset < 0 or k_KSd.shape[1] != offset + tokens:
+        raise ValueError(
+            f"keys {list(k_KSd.shape)}, values {list(v_KSd.shape)} for {offset} + {tokens} positions"
+        )
+    result = torch.empty(q_TNd.shape)
+    low = 0 if window is None else max(0, offset + 1 - window)
+    k_KSd, v_KSd = k_KSd[:, low:], v_KSd[:, low:]
+    whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= _WIDENED_ELEMENTS
+    for kv, heads in _runs(kv_of_head, whole):
+        q_TKgd = q_TNd[:, heads].view(tokens, kv.stop - kv.start, -1, width)
+        out_TKgd = result[:, heads].view(tokens, kv.stop - kv.start, -1, width)
+        _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), offset - low, window, scale, out_TKgd)
+    return result
+
+
+def _group(
+    q_TKgd: Tensor,
+    k_KSd: Tensor,
+    v_KSd: Tensor,
+    offset: int,
+    window: int | None,
+    scale: float | None,
+    out_TKgd: Tensor,
+) -> None:
+    """Fill `out_TKgd`: g query heads for each KV head; query t is at key index offset + t."""
+    tokens = q_TKgd.shape[0]
+    if tokens == 1:
+        # One query sees every key: the heads of a group stand where tokens do and share one pass over them.
+        out = F.scaled_dot_product_attention(
+            q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None], scale=scale
+        )
+        out_TKgd.copy_(out.transpose(0, 1))
+        return
+    tile = max(1, _MASK_ELEMENTS // k_KSd.shape[1])
+    for first in range(0, tokens, tile):
+        last = min(tokens, first + tile)
+        high = offset + last
+        low = 0 if window is None else max(0, offset + first + 1 - window)
+        q_Kgtd = q_TKgd[first:last].permute(1, 2, 0, 3)
+        k_Kgsd = k_KSd[:, None, low:high].expand(-1, q_Kgtd.shape[1], -1, -1)
+        v_Kgsd = v_KSd[:, None, low:high].expand(-1, q_Kgtd.shape[1], -1, -1)
+        query = torch.arange(offset + first, high)[:, None]
+        key = torch.arange(low, high)[None, :]
+        seen = key <= query
+        seen = seen if window is None else seen & (key > query - window)
+        out = F.scaled_dot_product_attention(q_Kgtd, k_Kgsd, v_Kgsd, attn_mask=seen, scale=scale)
+        out_TKgd[first:last] = out.permute(2, 0, 1, 3)
+
+
+def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]:
+    """(KV heads, query heads) of each computation: only one where `whole` and all groups are equal."""
+    runs: list[tuple[slice, slice]] = []
+    for head, kv in enumerate(kv_of_head):
+        start = runs.pop()[1].start if runs and runs[-1][0].start == kv else head
+        runs.append((slice(kv, kv + 1), slice(start, head + 1)))
+    sizes = {heads.stop - heads.start for _, heads in runs}
+    adjacent = all(after[0].start == before[0].stop for before, after in pairwise(runs))
+    if whole and len(runs) > 1 and len(sizes) == 1 and adjacent:
+        return [(slice(runs[0][0].start, runs[-1][0].stop), slice(0, len(kv_of_head)))]
+    return runs
+
+
+def _rows_in_pages(span: Span, layout: PageLayout, first: int) -> tuple[Tensor, Tensor]:
+    """Copies of the sequence's keys and values [K, S, d] from position `first`, a multiple of P, to the span's end."""
+    pages = _page_numbers(span, layout)[first // layout.positions : -(-span.stop // layout.positions)]
+    keys, values = (
+        part_pKPB[pages].transpose(0, 1).flatten(1, 2)[:, : span.stop - first].view(_dtype(layout))
+        for part_pKPB in _parts(layout)
+    )
+    return keys, values
+
+
+def _dtype(layout: PageLayout) -> torch.dtype:
+    """Raises ValueError where keys and values are quantised."""
+    if layout.format.quantised:
+        raise ValueError(
+            f"keys and values in {layout.format.precision} need the native kernels, and heads of at most "
+            f"{MAX_HEAD_WIDTH} columns"
+        )
+    return _DTYPES[layout.format.precision]
+
+
+def _page_numbers(span: Span, layout: PageLayout) -> Tensor:
+    store_PB = layout.store_PB
+    return (torch.from_numpy(span.table) - store_PB.data_ptr()) // max(1, store_PB.stride(0))
+
+
+def _parts(layout: PageLayout) -> tuple[Tensor, Tensor]:
+    """Views [pages, K, P, B] of all pages' keys and values."""
+    store_PB = layout.store_PB
+    shape = store_PB.shape[0], layout.kv_heads, layout.positions, layout.row_bytes
+    strides = store_PB.stride(0), layout.head_bytes, layout.row_bytes, 1
+    first = store_PB.storage_offset() + layout.layer_offset
+    keys, values = (store_PB.as_strided(shape, strides, first + offset) for offset in (0, layout.value_bytes))
+    return keys, values

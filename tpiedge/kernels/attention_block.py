@@ -1,50 +1,45 @@
-"""A node's part of an attention block of quantised matrices, as one native call.
+"""A node's part of an attention block of quantised matrices as one native call, and all layers as one.
 
 T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width.
 
-The same calls one after the other as linear.py, norm.py, rope.py and attention.py make, and the same bits: between two
-products Python's own code would have been driven out of the CPU's caches by the weights. For the same reason what does
-not depend on the tokens is checked and packed once, for as long as the weights stay where they are.
+The same calls one after the other as linear.py, elementwise.py and attention.py make, and the same bits: between two
+products Python's own code would have been driven out of the CPU's caches by the weights, so that every return to it
+costs tens of microseconds. For the same reason what does not depend on the tokens is checked and packed once, for as
+long as the weights stay where they are.
 """
 
+import ctypes
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
 from tpiedge.kernels.attention import head_starts
+from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN
 from tpiedge.kernels.grid import Grid, sums_of
 from tpiedge.kernels.kv_pages import PageLayout, Spans
-from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool, pack_panels, pack_row_parallel
-from tpiedge.kernels.linear import check_bias, check_weight
-from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
+from tpiedge.kernels.library import F32_BYTES, NO_WINDOW, Pool, check_f32, pack_panels, pack_row_parallel
+from tpiedge.kernels.linear import check_weight
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
 # As AttentionBlock of native/interface.h, between the weights and the layout: H, norm, n, q_norm, k_norm, r. Behind the
 # layout: window, eps and scale. Where the query heads of each KV head begin is last.
 _BLOCK = struct.Struct("=6q")
 _REST = struct.Struct("=q2d")
-_NO_WINDOW = 1 << 62
-_F32_BYTES = 4
-
-
-Panels: TypeAlias = tuple[PanelMatrix, PanelMatrix, PanelMatrix, PanelMatrix]
-"""q, k, v and o."""
-
-
-def all_panels(matrices: tuple[Weight, ...]) -> TypeGuard[Panels]:
-    """Whether q, k, v and o are quantised."""
-    return len(matrices) == 4 and all(isinstance(w, PanelMatrix) for w in matrices)
+# As PanelLayer of native/interface.h.
+_LAYER = struct.Struct("=3qd")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """What does not depend on the tokens. `grid`: of o. `biases`: of q, k and v, where the model has them.
-    `head_norms_d`: of queries and keys, likewise. `rotated`: columns of a head."""
+    """What does not depend on the tokens. `matrices`: q, k, v and o; `grid`: of o. `biases`: of q, k and v, where the
+    model has them. `head_norms_d`: of queries and keys, likewise. `rotated`: columns of a head."""
 
-    matrices: Panels
+    matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix, PanelMatrix]
     grid: Grid
     biases: tuple[Tensor, Tensor, Tensor] | None
     norm_H: Tensor
@@ -55,15 +50,6 @@ class AttentionBlock:
     rotated: int
 
 
-@dataclass(frozen=True, slots=True)
-class RotaryRows:
-    """Tables of cosines and sines, [.., r]; row `row` is the first token's, and the other tokens' follow."""
-
-    cos_Tr: Tensor
-    sin_Tr: Tensor
-    row: int
-
-
 class FusedAttention:
     """One block on the pages of one cache. Raises ValueError for what does not fit together. It keeps no tensor but
     those of `block`, whose matrices must not move."""
@@ -72,18 +58,14 @@ class FusedAttention:
         _check(block, layout)
         q, k, v, o = block.matrices
         width = layout.format.width
-        q_norm_d, k_norm_d = block.head_norms_d or (None, None)
-        fields = _BLOCK.pack(
-            q.cols, block.norm_H.data_ptr(), q.rows // width,
-            0 if q_norm_d is None else q_norm_d.data_ptr(), 0 if k_norm_d is None else k_norm_d.data_ptr(),
-            block.rotated,
-        )  # fmt: skip
-        window = _NO_WINDOW if block.window is None else block.window
-        rest = _REST.pack(window, block.eps, 1 / math.sqrt(width))
+        norms = [norm_d.data_ptr() for norm_d in block.head_norms_d or ()] or [0, 0]
+        fields = _BLOCK.pack(q.cols, block.norm_H.data_ptr(), q.rows // width, *norms, block.rotated)
+        window = NO_WINDOW if block.window is None else block.window
         biases = block.biases or (None, None, None)
         weights = b"".join(
             pack_panels(w, bias_R=bias_R) for w, bias_R in zip((q, k, v), biases, strict=True)
         ) + pack_row_parallel(o, block.grid.exponent, block.grid.most)
+        rest = _REST.pack(window, block.eps, 1 / math.sqrt(width))
         starts = head_starts(block.kv_of_head, q.rows // width, layout.kv_heads)
         self.packed = weights + fields + layout.packed + rest + starts
         self._block = block
@@ -94,51 +76,80 @@ class FusedAttention:
         #: Floats for each token.
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
-    def run(self, x_TH: Tensor, spans: Spans, rotary: RotaryRows) -> Tensor:
+    def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> Tensor:
         """[T, O], sums of the grid: o of the attention of q over the cache, to which k and v are appended before; q, k
         and v of the norm of x. Tokens may be as many as there are; a token's bits do not depend on the others."""
-        self.check(x_TH, spans, rotary)
-        row = _F32_BYTES * self.rotated * rotary.row
+        self.check(x_TH, spans, cos_Tr, sin_Tr)
         x_TH = x_TH.contiguous()
         scratch = torch.empty(spans.tokens * self.scratch)
 
         def compute(sums_TO: Tensor, wide: bool) -> bool:
-            return self._pool.attention_panels(
+            return self._pool.call(
+                "tpiedge_panels_attention",
                 self.packed,
                 x_TH.data_ptr(),
                 sums_TO.data_ptr(),
                 spans.packed,
                 len(spans),
-                rotary.cos_Tr.data_ptr() + row,
-                rotary.sin_Tr.data_ptr() + row,
+                cos_Tr.data_ptr(),
+                sin_Tr.data_ptr(),
                 scratch.data_ptr(),
                 wide,
             )
 
         return sums_of((spans.tokens, self.outputs), compute)
 
-    def check(self, x_TH: Tensor, spans: Spans, rotary: RotaryRows) -> None:
-        """The native kernels read raw memory, so what they are given is checked: here, in `_check` and in kv_pages.py.
-        Raises ValueError."""
-        tokens, hidden = x_TH.shape
-        if hidden != self.hidden or x_TH.dtype is not torch.float32 or not x_TH.is_cpu:
-            raise ValueError(f"activations are {list(x_TH.shape)} {x_TH.dtype}, not f32 [T, {self.hidden}]")
-        if tokens != spans.tokens or spans.positions != self.positions:
+    def check(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> None:
+        """Raises ValueError for what `run` cannot read: see `check_f32`."""
+        if spans.positions != self.positions:
+            raise ValueError(f"spans in pages of {spans.positions} positions for pages of {self.positions}")
+        check_f32("activations", x_TH, (spans.tokens, self.hidden), contiguous=False)
+        check_f32("cosines", cos_Tr, (spans.tokens, self.rotated))
+        check_f32("sines", sin_Tr, (spans.tokens, self.rotated))
+
+
+class FusedLayers:
+    """All layers, for any sequences of the cache, on a node that is alone. Raises ValueError for blocks that do not fit
+    together."""
+
+    def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
+        hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
+        alike = {(attention.positions, attention.rotated) for attention, _ in blocks}
+        if len(hidden) != 1 or len(alike) != 1:
             raise ValueError(
-                f"{tokens} tokens in pages of {self.positions} positions, but spans of {spans.tokens} tokens in "
-                f"pages of {spans.positions}"
+                f"{len(blocks)} layers of hidden sizes {hidden}, with positions of a page and rotated columns {alike}"
             )
-        for table in (rotary.cos_Tr, rotary.sin_Tr):
-            rows, rotated = table.shape
-            if (
-                rotated != self.rotated
-                or not 0 <= rotary.row <= rows - tokens
-                or table.dtype is not torch.float32
-                or not (table.is_cpu and table.is_contiguous())
-            ):
-                raise ValueError(
-                    f"a table is {list(table.shape)} {table.dtype} for {tokens} tokens from row {rotary.row} on"
-                )
+        self._packed = b"".join(
+            _LAYER.pack(_address(attention.packed), _address(ffn.packed), ffn.norm_H.data_ptr(), ffn.eps)
+            for attention, ffn in blocks
+        )
+        self._blocks = tuple(blocks)
+        self._pool = pool
+        self._scratch = hidden.pop() + max(block.scratch for layer in blocks for block in layer)
+        #: Tokens whose scratch stays within what an FFN block may take.
+        self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (F32_BYTES * self._scratch))
+
+    def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
+        """Adds every block's result to `x_TH`, the tokens of the spans. Returns the seconds that attention and FFN
+        blocks took."""
+        self._blocks[0][0].check(x_TH, spans, cos_Tr, sin_Tr)
+        if not x_TH.is_contiguous():
+            raise ValueError("activations to add to are not contiguous")
+        scratch = torch.empty(spans.tokens * self._scratch)
+        seconds = (ctypes.c_double * 2)()
+        self._pool.call(
+            "tpiedge_panels_stack",
+            self._packed,
+            len(self._blocks),
+            x_TH.data_ptr(),
+            spans.packed,
+            len(spans),
+            cos_Tr.data_ptr(),
+            sin_Tr.data_ptr(),
+            scratch.data_ptr(),
+            ctypes.addressof(seconds),
+        )
+        return seconds[0], seconds[1]
 
 
 def _check(block: AttentionBlock, layout: PageLayout) -> None:
@@ -160,16 +171,16 @@ def _check(block: AttentionBlock, layout: PageLayout) -> None:
             f"{layout.kv_heads} KV heads of {width}"
         )
     for w, bias_R in zip((q, k, v), block.biases or (), strict=False):
-        check_bias(bias_R, w.rows)
+        check_f32("a bias", bias_R, (w.rows,))
     if block.window is not None and block.window < 1:
         raise ValueError(f"a window of {block.window} positions")
     if block.rotated % 2 or not 0 <= block.rotated <= width:
         raise ValueError(f"{block.rotated} of {width} columns are to be rotated")
-    norms = [(norm_d, (width,)) for norm_d in block.head_norms_d or ()]
-    for given, shape in ((block.norm_H, (q.cols,)), *norms):
-        if (
-            given.shape != shape
-            or given.dtype is not torch.float32
-            or not (given.is_cpu and given.is_contiguous())
-        ):
-            raise ValueError(f"a norm is {list(given.shape)} {given.dtype}, not f32 {list(shape)}")
+    check_f32("a norm", block.norm_H, (q.cols,))
+    for norm_d in block.head_norms_d or ():
+        check_f32("a head's norm", norm_d, (width,))
+
+
+def _address(data: bytes) -> int:
+    """The address of bytes, which stay where they are for as long as they live."""
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

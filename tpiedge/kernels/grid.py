@@ -72,4 +72,4 @@ def add_sums(x_TH: Tensor, sums_TH: Tensor, grid: Grid, pool: Pool | None) -> No
         raise ValueError(
             f"sums {list(sums_TH.shape)} {sums_TH.dtype} do not fit f32 {list(x_TH.shape)} {x_TH.dtype}"
         )
-    pool.add_sums(x_TH.data_ptr(), sums_TH.data_ptr(), x_TH.numel(), grid.exponent, wide)
+    pool.dll.tpiedge_add_sums(x_TH.data_ptr(), sums_TH.data_ptr(), x_TH.numel(), grid.exponent, wide)

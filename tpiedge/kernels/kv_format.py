@@ -27,13 +27,14 @@ from tpiedge.wire.fields import Compute, KVPrecision
 KV_GROUP = 32
 """Numbers that share a scale."""
 
+KEYS = 64
+"""Attention takes so many keys at a time, from a multiple of it on: none of these blocks may straddle pages."""
+NUMBER_BYTES = {"f32": 4, "bf16": 2}
+
 _ALIGN = 4096
-_BLOCK_POSITIONS = 64  # that attention reads at a time (KEYS in native/attention.inl)
 _MOST_POSITIONS = 512
 _PADDING = 1 / 16  # of a part at most, where so many positions do
-_HALF_BYTES = 2
-_NUMBER_BYTES = {"f32": 4, "bf16": 2}
-_SCALES = {"q8": 1, "q4": 2}
+_SCALES_BYTES = {"q8": 2, "q4": 4}  # of a group
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class KVFormat:
 
     @property
     def quantised(self) -> bool:
-        return self.precision in _SCALES
+        return self.precision in _SCALES_BYTES
 
     @property
     def bits(self) -> int:
@@ -59,19 +60,19 @@ class KVFormat:
     @cached_property
     def scales_nbytes(self) -> int:
         """Where the codes of a row begin."""
-        return self.groups * _SCALES.get(self.precision, 0) * _HALF_BYTES
+        return self.groups * _SCALES_BYTES.get(self.precision, 0)
 
     @cached_property
     def row_nbytes(self) -> int:
         """Bytes of one position of a head, keys or values."""
         if not self.quantised:
-            return self.width * _NUMBER_BYTES[self.precision]
+            return self.width * NUMBER_BYTES[self.precision]
         return self.scales_nbytes + -(-self.width * self.bits // 8)
 
     @cached_property
     def page_positions(self) -> int:
         """Positions of a page: as few whole blocks of attention as fill the 4 KiB of a part nearly."""
-        counts = range(_BLOCK_POSITIONS, _MOST_POSITIONS + 1, _BLOCK_POSITIONS)
+        counts = range(KEYS, _MOST_POSITIONS + 1, KEYS)
         fitting = (count for count in counts if self._padding(count) <= _PADDING)
         return next(fitting, min(counts, key=self._padding))
 

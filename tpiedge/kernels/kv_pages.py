@@ -9,21 +9,16 @@ The native kernels read raw memory: what they are given is checked and packed he
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tpiedge.kernels.kv_format import KVFormat
-
-KEYS: Final = 64
-"""Attention takes so many keys at a time, from a multiple of it on: none of these blocks may straddle pages."""
+from tpiedge.kernels.kv_format import KEYS, NUMBER_BYTES, KVFormat
 
 # The numbering of KVFormat in native/kv.h.
 _FORMATS = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
-_NUMBER_BYTES = {"f32": 4, "bf16": 2}
 # As PageLayout and Span of native/interface.h.
 _LAYOUT = struct.Struct("=8q")
 _SPAN = struct.Struct("=4q")
@@ -50,10 +45,19 @@ class PageLayout:
     packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_store(self.store_PB)
+        store_PB = self.store_PB
+        if (
+            store_PB.dim() != 2
+            or store_PB.dtype is not torch.uint8
+            or not store_PB.is_cpu
+            or (store_PB.numel() and store_PB.stride(1) != 1)
+        ):
+            raise ValueError(
+                f"the memory of pages is {list(store_PB.shape)} {store_PB.dtype}, not rows of uint8"
+            )
         rows_bytes = self.positions * self.row_bytes
         strides = self.layer_offset, self.head_bytes, self.row_bytes, self.value_bytes
-        unit = _NUMBER_BYTES.get(self.format.precision, 1)
+        unit = NUMBER_BYTES.get(self.format.precision, 1)
         if not (
             self.positions > 0
             and self.positions % KEYS == 0
@@ -61,25 +65,13 @@ class PageLayout:
             and self.value_bytes >= rows_bytes
             and self.head_bytes >= self.value_bytes + rows_bytes
             and self.kv_heads >= 0
-            and 0 <= self.layer_offset <= self.store_PB.shape[1] - self.kv_heads * self.head_bytes
+            and 0 <= self.layer_offset <= store_PB.shape[1] - self.kv_heads * self.head_bytes
             and not any(stride % unit for stride in strides)
         ):
-            raise ValueError(f"pages of {self.store_PB.shape[1]} bytes cannot have {self}")
+            raise ValueError(f"pages of {store_PB.shape[1]} bytes cannot have {self}")
         width = self.format.width
         packed = _LAYOUT.pack(_FORMATS[self.format.precision], self.kv_heads, width, self.positions, *strides)
         object.__setattr__(self, "packed", packed)
-
-
-def _check_store(store_PB: Tensor) -> None:
-    if (
-        store_PB.dim() != 2
-        or store_PB.dtype is not torch.uint8
-        or not store_PB.is_cpu
-        or (store_PB.numel() and store_PB.stride(1) != 1)
-    ):
-        raise ValueError(
-            f"the memory of pages is {list(store_PB.shape)} {store_PB.dtype} on {store_PB.device}, not rows of uint8"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +103,14 @@ class Spans:
         # Attended in the order of `packed`: what takes longest first, so that threads end at the same time.
         packed: list[tuple[int, bytes]] = []
         for span in self._spans:
-            _check_span(span, positions)
+            table = span.table
+            flags = table.flags
+            if table.dtype != np.int64 or table.ndim != 1 or not flags.c_contiguous or not flags.aligned:
+                raise ValueError(f"a table of pages is {table.shape} {table.dtype}, not contiguous int64")
+            if span.tokens < 1 or span.start < 0 or span.stop > len(table) * positions:
+                raise ValueError(
+                    f"{span.tokens} tokens from position {span.start} on, in {len(table)} pages of {positions}"
+                )
             row = _SPAN.pack(span.tokens, span.start, span.table.ctypes.data, self.tokens)
             packed.append((span.stop, row))
             self.tokens += span.tokens
@@ -132,13 +131,3 @@ class Spans:
         """Raises ValueError where the tables are of pages of another size."""
         if self.positions != layout.positions:
             raise ValueError(f"tables of pages of {self.positions} positions for pages of {layout.positions}")
-
-
-def _check_span(span: Span, positions: int) -> None:
-    table = span.table
-    if table.dtype != np.int64 or table.ndim != 1 or not table.flags.c_contiguous or not table.flags.aligned:
-        raise ValueError(f"a table of pages is {table.shape} {table.dtype}, not contiguous int64")
-    if span.tokens < 1 or span.start < 0 or span.stop > len(table) * positions:
-        raise ValueError(
-            f"{span.tokens} tokens from position {span.start} on, of {len(table)} pages of {positions} positions"
-        )

@@ -2,25 +2,46 @@
 
 T tokens, I input features, O output features, R rows of the stored weight.
 
-dispatch.py says which products the native kernels compute; there a row of the result has the same bits whatever else
-is in the step and however many threads work. Quantised matrices are always multiplied in INT8 arithmetic, and by the
-native kernels alone.
+library.py says which products the native kernels compute; there a row of the result has the same bits whatever else is
+in the step and however many threads work. torch's products are equal to rounding only: their bits may depend on the
+number of tokens and of threads. Quantised matrices are always multiplied in INT8 arithmetic, by the native kernels.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from tpiedge.kernels import torch_linear
-from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.dispatch import for_product
 from tpiedge.kernels.grid import Grid, sums_of
-from tpiedge.kernels.library import MAX_PRODUCTS, Pool, pack_row_parallel
+from tpiedge.kernels.library import (
+    MAX_PRODUCTS,
+    NATIVE_TOKENS,
+    Pool,
+    check_f32,
+    pack_matrix,
+    pack_panels,
+    pack_row_parallel,
+)
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
+
+# Weights in bf16 are widened by tiles of rows, so that a block never exists twice in memory.
+_SCRATCH_ELEMENTS = 1 << 20
+
+
+class Arithmetic(StrEnum):
+    """Which arithmetic multiplies activations with weights, not how weights are stored.
+
+    F32: bf16 weights are widened exactly. BF16: activations are rounded to bf16, sums are kept in f32.
+    INT8, for quantised weights: activations are quantised, too (panels.py says how); other weights meet them as in F32.
+    """
+
+    F32 = "f32"
+    BF16 = "bf16"
+    INT8 = "int8"
 
 
 class Linear:
@@ -35,7 +56,8 @@ class Linear:
             raise ValueError(f"threads must be at least 1, not {threads}")
         self.arithmetic = arithmetic
         self.threads = threads
-        self._pool = Pool(library, threads) if library else None
+        #: The native kernels; None where torch computes.
+        self.pool = Pool(library, threads) if library else None
 
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
@@ -45,12 +67,11 @@ class Linear:
     @property
     def native(self) -> bool:
         """Whether the native kernels compute (products with f32 and bf16 weights: of few tokens)."""
-        return self._pool is not None
+        return self.pool is not None
 
-    @property
-    def pool(self) -> Pool | None:
-        """The native kernels, for the operations that are not products; None where torch computes."""
-        return self._pool
+    def pool_of(self, tokens: int) -> Pool | None:
+        """The native kernels, if they multiply so many tokens with f32 and bf16 matrices."""
+        return self.pool if tokens <= NATIVE_TOKENS else None
 
     def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
         """x @ w.T: column-parallel matrices, one row per output feature. Returns [T, R] f32, contiguous."""
@@ -58,29 +79,38 @@ class Linear:
 
     def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
         """As `project`, into f32 rows that may lie at a stride: some columns of a wider result."""
-        pool = for_product(self._pool, w_RI, x_TI.shape[0])
-        if pool is None or isinstance(w_RI, Tensor):
+        if self.pool is None or isinstance(w_RI, Tensor):
             y_TR.copy_(self.project(x_TI, w_RI))
             return
-        check_activations(x_TI, w_RI.shape[1])
-        if y_TR.shape != (len(x_TI), w_RI.rows) or y_TR.stride(1) != 1 or y_TR.dtype is not torch.float32:
-            raise ValueError(
-                f"{list(y_TR.shape)} {y_TR.dtype} is no room for {len(x_TI)} rows of {w_RI.rows} outputs"
-            )
-        pool.project_panels(x_TI.contiguous(), (w_RI,), (y_TR,))
+        check_activations(x_TI, w_RI.cols)
+        check_f32("room for outputs", y_TR, (len(x_TI), w_RI.rows), contiguous=False)
+        if y_TR.stride(1) != 1:
+            raise ValueError(f"room for outputs has strides {y_TR.stride()}")
+        self._project_panels(self.pool, x_TI, [pack_panels(w_RI, y_TR.data_ptr(), None, y_TR.stride(0))])
 
     def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
-        """x @ w.T of up to MAX_PRODUCTS weights, for one waking of the threads. A result for each."""
+        """x @ w.T of up to MAX_PRODUCTS weights, all quantised or none, for one waking of the threads. A result for
+        each."""
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
             check_weight(w_RI, input_dim=1)
             check_activations(x_TI, w_RI.shape[1])
-        panels = [w for w in weights if isinstance(w, PanelMatrix)]
         matrices = [w for w in weights if isinstance(w, Tensor)]
-        of_panels = iter(self._project_panels(x_TI, panels) if panels else ())
-        of_matrices = iter(self._project_matrices(x_TI, matrices) if matrices else ())
-        return [next(of_panels if isinstance(w, PanelMatrix) else of_matrices) for w in weights]
+        panels = [w for w in weights if isinstance(w, PanelMatrix)]
+        pool = self._native_pool() if panels else self.pool_of(len(x_TI))
+        if pool is None:
+            return [_project_by_torch(x_TI, w_RI, self.arithmetic) for w_RI in matrices]
+        outputs = [torch.empty((len(x_TI), w.shape[0])) for w in weights]
+        if panels:
+            packed = [pack_panels(w, y.data_ptr()) for w, y in zip(panels, outputs, strict=True)]
+            self._project_panels(pool, x_TI, packed)
+        else:
+            rows = zip(matrices, outputs, strict=True)
+            of_matrices = b"".join(pack_matrix(w, y.data_ptr(), y.shape[1]) for w, y in rows)
+            x_TI = self._input(x_TI)
+            pool.call("tpiedge_project", x_TI.data_ptr(), *x_TI.shape, of_matrices, len(matrices))
+        return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
         """x @ w: row-parallel matrices, one row per input feature. Returns [T, O], contiguous: f32, or of a quantised
@@ -89,16 +119,18 @@ class Linear:
         check_activations(x_TR, w_RO.shape[0])
         if isinstance(w_RO, PanelMatrix):
             return self._contract_panels(x_TR, w_RO, grid)
-        pool = for_product(self._pool, w_RO, x_TR.shape[0])
+        pool = self.pool_of(len(x_TR))
         if pool is None:
-            return torch_linear.contract(x_TR, w_RO, self.arithmetic)
-        y_TO = torch.empty((x_TR.shape[0], w_RO.shape[1]))
-        pool.contract(self._input(x_TR), w_RO, y_TO)
+            return _contract_by_torch(x_TR, w_RO, self.arithmetic)
+        (rows, cols), x_TR = w_RO.shape, self._input(x_TR)
+        y_TO = torch.empty((len(x_TR), cols))
+        packed = pack_matrix(w_RO, y_TO.data_ptr(), rows)
+        pool.call("tpiedge_contract", x_TR.data_ptr(), packed, len(x_TR), cols)
         return y_TO
 
     def close(self) -> None:
         """End the native threads; afterwards torch computes. May be called again."""
-        pool, self._pool = self._pool, None
+        pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()
 
@@ -110,37 +142,25 @@ class Linear:
     ) -> None:
         self.close()
 
-    def _project_matrices(self, x_TI: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-        tokens = x_TI.shape[0]
-        pool = for_product(self._pool, weights[0], tokens)
-        if pool is None:
-            return [torch_linear.project(x_TI, w_RI, self.arithmetic) for w_RI in weights]
-        outputs = [torch.empty((tokens, w_RI.shape[0])) for w_RI in weights]
-        pool.project(self._input(x_TI), weights, outputs)
-        return outputs
-
-    def _project_panels(self, x_TI: Tensor, weights: Sequence[PanelMatrix]) -> list[Tensor]:
-        pool = self._native_pool()
-        outputs = [torch.empty((x_TI.shape[0], w.rows)) for w in weights]
-        pool.project_panels(x_TI.contiguous(), weights, outputs)
-        return outputs
+    def _project_panels(self, pool: Pool, x_TI: Tensor, packed: Sequence[bytes]) -> None:
+        x_TI = x_TI.contiguous()
+        pool.call("tpiedge_panels_project", x_TI.data_ptr(), len(x_TI), b"".join(packed), len(packed))
 
     def _contract_panels(self, x_TR: Tensor, w: PanelMatrix, grid: Grid | None) -> Tensor:
         if grid is None:
             raise ValueError("the sums of a quantised matrix need a grid")
-        pool, tokens = self._native_pool(), x_TR.shape[0]
-        x_TR = x_TR.contiguous()
+        pool, x_TR = self._native_pool(), x_TR.contiguous()
 
         def multiply(sums_TO: Tensor, wide: bool) -> bool:
             packed = pack_row_parallel(w, grid.exponent, grid.most, sums_TO.data_ptr())
-            return pool.contract_panels(packed, x_TR.data_ptr(), tokens, wide)
+            return pool.call("tpiedge_panels_contract", x_TR.data_ptr(), len(x_TR), packed, wide)
 
-        return sums_of((tokens, w.cols), multiply)
+        return sums_of((len(x_TR), w.cols), multiply)
 
     def _native_pool(self) -> Pool:
-        if self._pool is None:
+        if self.pool is None:
             raise ValueError("quantised matrices need the native kernels")
-        return self._pool
+        return self.pool
 
     def _input(self, x: Tensor) -> Tensor:
         if self.arithmetic is Arithmetic.BF16:
@@ -149,25 +169,13 @@ class Linear:
 
 
 def check_activations(x: Tensor, features: int) -> None:
-    """The native kernels read raw memory, so what they are given is checked here."""
-    if x.dim() != 2 or x.shape[1] != features or x.dtype is not torch.float32 or not x.is_cpu:
-        raise ValueError(
-            f"activations are {list(x.shape)} {x.dtype} on {x.device}, not f32 [tokens, {features}] in main memory"
-        )
-
-
-def check_bias(bias: Tensor, outputs: int) -> None:
-    """One that a native call adds."""
-    if (
-        bias.shape != (outputs,)
-        or bias.dtype is not torch.float32
-        or not (bias.is_cpu and bias.is_contiguous())
-    ):
-        raise ValueError(f"a bias is {list(bias.shape)} {bias.dtype}, not contiguous f32 [{outputs}]")
+    """Raises ValueError for what is not f32 [tokens, features] in main memory."""
+    check_f32("activations", x, (*x.shape[:1], features), contiguous=False)
 
 
 def check_weight(w: Weight, input_dim: int) -> None:
-    """A matrix in main memory whose rows lie at a stride, or a quantised one whose inputs are that dimension."""
+    """Raises ValueError for what is no matrix in main memory whose rows lie at a stride, nor a quantised one whose
+    inputs are that dimension."""
     if isinstance(w, PanelMatrix):
         if w.transposed is not (input_dim == 0):
             raise ValueError(
@@ -183,3 +191,45 @@ def check_weight(w: Weight, input_dim: int) -> None:
         raise ValueError(f"weights of shape {list(w.shape)} have strides {w.stride()}, not (>= columns, 1)")
     if not w.is_cpu:
         raise ValueError(f"weights are on {w.device}, not in main memory")
+
+
+def _project_by_torch(x_TI: Tensor, w_RI: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """x @ w.T in f32. In BF16 arithmetic with bf16 weights torch also rounds the result to bf16."""
+    if arithmetic is Arithmetic.BF16:
+        if w_RI.dtype is torch.bfloat16:
+            return torch.mm(x_TI.bfloat16(), w_RI.t()).float()
+        x_TI = x_TI.bfloat16().float()
+    if w_RI.dtype is torch.float32:
+        return torch.mm(x_TI, w_RI.t())
+    y_TR = x_TI.new_empty((x_TI.shape[0], w_RI.shape[0]))
+    step, scratch = _scratch_of(w_RI)
+    for start in range(0, w_RI.shape[0], step):
+        tile = _widen(w_RI[start : start + step], scratch)
+        torch.mm(x_TI, tile.t(), out=y_TR[:, start : start + step])
+    return y_TR
+
+
+def _contract_by_torch(x_TR: Tensor, w_RO: Tensor, arithmetic: Arithmetic) -> Tensor:
+    """x @ w, likewise."""
+    if arithmetic is Arithmetic.BF16:
+        if w_RO.dtype is torch.bfloat16:
+            return torch.mm(x_TR.bfloat16(), w_RO).float()
+        x_TR = x_TR.bfloat16().float()
+    if w_RO.dtype is torch.float32:
+        return torch.mm(x_TR, w_RO)
+    y_TO = x_TR.new_zeros((x_TR.shape[0], w_RO.shape[1]))
+    step, scratch = _scratch_of(w_RO)
+    for start in range(0, w_RO.shape[0], step):
+        y_TO.addmm_(x_TR[:, start : start + step], _widen(w_RO[start : start + step], scratch))
+    return y_TO
+
+
+def _scratch_of(w: Tensor) -> tuple[int, Tensor]:
+    """How many rows of a matrix are widened at a time, and where."""
+    rows, cols = w.shape
+    step = max(1, min(rows, _SCRATCH_ELEMENTS // max(1, cols)))
+    return step, w.new_empty((step, cols), dtype=torch.float32)
+
+
+def _widen(tile: Tensor, scratch: Tensor) -> Tensor:
+    return scratch[: tile.shape[0]].copy_(tile)

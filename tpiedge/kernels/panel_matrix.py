@@ -46,14 +46,6 @@ class PanelMatrix:
     def units(self) -> int:
         return -(-self.rows // self.rows_per_unit)
 
-    @property
-    def outputs(self) -> int:
-        return self.cols if self.transposed else self.rows
-
-    @property
-    def inputs(self) -> int:
-        return self.rows if self.transposed else self.cols
-
     def unit_shape(self, unit: int) -> PanelShape:
         """The shape of unit number `unit`, of which the last may be short."""
         rows = min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)

@@ -22,9 +22,7 @@ class Probes:
 
     def __init__(self, library: KernelLibrary, buffer: Tensor) -> None:
         if buffer.dtype is not torch.uint8 or not buffer.is_contiguous() or not buffer.is_cpu:
-            raise ValueError(
-                f"a buffer of {buffer.dtype} on {buffer.device}, not contiguous bytes in main memory"
-            )
+            raise ValueError(f"a buffer of {buffer.dtype} on {buffer.device}, not contiguous bytes")
         self._dll = library.dll
         self._buffer = buffer
         self._rounds_per_s: dict[bool, float] = {}  # of int8 or not, when last measured
@@ -41,15 +39,10 @@ class Probes:
         """
         part = self._buffer.numel() // threads // _STEP_BYTES * _STEP_BYTES
         if part == 0:
-            raise ValueError(
-                f"a buffer of {self._buffer.numel()} bytes has not {_STEP_BYTES} for each of {threads} threads"
-            )
-        start = self._buffer.data_ptr()
+            raise ValueError(f"{self._buffer.numel()} bytes are less than {_STEP_BYTES} for each thread")
+        starts = (self._buffer.data_ptr() + thread * part for thread in range(threads))
         read = self._dll.tpiedge_probe_read
-        seconds = _together(
-            [functools.partial(read, start + thread * part, part) for thread in range(threads)]
-        )
-        return threads * part / seconds
+        return threads * part / _together([functools.partial(read, start, part) for start in starts])
 
     def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
         """Multiplications and additions, of f32 or of 8-bit numbers into 32-bit sums.
@@ -57,26 +50,17 @@ class Probes:
         Takes about `seconds`, the first time twice as long.
         """
         if int8 not in self._rounds_per_s:
-            self._rounds_per_s[int8] = self._first_rounds_per_s(int8, seconds / 4)
+            rounds, taken_s = _ROUNDS, 0.0
+            while (taken_s := _together([self._multiply(int8, rounds)])) < seconds / 4:
+                rounds *= 2
+            self._rounds_per_s[int8] = rounds / taken_s
         rounds = max(1, int(self._rounds_per_s[int8] * seconds))
         spent_s = _together([self._multiply(int8, rounds)] * threads)
         self._rounds_per_s[int8] = rounds / spent_s
         return float(threads * rounds * self._dll.tpiedge_probe_operations(int8) / spent_s)
 
-    def _first_rounds_per_s(self, int8: bool, seconds: float) -> float:
-        rounds = _ROUNDS
-        while (taken := _timed(self._multiply(int8, rounds))) < seconds:
-            rounds *= 2
-        return rounds / taken
-
     def _multiply(self, int8: bool, rounds: int) -> Callable[[], object]:
         return functools.partial(self._dll.tpiedge_probe_multiply, int8, rounds)
-
-
-def _timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def _together(works: list[Callable[[], object]]) -> float:

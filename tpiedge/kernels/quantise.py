@@ -15,21 +15,13 @@ The native code (native/quantise.inl) quantises; all its sums run in f32 over th
 set gives the same bytes.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import (
-    GROUP,
-    OFFSETS,
-    Array,
-    PanelShape,
-    split_output,
-    split_panels,
-)
+from tpiedge.kernels.panels import GROUP, OFFSETS, Array, PanelShape, split_output, split_panels
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library, why_missing
 
 _F16_OVERFLOW = 65520
@@ -80,9 +72,13 @@ def quantise_unit(
     found = np.empty(shape.nbytes, np.uint8) if out is None else out
     if found.dtype != np.uint8 or found.shape != (shape.nbytes,) or not found.flags.c_contiguous:
         raise ValueError(f"{found.dtype}{list(found.shape)} for panels of {shape.nbytes} bytes")
-    quantise = _native_quantise()
+    library = kernel_library()
+    if library is None:
+        raise UserError(
+            f"weights in q8 and q4 need native kernels, which {why_missing()}; or choose --precision bf16"
+        )
     values_OI = values_OI if values_OI.strides[1] == values_OI.itemsize else np.ascontiguousarray(values_OI)
-    error = quantise(values_OI, shape, search, found)
+    error = _native_quantise(library, values_OI, shape, search, found)
     if error is None:
         raise _refusal(values_OI, shape.bits)
     return found, error
@@ -100,20 +96,16 @@ def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
     return row
 
 
-def _unpack(data: Array, bits: int, outputs: int) -> Array:
-    """The inverse of _pack, of panels of so many outputs: [panels, outputs, inputs] of uint8."""
-    lines = data.reshape(len(data), -1, 4 * outputs)
-    if bits == 4:
-        lines = np.stack((lines & 15, lines >> 4), 2)
-    # Turned over as words: an output has four codes side by side.
-    words = lines.view("<u4").reshape(len(data), -1, outputs).swapaxes(1, 2)
-    return np.ascontiguousarray(words).view(np.uint8)
-
-
 def _dequantise(scales_PGr: Array, codes_PB: Array, shape: PanelShape) -> Array:
     """[outputs, inputs] of whole panels, or of panels of which there is one output."""
     panels, _, outputs = scales_PGr.shape
-    steps_PrI = (_unpack(codes_PB, shape.bits, outputs) - np.uint8(OFFSETS[shape.bits])).view(np.int8)
+    lines = codes_PB.reshape(panels, -1, 4 * outputs)
+    if shape.bits == 4:
+        lines = np.stack((lines & 15, lines >> 4), 2)
+    # Turned over as words: an output has four codes side by side.
+    words = lines.view("<u4").reshape(panels, -1, outputs).swapaxes(1, 2)
+    codes_PrI = np.ascontiguousarray(words).view(np.uint8)
+    steps_PrI = (codes_PrI - np.uint8(OFFSETS[shape.bits])).view(np.int8)
     groups, rest = divmod(shape.inputs, GROUP)
     whole = groups * GROUP
     values_PrI = np.empty((panels, outputs, shape.inputs), np.float32)
@@ -130,58 +122,34 @@ def _dequantise(scales_PGr: Array, codes_PB: Array, shape: PanelShape) -> Array:
     return values_PrI.reshape(panels * outputs, shape.inputs)
 
 
-def _f32(values: Array) -> Array:
-    if values.dtype == np.uint16:
-        wide = values.astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
-    return values.astype(np.float32)
-
-
 def _refusal(values_OI: Array, bits: int) -> CannotQuantise:
     """Names the first output that cannot be quantised."""
-    for output, row in enumerate(map(_f32, values_OI)):
+    for output, stored in enumerate(values_OI):
+        bf16 = stored.dtype == np.uint16
+        row = (stored.astype(np.uint32) << 16).view(np.float32) if bf16 else stored.astype(np.float32)
+        largest = np.abs(row).max()
         if not np.isfinite(row).all():
             return CannotQuantise(output, "has a weight that is not a finite number")
-        if np.abs(row).max() / (127 if bits == 8 else 8) >= _F16_OVERFLOW:
-            return CannotQuantise(
-                output, f"has a weight of {np.abs(row).max():.3g}, too large for a scale in f16"
-            )
+        if largest / (127 if bits == 8 else 8) >= _F16_OVERFLOW:
+            return CannotQuantise(output, f"has a weight of {largest:.3g}, too large for a scale in f16")
     raise AssertionError("all outputs can be quantised")
 
 
-class _Native:
-    """The function of native/quantise.cpp with the instruction set of a library."""
-
-    def __init__(self, library: KernelLibrary) -> None:
-        self._function = library.dll.tpiedge_quantise
+def _native_quantise(
+    library: KernelLibrary, values_OI: Array, shape: PanelShape, search: bool, out: Array
+) -> QuantisationError | None:
+    sums = np.zeros(2)
+    refused = library.dll.tpiedge_quantise(
         # As in quantise.cpp: 0 any, 1 AVX2, 2 AVX512.
-        self._level = 2 if library.isa.startswith("avx512") else 1 if library.isa.startswith("avx2") else 0
-
-    def __call__(
-        self, values_OI: Array, shape: PanelShape, search: bool, out: Array
-    ) -> QuantisationError | None:
-        sums = np.zeros(2)
-        refused = self._function(
-            self._level,
-            values_OI.ctypes.data,
-            _KINDS[values_OI.dtype],
-            values_OI.strides[0] // values_OI.itemsize,
-            shape.outputs,
-            shape.inputs,
-            shape.bits,
-            search,
-            out.ctypes.data,
-            sums.ctypes.data,
-        )
-        return None if refused else QuantisationError(float(sums[0]), float(sums[1]))
-
-
-@functools.cache
-def _native_quantise() -> _Native:
-    library = kernel_library()
-    if library is None:
-        raise UserError(
-            f"weights in q8 and q4 need native kernels, which {why_missing()}; or choose --precision bf16"
-        )
-    return _Native(library)
+        2 if library.isa.startswith("avx512") else 1 if library.isa.startswith("avx2") else 0,
+        values_OI.ctypes.data,
+        _KINDS[values_OI.dtype],
+        values_OI.strides[0] // values_OI.itemsize,
+        shape.outputs,
+        shape.inputs,
+        shape.bits,
+        search,
+        out.ctypes.data,
+        sums.ctypes.data,
+    )
+    return None if refused else QuantisationError(float(sums[0]), float(sums[1]))

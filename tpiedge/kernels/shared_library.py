@@ -106,10 +106,7 @@ def kernel_library() -> KernelLibrary | None:
 
 def why_missing() -> str:
     """Why there are no native kernels, and what to do about it; "" where there are."""
-    if kernel_library() is not None:
-        return ""
-    found = _find()
-    return found if isinstance(found, str) else ""
+    return "" if kernel_library() is not None else str(_find())
 
 
 def _find() -> KernelLibrary | str:

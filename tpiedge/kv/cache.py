@@ -72,14 +72,27 @@ class KVCache:
         """The first `pages` pages have memory from now on."""
         self._in_memory.update(range(pages))
 
-    def layout(self, layer: int) -> PageLayout:
-        """How the keys and values of one layer lie in the pages."""
-        return self._layouts[layer]
-
     def change(self, changes: Sequence[TableChange], discarded: Sequence[int]) -> None:
         """Does what a plan says of the pages. Raises ProtocolError for a slot or page that there is not."""
         for change in changes:
-            self._change(change)
+            slot = change.slot
+            self._check_slot(slot)
+            count = change.kept + len(change.pages)
+            if change.kept > self._counts[slot] or count > self.pages:
+                raise ProtocolError(
+                    f"the plan keeps {change.kept} pages of slot {slot}, which has {self._counts[slot]}, and "
+                    f"adds {len(change.pages)} of {self.pages}"
+                )
+            if change.filled > count * self.format.page_positions:
+                raise ProtocolError(
+                    f"the plan fills {change.filled} positions of slot {slot} in {count} pages"
+                )
+            for page in change.pages:
+                self._check_page(page)
+            new = [self._base + page * self.page_bytes for page in change.pages]
+            self._tables[slot][change.kept : count] = new
+            self._in_memory.update(change.pages)
+            self._counts[slot], self._lengths[slot] = count, change.filled
         for page in discarded:
             self._check_page(page)
             self._in_memory.discard(page)
@@ -117,7 +130,8 @@ class KVCache:
         self._arena.close()
 
     @cached_property
-    def _layouts(self) -> tuple[PageLayout, ...]:
+    def layouts(self) -> tuple[PageLayout, ...]:
+        """How the keys and values of each layer lie in the pages."""
         row, part = self.format.row_nbytes, self.format.part_nbytes
         positions = self.format.page_positions
         return tuple(
@@ -133,25 +147,6 @@ class KVCache:
             )
             for layer in range(self._num_layers)
         )
-
-    def _change(self, change: TableChange) -> None:
-        self._check_slot(change.slot)
-        count = change.kept + len(change.pages)
-        if change.kept > self._counts[change.slot] or count > self.pages:
-            raise ProtocolError(
-                f"the plan keeps {change.kept} pages of slot {change.slot}, which has {self._counts[change.slot]}, and "
-                f"adds {len(change.pages)} of {self.pages}"
-            )
-        if change.filled > count * self.format.page_positions:
-            raise ProtocolError(
-                f"the plan fills {change.filled} positions of slot {change.slot} in {count} pages"
-            )
-        for page in change.pages:
-            self._check_page(page)
-        table = self._tables[change.slot]
-        table[change.kept : count] = [self._base + page * self.page_bytes for page in change.pages]
-        self._in_memory.update(change.pages)
-        self._counts[change.slot], self._lengths[change.slot] = count, change.filled
 
     def _check_slot(self, slot: int) -> None:
         if not 0 <= slot < len(self._lengths):

@@ -56,7 +56,6 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """How many pages `take` can give."""
         return len(self._blank) + len(self._cold) + len(self._idle)
 
     @property
@@ -79,7 +78,15 @@ class PagePool:
 
     def take(self) -> int:
         """A page to write to, held once. Raises InternalError where none is available."""
-        page = self._pop()
+        if self._blank:
+            page = heapq.heappop(self._blank)
+        elif self._cold:
+            page = heapq.heappop(self._cold)
+            self._discarded.pop(page, None)
+        elif self._idle:
+            page = self._evict()
+        else:
+            raise InternalError("no page of the KV cache is available")
         self._counts[page] = 1
         return page
 
@@ -124,7 +131,7 @@ class PagePool:
             tokens = ids[start : start + self.positions]
             name = self.name_of(before, tokens)
             page = self._named.get(name)
-            if page is None or not self._is(page, before, tokens):
+            if page is None or self._published[page] != _Published(before, _bytes_of(tokens), name):
                 break
             found.append(page)
             before = name
@@ -161,21 +168,6 @@ class PagePool:
     def _hashed(self, what: bytes, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=_NAME_BYTES, key=self._key, person=what).digest()
 
-    def _is(self, page: int, before: bytes, tokens: Sequence[int]) -> bool:
-        published = self._published[page]
-        return published.before == before and published.tokens == _bytes_of(tokens)
-
-    def _pop(self) -> int:
-        if self._blank:
-            return heapq.heappop(self._blank)
-        if self._cold:
-            page = heapq.heappop(self._cold)
-            self._discarded.pop(page, None)
-            return page
-        if self._idle:
-            return self._evict()
-        raise InternalError("no page of the KV cache is available")
-
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
         del self._named[self._published.pop(page).name]
@@ -186,13 +178,9 @@ def _bytes_of(tokens: Sequence[int]) -> bytes:
     return array("I", tokens).tobytes()
 
 
-_GRAINS = 16
-_GRAIN_BYTES = 4 << 20
-
-
 def usual_grain(pages: int, page_bytes: int) -> int:
     """A sixteenth of the cache, or 4 MiB where that is more, in pages."""
-    return max(1, pages // _GRAINS, _GRAIN_BYTES // max(1, page_bytes))
+    return max(1, pages // 16, (4 << 20) // max(1, page_bytes))
 
 
 class KVRoom:

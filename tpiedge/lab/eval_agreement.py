@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.communicator import LocalCommunicator
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter

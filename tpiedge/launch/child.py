@@ -55,7 +55,16 @@ class Child:
         self._oom_kills = Cgroups.own().oom_kills()
         self._log = _log_file()  # closed by `stop`
         try:
-            self._process = _start(module, self._log, environment, reports, prefix)
+            self._process = subprocess.Popen(
+                # -P: a folder named numpy in the user's working directory must not be imported.
+                [*prefix, sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
+                stderr=self._log,
+                # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children.
+                start_new_session=True,
+                env={**child_environment(), **environment},
+            )
         except OSError as error:
             self._log.close()
             raise ResourceError(
@@ -118,7 +127,13 @@ class Child:
         if self._was_killed_for_memory:
             return "it ran out of memory (killed by the system's OOM killer)"
         last = self.log_tail().strip().rsplit("\n", 1)[-1] if status > 0 else ""
-        return _describe(status) + (f" ({last})" if last else "")
+        words = f"its process ended with status {status}"
+        if status < 0:
+            known = -status in {one.value for one in signal.Signals}
+            words = (
+                f"its process was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
+            )
+        return words + (f" ({last})" if last else "")
 
     @property
     def out_of_memory(self) -> bool:
@@ -171,28 +186,3 @@ def _log_file() -> IO[bytes]:
             f"cannot make a temporary file for the log of a process ({error.strerror}): free some space, or set TMPDIR "
             "to a folder on another disk"
         ) from None
-
-
-def _start(
-    module: str, log: IO[bytes], environment: Mapping[str, str], reports: bool, prefix: Sequence[str]
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        # -P: a folder named numpy in the user's working directory must not be imported.
-        [*prefix, sys.executable, "-P", "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
-        stderr=log,
-        # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
-        start_new_session=True,
-        env={**child_environment(), **environment},
-    )
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"its process ended with status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    return f"its process was killed by {name}"

@@ -15,9 +15,8 @@ from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import read_json
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.hub.cache import cache_folder, folder_label, parse_hub_name
 from tpiedge.model.presets import aliases
-from tpiedge.model.source import DEMO, is_gguf, resolve_model
+from tpiedge.model.source import DEMO, cache_folder, folder_label, is_gguf, parse_hub_name, resolve_model
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.progress import say

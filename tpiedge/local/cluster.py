@@ -17,7 +17,7 @@ from tpiedge.launch.bootstrap import NodeBootstrap, Timing, control_name, node_o
 from tpiedge.launch.child import Child, Place
 from tpiedge.launch.slot import NODE_MODULE, node_environment
 from tpiedge.master.assignments import Assignment, Served
-from tpiedge.master.epoch import Epoch, EpochEvent, Membership
+from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import Pack
@@ -290,9 +290,11 @@ class Controller:
         self._clock = MonotonicClock()
         self._heartbeat_s = timing.heartbeat_s
         self._exit_causes = exit_causes
-        times = {"timeout_s": timing.timeout_s, "start_s": timing.start_s}
-        membership = Membership(nodes, self._clock.now(), **times)
-        self._epoch = Epoch(_EPOCH, self._clock, membership, assign, self._post, self.events.put)
+
+        def post(message: Message, rank: int) -> None:
+            hub.post(message, to=control_name(rank, _EPOCH))
+
+        self._epoch = Epoch(_EPOCH, self._clock, nodes, timing, assign, post, self.events.put)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
 
@@ -331,9 +333,6 @@ class Controller:
             except Exception as error:
                 self.events.put(InternalError(f"the control thread failed: {type(error).__name__}: {error}"))
                 return
-
-    def _post(self, message: Message, rank: int) -> None:
-        self._hub.post(message, to=control_name(rank, _EPOCH))
 
 
 def _rank(peer: str) -> int:

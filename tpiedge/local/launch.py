@@ -15,8 +15,7 @@ from tpiedge.launch.child import Place
 from tpiedge.local.cluster import ClusterSpec, LocalCluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, model_facts
-from tpiedge.planner.partition import ShareWeight, parse_shares
-from tpiedge.planner.solve import Plan, evaluate, solve
+from tpiedge.planner.solve import Plan, ShareWeight, evaluate, parse_shares, solve
 from tpiedge.progress import ByteProgress, say
 from tpiedge.units import counted
 from tpiedge.wire.control import Ready
@@ -107,7 +106,16 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
         plan = _plan_for_this_computer(model, layout, capacity_tokens)
     if isinstance(plan, Infeasible):
         raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
-    _check_this_computer(model, plan)
+    # A cluster that swaps would be unusable.
+    needed = sum(need.total_bytes for need in plan.needs)
+    available = available_memory_bytes() + rss_bytes(os.getpid())
+    if needed > available:
+        precision = model_facts_of(model).smaller_precision
+        smaller = f", or --precision {precision}" if precision else ""
+        raise OutOfMemory(
+            f"{model.name} on {counted(len(plan.needs), 'node')} needs {needed / 1e9:.1f} GB in all, this computer has "
+            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context{smaller}"
+        )
     return plan
 
 
@@ -152,19 +160,6 @@ def check_context(model: PreparedModel, context: int) -> int:
     if not 1 <= context <= limit:
         raise UserError(f"--context {context} is out of range: the model has 1 to {limit} positions")
     return context
-
-
-def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
-    """Raises OutOfMemory if all nodes together need more than is free: a cluster that swaps would be unusable."""
-    needed = sum(need.total_bytes for need in plan.needs)
-    available = available_memory_bytes() + rss_bytes(os.getpid())
-    if needed > available:
-        precision = model_facts_of(model).smaller_precision
-        smaller = f", or --precision {precision}" if precision else ""
-        raise OutOfMemory(
-            f"{model.name} on {counted(len(plan.needs), 'node')} needs {needed / 1e9:.1f} GB in all, this computer has "
-            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context{smaller}"
-        )
 
 
 @contextmanager

@@ -9,21 +9,19 @@ from pathlib import Path
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import check_free, name_pack, packs_folder, write_files
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.config import MAX_CONFIG_BYTES
+from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER, pooling_config
 from tpiedge.model.folder import has_file, list_files, read_bytes, read_json
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.hub.cache import folder_label
-from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER, pooling_config
 from tpiedge.model.quantisation import QUANTISATION_KEY, rounded_tensors
-from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.model.source import DEMO, folder_label, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.layout import Storage, storage_of
 from tpiedge.pack.manifest import TEXT_FOLDER
+from tpiedge.pack.panel_writer import load_quality
 from tpiedge.pack.process import PackRequest, run_pack_child
-from tpiedge.pack.quality import load_quality
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.writer import PackReport
 from tpiedge.progress import ByteProgress, say
 from tpiedge.units import format_bytes
@@ -77,7 +75,10 @@ def pack_checkpoint(checkpoint: Checkpoint, precision: Precision | Storage, out:
     report = run_packing(request, f"packing {folder_label(checkpoint.folder)} as {label}")
     keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
     if checkpoint.quantisation:
-        _say_plain(out / TEXT_FOLDER)
+        # An export of the pack has plain numbers.
+        config = dict(read_json(out / TEXT_FOLDER, "config.json", MAX_CONFIG_BYTES))
+        config.pop(QUANTISATION_KEY, None)
+        write_files(out / TEXT_FOLDER, {"config.json": json.dumps(config, indent=2).encode()})
         layers = storage_of(precision, spec).layers
         for notice in rounded_tensors(checkpoint.tensors, checkpoint.quantisation, layers, load_quality(out)):
             say(f"tpiedge: {folder_label(checkpoint.folder)}: {notice}")
@@ -94,13 +95,6 @@ def run_packing(request: PackRequest, label: str) -> PackReport:
     finally:
         progress.finish(written)
     return report
-
-
-def _say_plain(folder: Path) -> None:
-    """Removes GPTQ or AWQ from config.json: an export of the pack has plain numbers."""
-    config = dict(read_json(folder, "config.json", MAX_CONFIG_BYTES))
-    config.pop(QUANTISATION_KEY, None)
-    write_files(folder, {"config.json": json.dumps(config, indent=2).encode()})
 
 
 def keep_text_files(source: Path, target: Path) -> None:
@@ -187,17 +181,13 @@ def _write_text(model: GgufModel, folder: Path) -> Iterator[str]:
     if model.pooling is not None:
         pooling = json.dumps(dict(pooling_config(model.pooling)), indent=2).encode()
         write_files(folder / POOLING_FOLDER, {POOLING_FILE: pooling})
-    notice = model.text.notice or _unusable_tokenizer(folder)
+    notice = model.text.notice
+    if not notice:
+        try:
+            Tokenizer.open(folder)
+        except UserError as error:
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                (folder / name).unlink(missing_ok=True)
+            notice = f"the tokenizer cannot be used ({error})"
     if notice:
         yield f"{notice}: the pack takes token ids only (--prompt-ids)"
-
-
-def _unusable_tokenizer(folder: Path) -> str:
-    """Why the tokenizer cannot be used, which is then removed; empty where it can."""
-    try:
-        Tokenizer.open(folder)
-    except UserError as error:
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / name).unlink(missing_ok=True)
-        return f"the tokenizer cannot be used ({error})"
-    return ""

@@ -19,17 +19,15 @@ from tpiedge.local.packing import (
 )
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import usual_pooling
 from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.hub.cache import parse_hub_name
-from tpiedge.model.pooling import usual_pooling
-from tpiedge.model.source import DEMO
+from tpiedge.model.source import DEMO, parse_hub_name
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.locks import PackHold
 from tpiedge.pack.manifest import MANIFEST_NAME, TEXT_FOLDER
-from tpiedge.pack.reader import Pack
+from tpiedge.pack.reader import Pack, PackHold
 from tpiedge.pack.specs import Precision
 from tpiedge.planner.arithmetic import check_compute, check_head_width, check_native, usual_compute
 from tpiedge.progress import say

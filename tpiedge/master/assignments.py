@@ -7,7 +7,7 @@ from pathlib import Path
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare
-from tpiedge.planner.reasons import SpareReason
+from tpiedge.planner.capacity import SpareReason
 from tpiedge.wire.control import Assign, Carried
 from tpiedge.wire.epochs import Prepare
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, UnitRange, WirePrecision
@@ -16,12 +16,10 @@ from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one machine does in a plan; its rank is its place in the plan.
-
-    `machine` is "" for the master's own. `weight_bytes` counts the weights kept in memory, `weights` says how they
-    are kept. `why` is a sentence for the user, `host` the machine's name as the user knows it, "" if unknown. Its
-    `speed` is in bytes per second of weights stored as the model's are.
-    """
+    """What one machine does in a plan; its rank is its place in the plan. `machine` is "" for the master's own.
+    `weight_bytes` counts the weights kept in memory, `weights` says how they are kept. `why` is a sentence for the
+    user, `host` the machine's name as the user knows it, "" if unknown. Its `speed` is in bytes per second of weights
+    stored as the model's are."""
 
     machine: str
     share: NodeShare
@@ -80,11 +78,9 @@ class Fetching:
 
 @dataclass(frozen=True)
 class Served:
-    """The model and the settings that are the same in every epoch.
-
-    The KV cache has `capacity_tokens` positions for all requests together. Up to `sequences` of them run at once, each
-    with at most `context_tokens` positions and `speculate` drafted tokens per step, as in Assign.
-    """
+    """The model and the settings that are the same in every epoch. The KV cache has `capacity_tokens` positions for all
+    requests together. Up to `sequences` of them run at once, each with at most `context_tokens` positions and
+    `speculate` drafted tokens per step, as in Assign."""
 
     pack: Path
     pack_id: str

@@ -48,13 +48,10 @@ def failure_of(
     stalled: bool,
 ) -> Failure:
     """Attributes the end of `epoch` to the node that was lost first. `linked`: workers are linked with each other;
-    `starting`: not every node was ready yet;
-    `stalled`: a request runs, and nothing was computed for so long that a node which gives up waited for a hung one.
-
-    Only a node that is linked with other workers can lose one of them. Where every node has a link to rank 0 alone,
-    a node that gives up over another worker is itself at fault.
-    """
-    rank = _first_lost(epoch)
+    `starting`: not every node was ready yet; `stalled`: a request runs, and nothing was computed for so long that a
+    node which gives up waited for a hung one. Only a node that is linked with other workers can lose one of them. Where
+    every node has a link to rank 0 alone, a node that gives up over another worker is itself at fault."""
+    rank = next((member.rank for member in epoch.members if member.state is NodeState.LOST), None)
     if rank is None:
         return Failure(_with_host(error, None, assignments))
     worker = assignments[rank].machine or None
@@ -70,23 +67,19 @@ def failure_of(
     )
 
 
-def _first_lost(epoch: Epoch) -> int | None:
-    return next((member.rank for member in epoch.members if member.state is NodeState.LOST), None)
-
-
 def _with_host(error: TpiedgeError, rank: int | None, assignments: Sequence[Assignment]) -> TpiedgeError:
     """Adds the machine's name: the epoch knows ranks alone, and a worker's own error does not say where it was."""
     if isinstance(error, PeerLost):
-        cause = _RANK.sub(lambda found: _named(found, assignments), error.cause)
+
+        def named(found: re.Match[str]) -> str:
+            known = int(found[1]) < len(assignments)
+            return f"{found[0]} ({machine_words(assignments[int(found[1])])})" if known else found[0]
+
+        cause = _RANK.sub(named, error.cause)
         return PeerLost(error.rank, error.waited_for, cause, machine_words(assignments[error.rank]))
     if rank and isinstance(error, UserError | ResourceError | InternalError):
         return type(error)(f"on node {rank} ({assignments[rank].host}): {error}")
     return error
-
-
-def _named(found: re.Match[str], assignments: Sequence[Assignment]) -> str:
-    rank = int(found[1])
-    return f"{found[0]} ({machine_words(assignments[rank])})" if rank < len(assignments) else found[0]
 
 
 def machine_words(assignment: Assignment) -> str:

@@ -1,22 +1,32 @@
-"""What nodes say of themselves: what each one counts, what all did in one step, and which machines these counters show
-to be slower or faster than they measured. Without clock, sockets or threads.
+"""What nodes say of themselves: what each one counts, what all did in one step, which machines these counters show to
+be slower or faster than they measured, and whether requests get on. Without clock, sockets or threads.
 
 Rates are those between two arrivals, whenever somebody looks at them: a node's word may be old when it is read.
-What one node says counts for it alone: a step that rank 0 did not take, or that another node does not tell of, is none.
+
+Progress is a token, scores or the end of a running request, a node that is further in its step, blocks or weights than
+it ever said, and a change in rank 0's counters: a chunk of a long prompt changes nothing else. Rank 0 is stuck once
+none of the running requests made progress for the limit. Counters of memory and of received messages do not count:
+anyone who reaches rank 0's port could change them, and so keep a stuck request alive for ever.
 """
 
 import logging
 import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import structs
+
+from tpiedge.master.epoch import Member
 from tpiedge.master.roster import Machine, Roster
 from tpiedge.wire.control import Stats, StepSpans
 
 _log = logging.getLogger(__name__)
 
+_NO_PROGRESS: Final = dict.fromkeys(
+    ("peak_rss_bytes", "kv_bytes", "kv_pages", "kv_pages_used", "bytes_received", "dropped", "refused"), 0
+)
 #: A worker is off its pace once AGREEING windows of WINDOW_S with STEPS steps say so in a row, by the factor OFF.
 WINDOW_S: Final = 8.0
 STEPS: Final = 16
@@ -65,14 +75,13 @@ class StepTimeline:
     spans: tuple[StepSpans, ...]
 
 
+@dataclass(eq=False)
 class Timelines:
-    """The steps that the nodes of one epoch recorded."""
+    """The steps that the nodes of one epoch recorded; `latest` is the latest whole one."""
 
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self._latest: dict[int, StepSpans] = {}
-        #: The latest whole one.
-        self.latest: StepTimeline | None = None
+    _nodes: int
+    _latest: dict[int, StepSpans] = field(default_factory=dict)
+    latest: StepTimeline | None = None
 
     def take(self, spans: StepSpans, wall: float) -> None:
         """A node says what it did. `wall`: the time in seconds since 1970."""
@@ -84,13 +93,11 @@ class Timelines:
 
 
 class Pace:
-    """Which nodes of a session compute slower or faster than the plan expects.
-
-    All nodes take the same steps, and the FFN of a step of answers costs each of them its part of the weights. So the
-    time of a node's FFN, divided by what the plan expects of it, is the same on all; where it is not, the machine is
-    not as fast as when it measured itself: it got hot, or its owner needs it. All are compared with rank 0, the machine
-    that cannot be replaced; where that has no FFN, nothing is found.
-    """
+    """Which nodes of a session compute slower or faster than the plan expects. All nodes take the same steps, and the
+    FFN of a step of answers costs each of them its part of the weights. So the time of a node's FFN, divided by what
+    the plan expects of it, is the same on all; where it is not, the machine is not as fast as when it measured itself:
+    it got hot, or its owner needs it. All are compared with rank 0, the machine that cannot be replaced; where that has
+    no FFN, nothing is found."""
 
     def __init__(self, expected: Sequence[float]) -> None:
         """`expected`: by rank, the seconds of a step's FFN, or anything proportional to them; 0: not known."""
@@ -102,9 +109,7 @@ class Pace:
         self, counters: Mapping[int, Stats], believed: Mapping[int, float], now: float
     ) -> Mapping[int, float]:
         """How many times slower than expected the ranks are of whom another thing is `believed`, once that is certain.
-
-        `counters`: the latest of each rank. They may be of slightly different instants.
-        """
+        `counters`: the latest of each rank. They may be of slightly different instants."""
         if 0 not in counters:
             return {}
         began, first = self._began or (-WINDOW_S, counters)
@@ -121,11 +126,8 @@ class Pace:
             for rank, expected in enumerate(self._expected)
             if expected > 0 and rank in first and rank in counters
         }
-        return self._agreed(paces, believed) if paces.get(0, 0.0) > 0 else {}
-
-    def _agreed(self, paces: Mapping[int, float], believed: Mapping[int, float]) -> Mapping[int, float]:
         found = {}
-        for rank, pace in paces.items():
+        for rank, pace in paces.items() if paces.get(0, 0.0) > 0 else ():
             if rank == 0 or pace <= 0:
                 continue
             off = self._off.setdefault(rank, [])
@@ -163,3 +165,54 @@ def _settled(machine: Machine, now: float, least_s: float) -> bool:
     if not machine.changes:
         return True
     return now - machine.slowed >= least_s * min(16, 1 << (machine.changes - 1))
+
+
+class RequestWatch:
+    """Watches all running requests together. Times are seconds on the caller's clock."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.running: set[str] = set()
+        self._limit_s = limit_s
+        self._progress_at = 0.0  # while a request runs
+        self._furthest: dict[int, tuple[tuple[int, int], int]] = {}
+        self._measured: Stats | None = None  # since the last progress of another kind
+
+    def begin(self, request: str, now: float) -> None:
+        """Rank 0 gets the request: no progress where others run, for rank 0 has only been sent it."""
+        if not self.running:
+            self.advance(now)
+        self.running.add(request)
+
+    def advance(self, now: float) -> None:
+        """A running request made progress, for example by a token."""
+        self._progress_at, self._measured = now, None
+
+    def end(self, request: str, now: float) -> None:
+        self.running.remove(request)
+        self.advance(now)
+
+    def look(self, members: Sequence[Member], now: float) -> None:
+        for member in members:
+            at, read = self._furthest.get(member.rank, ((-1, -1), -1))
+            reached = (max(at, (member.step, member.block)), max(read, member.bytes_read))
+            if reached != (at, read):
+                self._furthest[member.rank] = reached
+                self.advance(now)
+
+    def measured(self, stats: Stats, now: float) -> None:
+        found = structs.replace(stats, **_NO_PROGRESS)
+        if self._measured not in (None, found):
+            self.advance(now)
+        self._measured = found
+
+    def stalled(self, now: float) -> bool:
+        """Whether there has been no progress for half the limit, so that a node which waits may have given up."""
+        return self._quiet_s(now) > 0.5 * self._limit_s
+
+    def stuck_s(self, now: float) -> float | None:
+        """For how long there was no progress, if that is too long; else None."""
+        quiet_s = self._quiet_s(now)
+        return quiet_s if quiet_s > self._limit_s else None
+
+    def _quiet_s(self, now: float) -> float:
+        return now - self._progress_at if self.running else 0.0

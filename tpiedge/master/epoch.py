@@ -24,7 +24,8 @@ from tpiedge.errors import (
     UserError,
 )
 from tpiedge.host.addresses import check_endpoint, endpoint_at
-from tpiedge.planner.linking import connects_to, listens
+from tpiedge.launch.bootstrap import Timing
+from tpiedge.planner.network import connects_to, listens
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.control import (
     Accused,
@@ -73,9 +74,6 @@ class NodeState(StrEnum):
     LOST = "lost"
 
 
-_ORDER = [NodeState.STARTING, NodeState.JOINED, NodeState.LOADING, NodeState.READY]
-
-
 @dataclass
 class Member:
     """What the master knows of one node. Times are seconds on the caller's clock."""
@@ -88,93 +86,25 @@ class Member:
     bytes_read: int = 0
 
 
-class Membership:
-    """The states of the nodes 0 .. nodes-1: each goes STARTING -> JOINED -> LOADING -> READY, each at most once, and to
-    LOST from anywhere, which is final.
-    `now` never decreases from call to call. Unknown ranks raise ProtocolError."""
-
-    def __init__(self, nodes: int, now: float, *, timeout_s: float, start_s: float) -> None:
-        self._members = [Member(rank, NodeState.STARTING, now) for rank in range(nodes)]
-        self._timeout_s = timeout_s
-        self._start_s = start_s
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        return tuple(self._members)
-
-    def all_in(self, state: NodeState) -> bool:
-        return all(
-            member.state in _ORDER and _ORDER.index(member.state) >= _ORDER.index(state)
-            for member in self._members
-        )
-
-    def reach(self, rank: int, state: NodeState, now: float) -> None:
-        """The node says that it is in `state`. Raises ProtocolError for an unknown node or a step backwards."""
-        member = self._member(rank)
-        if member.state is NodeState.LOST:
-            return
-        if _ORDER.index(state) < _ORDER.index(member.state) or (
-            state is member.state is not NodeState.LOADING
-        ):
-            raise ProtocolError(f"node {rank} says it is {state}, but it was {member.state} already")
-        member.state = state
-        member.heard = now
-
-    def heartbeat(self, rank: int, step: int, block: int, bytes_read: int, now: float) -> None:
-        """The node lives and is at `block` of `step`. Raises ProtocolError before it has joined."""
-        member = self._member(rank)
-        if member.state is NodeState.STARTING:
-            raise ProtocolError(f"node {rank} sends heartbeats before it has joined")
-        if member.state is NodeState.LOST:
-            return
-        member.heard, member.step, member.block, member.bytes_read = now, step, block, bytes_read
-
-    def lose(self, rank: int) -> bool:
-        """The node's process ended or it reported a failure of its own. Returns whether it was not lost before."""
-        member = self._member(rank)
-        was, member.state = member.state, NodeState.LOST
-        return was is not NodeState.LOST
-
-    def overdue(self, now: float) -> Mapping[int, str]:
-        """The nodes that have been silent for too long, and for how long, in words."""
-        found = {member.rank: self._silence(member, now) for member in self._members}
-        return {rank: cause for rank, cause in found.items() if cause}
-
-    def _silence(self, member: Member, now: float) -> str:
-        silent_s = now - member.heard
-        if member.state is NodeState.STARTING and silent_s > self._start_s:
-            return f"it did not start within {self._start_s:.0f} s"
-        # While nodes start, more processes than cores import, read and allocate at once, and no request is running.
-        patience = 1 if member.state is NodeState.READY else 6
-        if member.state in _ORDER[1:] and silent_s > self._timeout_s * patience:
-            return f"silent for {silent_s:.1f} s (killed, frozen or cut off)"
-        return ""
-
-    def _member(self, rank: int) -> Member:
-        if not 0 <= rank < len(self._members):
-            raise ProtocolError(f"there is no node {rank} in a cluster of {len(self._members)}")
-        return self._members[rank]
-
-
 class Epoch:
-    """Not thread-safe: one thread calls everything but the properties. Nothing here blocks.
-
-    `assign(rank)` makes a node's part of the plan; `post(message, rank)` sends without waiting;
-    `tell(event)` hands an event to the caller.
-    """
+    """Not thread-safe: one thread calls everything. Nothing here blocks. Each of its `nodes` goes STARTING -> JOINED ->
+    LOADING -> READY, each at most once, and to LOST from anywhere, which is final. `assign(rank)` makes a node's part
+    of the plan; `post(message, rank)` sends without waiting; `tell(event)` hands an event to the caller."""
 
     def __init__(
         self,
         number: int,
         clock: Clock,
-        membership: Membership,
+        nodes: int,
+        timing: Timing,
         assign: Callable[[int], Assign],
         post: Callable[[Message, int], None],
         tell: Callable[[EpochEvent], None],
     ) -> None:
         self.number = number
+        self.members = tuple(Member(rank, NodeState.STARTING, clock.now()) for rank in range(nodes))
         self._clock = clock
-        self._membership = membership
+        self._timing = timing
         self._assign = assign
         self._post = post
         self._tell = tell
@@ -195,13 +125,9 @@ class Epoch:
         self.breaches: dict[int, str] = {}
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        return self._membership.members
-
-    @property
     def all_ready(self) -> bool:
         """Whether every node has loaded its weights and none is lost."""
-        return self._membership.all_in(NodeState.READY)
+        return all(member.state is NodeState.READY for member in self.members)
 
     def handle(self, rank: int, message: Message, source: str = "") -> None:
         """Handles a message of the node `rank`, which came from the IP address `source` where that is known. A message
@@ -212,28 +138,34 @@ class Epoch:
             self.broke_protocol(rank, str(error))
 
     def lose(self, rank: int, cause: str) -> None:
-        """The node's link or its machine failed. Does nothing if it is lost already."""
-        if self._membership.lose(rank):
-            self._announce(rank, sanitised_line(cause))  # also cuts it, so that it fits into a message
+        """The node's link or its machine failed. Does nothing if it is lost already. Raises ProtocolError for a rank
+        that does not exist."""
+        member = self._member(rank)
+        if member.state is NodeState.LOST:
+            return
+        member.state, cause = (
+            NodeState.LOST,
+            sanitised_line(cause),
+        )  # which cuts it: it must fit into a message
+        for other in self._present():
+            self._post(Lost(self.number, rank, cause), other)
+        self._tell(PeerLost(rank, "the work" if self._started else "the start", cause))
 
     def fail(self, rank: int, cause: str) -> None:
+        """The node ended by itself, or hangs."""
         self.failed.add(rank)
         self.lose(rank, cause)
 
     def broke_protocol(self, rank: int, cause: str) -> None:
-        """The node broke the protocol: it is lost. Raises ProtocolError for a rank that does not exist."""
         self.fail(rank, cause)  # first: it checks the rank
         self.breaches.setdefault(rank, sanitised_line(cause))
 
     def ended(self, rank: int, cause: str) -> None:
-        """The node's process ended.
-
-        If it gave up over another node, that explains more than its exit status. The master started rank 0 itself and
-        so believes its word: the node that rank 0 missed is lost first.
-        """
+        """The node's process ended. If it gave up over another node, that explains more than its exit status. The
+        master started rank 0 itself and so believes its word: the node that rank 0 missed is lost first."""
         report = self.gave_up.get(rank)
         missed = PeerLost.read(report) if report and rank == 0 else None
-        if missed is not None and 0 < missed.rank < len(self._membership.members):
+        if missed is not None and 0 < missed.rank < len(self.members):
             self.lose(missed.rank, missed.cause)
         if report:
             self.lose(rank, f"it gave up, because {report}")
@@ -242,17 +174,29 @@ class Epoch:
 
     def tick(self, *, excused: bool = False) -> None:
         """Looks for silent nodes, unless they are `excused`, then sends every node the progress of all."""
-        now = self._clock.now()
-        for rank, cause in () if excused else self._membership.overdue(now).items():
-            self.lose(rank, cause)
+        now, timing = self._clock.now(), self._timing
+        for member in () if excused else self.members:
+            silent_s = now - member.heard
+            if member.state is NodeState.STARTING:
+                limit_s, cause = timing.start_s, f"it did not start within {timing.start_s:.0f} s"
+            else:
+                # While nodes start, more processes than cores import, read and allocate at once, and no request runs.
+                limit_s = timing.timeout_s * (1 if member.state is NodeState.READY else 6)
+                cause = f"silent for {silent_s:.1f} s (killed, frozen or cut off)"
+            if silent_s > limit_s:
+                self.lose(member.rank, cause)
         for rank in [rank for rank, since in self._listeners.items() if now - since >= 60.0]:
             # The others wait longer for its address: theirs is not the failure.
             del self._listeners[rank]
             self.lose(rank, "it did not say where it listens within 60 s")
-        self._pulse()
+        peers = tuple(
+            PeerPulse(one.rank, one.step, one.block, one.bytes_read, one.state.value) for one in self.members
+        )
+        for rank in self._present():
+            self._post(Pulse(self.number, peers), rank)
 
     def _dispatch(self, rank: int, message: Message, source: str) -> None:
-        now = self._clock.now()
+        member = self._member(rank)
         if getattr(message, "rank", rank) != rank:
             raise ProtocolError("it speaks for another node")
         match message:
@@ -261,19 +205,30 @@ class Epoch:
                     raise ProtocolError(
                         f"it speaks protocol {protocol}, this master {PROTOCOL}: update tpiedge on both"
                     )
-                self._membership.reach(rank, NodeState.JOINED, now)
+                self._reach(member, NodeState.JOINED)
                 self._assign_to(rank)
             case Listening(endpoint=endpoint):
-                self._listens(rank, endpoint, source)
-            case Heartbeat(step=step, block=block, bytes_read=bytes_read):
-                self._membership.heartbeat(rank, step, block, bytes_read, now)
+                if rank not in self._listeners:
+                    raise ProtocolError(
+                        "it says that it listens, where nobody is to connect to it or it has said so"
+                    )
+                del self._listeners[rank]
+                # Rank 0 is this machine's own, and may listen at each of its addresses.
+                self._endpoints[rank] = endpoint_at(source if rank else "", check_endpoint(endpoint))
+                self._connect()
+            case Heartbeat():
+                if member.state is NodeState.STARTING:
+                    raise ProtocolError(f"node {rank} sends heartbeats before it has joined")
+                if member.state is not NodeState.LOST:
+                    member.heard, member.bytes_read = self._clock.now(), message.bytes_read
+                    member.step, member.block = message.step, message.block
                 if rank == 0 and message.reading:
                     self._tell(message)
             case Loading():
-                self._membership.reach(rank, NodeState.LOADING, now)
+                self._reach(member, NodeState.LOADING)
                 self._tell(message)
             case Ready():
-                self._membership.reach(rank, NodeState.READY, now)
+                self._reach(member, NodeState.READY)
                 self._started = self.all_ready
                 self._tell(message)
             case Failed(request=request, kind=kind) if rank or not request or kind not in _OWN_FAULTS:
@@ -289,6 +244,21 @@ class Epoch:
             case _:
                 raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")
 
+    def _member(self, rank: int) -> Member:
+        if not 0 <= rank < len(self.members):
+            raise ProtocolError(f"there is no node {rank} in a cluster of {len(self.members)}")
+        return self.members[rank]
+
+    def _reach(self, member: Member, state: NodeState) -> None:
+        """The node says that it is in `state`. Raises ProtocolError for a step backwards."""
+        if member.state is NodeState.LOST:
+            return
+        order = list(NodeState)
+        again = state is member.state is not NodeState.LOADING
+        if again or order.index(state) < order.index(member.state):
+            raise ProtocolError(f"node {member.rank} says it is {state}, but it was {member.state} already")
+        member.state, member.heard = state, self._clock.now()
+
     def _assign_to(self, rank: int) -> None:
         part = self._assign(rank)
         size = len(part.nodes)
@@ -298,14 +268,6 @@ class Epoch:
         if rank:
             self._unconnected[rank] = connects_to(rank, size, part.collective)
             self._connect()
-
-    def _listens(self, rank: int, endpoint: str, source: str) -> None:
-        if rank not in self._listeners:
-            raise ProtocolError("it says that it listens, where nobody is to connect to it or it has said so")
-        del self._listeners[rank]
-        # Rank 0 is this machine's own, and may listen at each of its addresses.
-        self._endpoints[rank] = endpoint_at(source if rank else "", check_endpoint(endpoint))
-        self._connect()
 
     def _connect(self) -> None:
         for rank, others in list(self._unconnected.items()):
@@ -317,7 +279,7 @@ class Epoch:
         """A node reports why it ends. A report that it lost a peer is only kept: that loss is found elsewhere."""
         if failed.kind in _OWN_FAULTS:
             self.failed.add(rank)
-            self._membership.lose(rank)
+            self.members[rank].state = NodeState.LOST
             self._tell(_OWN_FAULTS[failed.kind](sanitised_line(failed.message)))
             return
         if failed.kind in ("PeerLost", "Misconduct"):
@@ -334,19 +296,6 @@ class Epoch:
             self.disputing.add(rank)
         self.fail(rank, failed.message)
 
-    def _announce(self, rank: int, cause: str) -> None:
-        for member in self._present():
-            self._post(Lost(self.number, rank, cause), member)
-        self._tell(PeerLost(rank, "the work" if self._started else "the start", cause))
-
-    def _pulse(self) -> None:
-        peers = tuple(
-            PeerPulse(one.rank, one.step, one.block, one.bytes_read, one.state.value)
-            for one in self._membership.members
-        )
-        for rank in self._present():
-            self._post(Pulse(self.number, peers), rank)
-
     def _present(self) -> list[int]:
         absent = (NodeState.STARTING, NodeState.LOST)
-        return [member.rank for member in self._membership.members if member.state not in absent]
+        return [member.rank for member in self.members if member.state not in absent]

@@ -7,8 +7,8 @@ are left read it instead of fetching it.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from msgspec import structs
@@ -39,36 +39,30 @@ def plan_safely(
         return NoPlan(f"the planner fails ({what}): please report it")
 
 
+@dataclass(eq=False)
 class Foresight:
     """For the control thread; nothing blocks. `tell(message, machine)` sends without waiting."""
 
-    def __init__(
-        self, plan: PlaceNodes, tell: Callable[[Stock, str], None], pack_id: str, *, stock: bool
-    ) -> None:
-        """Without `stock` machines say what is on their disks, and fetch nothing."""
-        self._plan = plan
-        self._tell = tell
-        self._pack_id = pack_id
-        self._stock = stock
-        #: For whom the plans are made: what plans depend on of machines, and the workers that serve.
-        self._facts: object = None
-        #: The losses that are still to be planned for, and by machine the shares that the plans made so far give it.
-        self._due: list[str] = []
-        self._needed: dict[str, dict[_Share, None]] = {}
-        self._number = 0
-        #: By machine, what it was told, and the nonce of the agent that it was told to.
-        self._told: dict[str, tuple[int, Stock]] = {}
-        self._stocked: dict[str, Stocked] = {}
-
-    @property
-    def stocked(self) -> Mapping[str, Stocked]:
-        return self._stocked
+    _plan: PlaceNodes
+    _tell: Callable[[Stock, str], None]
+    _pack_id: str
+    #: Without it machines say what is on their disks, and fetch nothing.
+    stock: bool
+    #: For whom the plans are made: what plans depend on of machines, and the workers that serve.
+    _facts: object = None
+    #: The losses that are still to be planned for, and by machine the shares that the plans made so far give it.
+    _due: list[str] = field(default_factory=list)
+    _needed: dict[str, dict[_Share, None]] = field(default_factory=dict)
+    _number: int = 0
+    #: By machine, what it was told, and the nonce of the agent that it was told to.
+    _told: dict[str, tuple[int, Stock]] = field(default_factory=dict)
+    stocked: dict[str, Stocked] = field(default_factory=dict)
 
     def heard(self, machine: str, message: Stocked) -> None:
         """Takes a machine's answer, unless it is to an earlier order."""
         _, told = self._told.get(machine, (0, None))
         if told is not None and told.number == message.number:
-            self._stocked[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
+            self.stocked[machine] = structs.replace(message, complete=message.complete and bool(told.shares))
 
     def again(self) -> None:
         """What plans depend on beside the workers has changed."""
@@ -76,9 +70,7 @@ class Foresight:
 
     def look(self, machines: Sequence[Machine], serving: Sequence[str]) -> None:
         """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it.
-
-        `machines` are those that a plan would be made for now, `serving` the workers that serve.
-        """
+        `machines` are those that a plan would be made for now, `serving` the workers that serve."""
         facts = [one.planned_by for one in machines], tuple(serving)
         if facts != self._facts:
             self._facts = facts
@@ -87,21 +79,17 @@ class Foresight:
         if not self._due:
             return
         lost = self._due.pop(0)
-        self._foresee(tuple(one for one in machines if one.name != lost))
+        found = plan_safely(self._plan, [one for one in machines if one.name != lost], ())
+        for part in found.assignments if isinstance(found, Assignments) else ():
+            if part.machine:  # the master's own has the whole pack
+                self._needed[part.machine][part.attention, part.ffn] = None
         if not self._due:
             self._order(machines)
-
-    def _foresee(self, left: tuple[Machine, ...]) -> None:
-        found = plan_safely(self._plan, left, ())
-        if isinstance(found, Assignments):
-            for one in found.assignments:
-                if one.machine:  # the master's own has the whole pack
-                    self._needed[one.machine][one.attention, one.ffn] = None
 
     def _order(self, machines: Sequence[Machine]) -> None:
         told, self._told = self._told, {}
         for machine in machines:
-            shares = tuple(self._needed[machine.name]) if self._stock else ()
+            shares = tuple(self._needed[machine.name]) if self.stock else ()
             nonce, before = told.get(machine.name, (0, None))
             if before is not None and (nonce, before.shares) == (machine.offer.nonce, shares):
                 self._told[machine.name] = nonce, before
@@ -109,9 +97,9 @@ class Foresight:
             self._number += 1
             stock = Stock(0, self._number, self._pack_id, shares)
             self._told[machine.name] = machine.offer.nonce, stock
-            self._stocked.pop(machine.name, None)
+            self.stocked.pop(machine.name, None)
             self._tell(stock, machine.name)
-        self._stocked = {name: said for name, said in self._stocked.items() if name in self._told}
+        self.stocked = {name: said for name, said in self.stocked.items() if name in self._told}
 
 
 # --- what the planner predicts for one machine less or one more

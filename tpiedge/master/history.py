@@ -6,10 +6,9 @@ are told who was lost, who is waited for, and without whom their answers go on; 
 call them.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, get_args
 
 from tpiedge.errors import PeerLost, TpiedgeError
@@ -90,10 +89,6 @@ class History:
         self._wall = wall
         self._generation = -1
         self._seen: Mapping[str, Machine] = {}
-        self._begun: Counter[PlanCause] = Counter()
-        self._failed = 0
-        self._losses: Counter[LossCause] = Counter()
-        self._recoveries = Histogram.empty()
         self._serving = 0  # the latest epoch that was said to serve
         self._answers = False  # whether the latest plan has served
         self._lost: float | None = None  # when one that served was lost, until another one serves
@@ -128,10 +123,13 @@ class History:
 
     def began(self, assignments: Sequence[Assignment], *, replaces: bool) -> None:
         """The nodes of a plan start; `replaces`: in the place of those of another one."""
-        self._begun["plan" if replaces else "loss" if self._losses.total() else "start"] += 1
+        cause: PlanCause = "plan" if replaces else "loss" if any(self.so_far.losses) else "start"
+        begun = tuple(
+            count + (one == cause) for one, count in zip(PLAN_CAUSES, self.so_far.begun, strict=True)
+        )
+        self.so_far = replace(self.so_far, begun=begun)
         self._answers, self._no_plan = False, ""
         self._add("planned", detail=", ".join(one.host or "master" for one in assignments))
-        self._count()
 
     def serves(self, epoch: int, now: float) -> None:
         """Requests are answered in the epoch; may be said again and again."""
@@ -140,13 +138,14 @@ class History:
             return
         self._serving = epoch
         if self._lost is not None:
-            self._recoveries.observe(now - self._lost)
+            recoveries = deepcopy(self.so_far.recoveries)  # other threads read it
+            recoveries.observe(now - self._lost)
+            self.so_far = replace(self.so_far, recoveries=recoveries)
         if self._interrupted is None:
             self._add("serving")
         else:
             self._add("recovered", detail=f"after {format_seconds(now - self._interrupted)}")
         self._lost = self._interrupted = None
-        self._count()
 
     def lost(
         self,
@@ -160,23 +159,22 @@ class History:
         """The nodes of the latest plan, of the workers `members`, ended, and nobody had planned it. `breached`: one of
         them broke the protocol."""
         if self._answers:
-            self._losses[_cause(failure, breached)] += 1
-            self._lost = now
+            cause, counts = _cause(failure, breached), self.so_far.losses
+            losses = tuple(count + (one == cause) for one, count in zip(LOSS_CAUSES, counts, strict=True))
+            self.so_far, self._lost = replace(self.so_far, losses=losses), now
         else:
-            self._failed += 1
+            self.so_far = replace(self.so_far, failed=self.so_far.failed + 1)
         if self._interrupted is None and self._serving:
             self._interrupted = now
         self._answers = False
         self._add("interrupted", detail=str(error))
-        self._count()
         self._members = members
         self._say(error)
 
     def failed(self, error: TpiedgeError | None, *, serves: bool) -> None:
         """A plan came to nothing before its nodes started. `serves`: another one serves meanwhile."""
-        self._failed += 1
+        self.so_far = replace(self.so_far, failed=self.so_far.failed + 1)
         self._add("plan failed", detail=str(error))
-        self._count()
         if error is not None and not serves:
             self._say(error)
 
@@ -237,14 +235,6 @@ class History:
     def _add(self, kind: EventKind, machine: str = "", detail: str = "") -> None:
         event = ClusterEvent(self._wall(), kind, machine, sanitised_line(detail, 300))
         self.events = (event, *self.events[: EVENTS - 1])
-
-    def _count(self) -> None:
-        self.so_far = PlanHistory(
-            tuple(self._begun[cause] for cause in PLAN_CAUSES),
-            self._failed,
-            tuple(self._losses[cause] for cause in LOSS_CAUSES),
-            deepcopy(self._recoveries),
-        )
 
 
 def _called(machine: Machine) -> str:

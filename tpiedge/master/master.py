@@ -17,12 +17,12 @@ from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.host.device import usable_cores
 from tpiedge.joining.front_door import FrontDoor
-from tpiedge.launch.bootstrap import Timing
+from tpiedge.launch.bootstrap import OwnStalls, Timing
 from tpiedge.master.assignments import Served
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Foresight, PlaceNodes
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.journal import PendingAnswer
 from tpiedge.master.reception import Reception
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
@@ -38,10 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 class Master:
-    """Runs between `start` and `close`. Owns rank 0's processes; the caller closes the hub.
-
-    Thread-safe but for `turn`.
-    """
+    """Runs between `start` and `close`. Owns rank 0's processes; the caller closes the hub. Thread-safe but for
+    `turn`."""
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class Master:
         )
         foresight = Foresight(plan, outbox.send, served.pack_id, stock=stock)
         self._reception = Reception(
-            hub, clock, outbox, door, roster, self._sessions, foresight, timing.heartbeat_s
+            hub, clock, outbox, door, roster, self._sessions, foresight, OwnStalls(timing.heartbeat_s)
         )
         self._reconciler = Reconciler(
             clock,
@@ -186,10 +184,8 @@ class Master:
             raise InternalError("the control thread did not end within 30 s")
 
     def turn(self) -> None:
-        """One round: handles what has arrived, then does what is due. Blocks until the next heartbeat at most.
-
-        For the control thread, or for a caller that has not started it.
-        """
+        """One round: handles what has arrived, then does what is due. Blocks until the next heartbeat at most. For the
+        control thread, or for a caller that has not started it."""
         try:
             self._reception.hear(self._beat)
         except EndpointClosed:

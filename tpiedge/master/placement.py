@@ -7,11 +7,10 @@ from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.roster import Machine
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner import prediction
-from tpiedge.planner.capacity import Allocation, allocate
+from tpiedge.planner.capacity import Allocation, SpareReason, allocate, slower, too_small, without_native
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
-from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import Demand
-from tpiedge.planner.reasons import SpareReason, slower, too_small, without_native
+from tpiedge.planner.solve import ShareWeight
 from tpiedge.units import counted
 
 OWN_NAME = "master"
@@ -34,19 +33,16 @@ class NodePlacement:
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         """The assignments, or why there are none. `serving`: the workers of the serving plan."""
-        unfit = self._unfit(machines)
+        found_unfit = {
+            one.name: without_native(self.demand, one.offer.isa) or too_small(self.demand, self._offered(one))
+            for one in machines
+        }
+        unfit = {name: reason for name, reason in found_unfit.items() if reason is not None}
         found = self._of_fit(tuple(one for one in machines if one.name not in unfit), serving)
         return replace(found, spare={**unfit, **found.spare})
 
     def give(self, memory_bytes: int) -> None:
         self.own = replace(self.own, memory_bytes=memory_bytes)
-
-    def _unfit(self, machines: tuple[Machine, ...]) -> dict[str, SpareReason]:
-        found = {
-            one.name: without_native(self.demand, one.offer.isa) or too_small(self.demand, self._offered(one))
-            for one in machines
-        }
-        return {name: reason for name, reason in found.items() if reason is not None}
 
     def _of_fit(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         """The assignments of machines that hold some share, or why there are none."""

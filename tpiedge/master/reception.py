@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec import structs
@@ -39,39 +40,27 @@ _BURST = 5000
 FLOOD: Final = 3000
 
 
+@dataclass(eq=False)
 class Reception:
     """Updates the roster, and passes messages on to the sessions and the door. For the thread that owns the hub."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        clock: Clock,
-        outbox: Outbox,
-        door: FrontDoor,
-        roster: Roster,
-        sessions: SessionManager,
-        foresight: Foresight,
-        heartbeat_s: float,
-    ) -> None:
-        self._hub = hub
-        self._clock = clock
-        self._outbox = outbox
-        self._door = door
-        self._roster = roster
-        self._sessions = sessions
-        self._foresight = foresight
-        self._traffic = Counter[str]()  # messages since the last heartbeat
-        self._stalls = OwnStalls(heartbeat_s)
-        self._probings: dict[str, Probing] = {}
-        #: Machines whose connection was gone at the last heartbeat, and since when.
-        self._cut_off: dict[str, float] = {}
+    _hub: Hub
+    _clock: Clock
+    _outbox: Outbox
+    _door: FrontDoor
+    _roster: Roster
+    _sessions: SessionManager
+    _foresight: Foresight
+    _stalls: OwnStalls
+    _traffic: Counter[str] = field(default_factory=Counter)  # messages since the last heartbeat
+    _probings: dict[str, Probing] = field(default_factory=dict)
+    #: Machines whose connection was gone at the last heartbeat, and since when.
+    _cut_off: dict[str, float] = field(default_factory=dict)
 
     def hear(self, until: float) -> None:
         """Handles what has arrived, but at `until` the rest waits: a crowd's messages do not hold heartbeats up. Blocks
         for the first message until then, or until woken. What comes while it blocks is heard, however long that took.
-
-        Raises EndpointClosed once the hub is closed.
-        """
+        Raises EndpointClosed once the hub is closed."""
         self._door.settle()
         for name in self._door.newcomers():
             self._roster.expect(name)
@@ -132,8 +121,15 @@ class Reception:
         match message:
             case Offer():
                 self._hear_offer(name, message, now)
+            case Echo() if name in self._probings:
+                result = self._probings[name].heard(message, now)
+                if isinstance(result, LinkSpeed):
+                    del self._probings[name]
+                    self._roster.measured(name, result)
+                elif result is not None:
+                    self._outbox.send(result, name)
             case Echo():
-                self._hear_echo(name, message, now)
+                pass
             case Preparing() | Prepared() | Spawned() | NodeEnded():
                 if self._known(name, now):
                     self._sessions.heard(name, message)
@@ -164,16 +160,6 @@ class Reception:
         self._roster.offered(name, offer, now)
         probing = self._probings[name] = Probing()
         self._outbox.send(probing.begin(now), name)
-
-    def _hear_echo(self, name: str, echo: Echo, now: float) -> None:
-        if name not in self._probings:
-            return
-        result = self._probings[name].heard(echo, now)
-        if isinstance(result, LinkSpeed):
-            del self._probings[name]
-            self._roster.measured(name, result)
-        elif result is not None:
-            self._outbox.send(result, name)
 
     def _known(self, name: str, now: float) -> bool:
         """Hears the machine, and asks it for an offer where one is missing."""

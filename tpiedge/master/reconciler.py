@@ -27,7 +27,7 @@ from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus, snapshot
 from tpiedge.master.switching import Switching
 from tpiedge.master.workers import WorkerEvent, failed
-from tpiedge.planner.reasons import SpareReason
+from tpiedge.planner.capacity import SpareReason
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
 from tpiedge.wire.epochs import Spare
@@ -49,8 +49,7 @@ class CannotDrain(TpiedgeError):
 
 class Reconciler:
     """Takes the steps that are due in each `reconcile`. For the control thread; any thread may read `status`,
-    `hopeless` and `not_serving`. Nothing here blocks but the start and end of rank 0's processes.
-    """
+    `hopeless` and `not_serving`. Nothing here blocks but the start and end of rank 0's processes."""
 
     def __init__(
         self,
@@ -138,10 +137,23 @@ class Reconciler:
         if sessions.serving is not None and sessions.serving.phase is Phase.ENDED:
             self._end_serving(sessions.serving)
         if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
-            self._drop_coming(sessions.coming)
+            ended = sessions.coming
+            error = ended.failure.error if ended.failure else None
+            _log.debug("epoch %d was not prepared: %s", ended.number, type(error).__name__)
+            _log.warning("the new plan failed: %s", error)
+            self.history.failed(error, serves=sessions.serving is not None)
+            self._reason = str(error)
+            self._attribute(ended)
+            sessions.abandon()
+            self._retry(ended)
         if sessions.ready or not sessions.active:  # who comes back would end what begins
             self._roster.readmit(now)
-        self._look_at_own_memory()
+        own_bytes = sessions.rank_zero.memory_bytes
+        if own_bytes != self._own_bytes:
+            self._own_bytes = own_bytes
+            self._follow_memory(own_bytes)
+            self._foresight.again()
+            self._roster.changed_beside()
         self._look_for_slow(now)
         if sessions.ready:
             note_speeds(self._roster, sessions.ready.machines, sessions.ready.slowdowns, now)
@@ -153,11 +165,20 @@ class Reconciler:
         if sessions.coming is not None:
             self._switch(sessions.coming, sessions.serving, now)
         self._dispatch()
-        self._look_ahead()
+        idle = sessions.coming is None and self._requests.idle  # plans for losses take the master's time
+        if idle and sessions.serving is not None and sessions.serving.served_s >= SETTLED_S:
+            self._foresight.look(self.selection.plannable(), sessions.serving.machines)
         self.hopeless = self._stuck is not None and not (self._served and now - self._stuck < self._grace_s)
         if self.hopeless:
             self._requests.fail_all(self.not_serving())
-        self._requests.explain(self._why_paused(), serving=sessions.ready is not None)
+        takes_over = sessions.serving or sessions.coming
+        if takes_over is not None:
+            why = self.history.going_on(takes_over.machines)
+        elif self._planless and self._known == self._generation:
+            why = self.history.waiting(self._reason)
+        else:
+            why = self.history.undecided()
+        self._requests.explain(why, serving=sessions.ready is not None)
         self._publish()
         while self._done:
             self._done.pop(0)()
@@ -181,14 +202,6 @@ class Reconciler:
         """Makes a plan due although the roster has not changed."""
         self._known = None
 
-    def _look_ahead(self) -> None:
-        """Makes plans for losses, only while no request is running, for it takes the master's time."""
-        serving = self._sessions.serving
-        if serving is None or self._sessions.coming is not None or not self._requests.idle:
-            return
-        if serving.served_s >= SETTLED_S:
-            self._foresight.look(self.selection.plannable(), serving.machines)
-
     def _switch(self, coming: Session, serving: Session | None, now: float) -> None:
         """The coming session takes the place of the serving one where that is due, once that has left for it what it
         can use. Answers that pause for half a second are told so."""
@@ -208,29 +221,10 @@ class Reconciler:
         self.history.began(coming.assignments, replaces=serving is not None)
         self._notify()  # the plan was made while those it leaves out still had a part
 
-    def _why_paused(self) -> str:
-        takes_over = self._sessions.serving or self._sessions.coming
-        if takes_over is not None:
-            return self.history.going_on(takes_over.machines)
-        if self._planless and self._known == self._generation:
-            return self.history.waiting(self._reason)
-        return self.history.undecided()
-
-    def _look_at_own_memory(self) -> None:
-        """Where the master's machine gives less or more memory by now, plans are made for that."""
-        own_bytes = self._sessions.rank_zero.memory_bytes
-        if own_bytes != self._own_bytes:
-            self._own_bytes = own_bytes
-            self._follow_memory(own_bytes)
-            self._foresight.again()
-            self._roster.changed_beside()
-
     def _look_for_slow(self, now: float) -> None:
         """While nothing is served, finds the workers that are late, so that the others can serve without them: those
-        that will fetch for more than ten seconds, as measured for two, or got no further for twenty.
-
-        Once the others serve, plans contain the slow workers again, and they go on fetching.
-        """
+        that will fetch for more than ten seconds, as measured for two, or got no further for twenty. Once the others
+        serve, plans contain the slow workers again, and they go on fetching."""
         coming = self._sessions.coming
         if self._sessions.ready and self.selection.slow:
             self.selection.slow = frozenset()
@@ -260,9 +254,15 @@ class Reconciler:
             return  # it stays due, with more memory of the master's own machine
         self._planless, self._planned = isinstance(found, NoPlan), self._clock.now()
         self._known, self._changed = self._generation, None
-        if isinstance(found, NoPlan):
+        if isinstance(found, NoPlan):  # a serving session goes on
             self._is_stuck(self._sessions.serving is None)
-            self._give_up(found)
+            waiting = SpareReason("no plan", found.reason)
+            present = {machine.name: waiting for machine in self._roster.present}
+            for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}
+            self._spare = {**self._departed(), **present, **for_good}
+            self._reason = "; ".join([found.reason, *self.selection.absent(self._spare)])
+            self.history.no_plan(found.reason)
+            self._sessions.abandon()
         else:
             self._spare = {**self._departed(), **found.spare}
             self._apply(found)
@@ -315,16 +315,6 @@ class Reconciler:
         elif self._stuck is None:
             self._stuck = self._clock.now()
 
-    def _give_up(self, found: NoPlan) -> None:
-        """No plan fits the present machines. A serving session goes on."""
-        waiting = SpareReason("no plan", found.reason)
-        present = {machine.name: waiting for machine in self._roster.present}
-        for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}
-        self._spare = {**self._departed(), **present, **for_good}
-        self._reason = "; ".join([found.reason, *self.selection.absent(self._spare)])
-        self.history.no_plan(found.reason)
-        self._sessions.abandon()
-
     def _dispatch(self) -> None:
         serving, coming = self._sessions.ready, self._sessions.coming
         if serving is None or serving.halting:
@@ -375,16 +365,6 @@ class Reconciler:
             self._roster.step(failure.crashed, WorkerEvent.FAILED, now, "died", str(failure.error))
         else:
             self._roster.own = failed(self._roster.own, now, "died", str(failure.error))
-
-    def _drop_coming(self, session: Session) -> None:
-        error = session.failure.error if session.failure else None
-        _log.debug("epoch %d was not prepared: %s", session.number, type(error).__name__)
-        _log.warning("the new plan failed: %s", error)
-        self.history.failed(error, serves=self._sessions.serving is not None)
-        self._reason = str(error)
-        self._attribute(session)
-        self._sessions.abandon()
-        self._retry(session)
 
     def _retry(self, session: Session) -> None:
         """Plans again: at once, but for what `_apply` waits for."""

@@ -6,18 +6,14 @@ Laws:
    they were accepted (`turns.py`). One for which nobody waits (`attend`) starts after all others, gives its place back
    where one of them has none, and goes on later. The queue is full for a client alone with `limit` that have not begun
    or gave their place back, and earlier where others' requests wait.
-3. A node's message about a request that does not run is dropped.
-4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
-5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
+3. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
    one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end. So do those
    of an earlier master (`resume`), for which nobody waits until it is said.
-6. Of those that wait, the one with most `losses` begins first, suspects (`journal.py`) before all others, if nothing
+4. Of those that wait, the one with most `losses` begins first, suspects (`journal.py`) before all others, if nothing
    runs. Beside a suspect nothing begins, and it gives its place to nobody: so one that kills a node in every epoch is
    found, and it alone fails. While one waits, only what ran begins.
-7. A request for many answers submits some of them and later the others, so that it does not take every place. Those
-   that it postpones take none, but count with those that wait, and have a limit of their own.
-8. A request with a grammar takes a place once that is compiled. What its processes take of a processor
-   counts in its client's turn as tokens do.
+5. A request with a grammar takes a place once that is compiled. What its processes take of a processor counts in its
+   client's turn as tokens do.
 """
 
 import math
@@ -40,8 +36,7 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
-from tpiedge.master.journal import Resumed, TakenUp
-from tpiedge.master.pending_answer import PendingAnswer, RequestLine
+from tpiedge.master.journal import PendingAnswer, RequestLine, Resumed, TakenUp
 from tpiedge.master.request_times import ReadingProgress, ReadingRate, RequestHistograms, Totals
 from tpiedge.master.turns import Compiling, Turns
 from tpiedge.portions import Portions, may_have
@@ -85,11 +80,9 @@ class Dismissed(Cancelled):
 
 class RequestQueue:
     """Up to `limit` requests of a client wait, twice as many of all, and up to `parallel` run; their ids must differ.
-    Thread-safe; nothing blocks.
-
-    `on_cancel(id)` is called when a running request is cancelled, `on_submit()` after each accepted one. `on_cancel`
-    must not call back. `now` gives seconds. `compiles`: so many grammars are compiled at a time.
-    """
+    Thread-safe; nothing blocks. `on_cancel(id)` is called when a running request is cancelled, `on_submit()` after each
+    accepted one. `on_cancel` must not call back. `now` gives seconds. `compiles`: so many grammars are compiled at a
+    time."""
 
     def __init__(
         self,
@@ -231,10 +224,8 @@ class RequestQueue:
 
     def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
         """Starts the next request: hands it to `ask`, which sends it to rank 0 and must neither block nor call back.
-
         Returns False if as many run as may, a suspect runs, or none waits; then running ones that nobody waits for are
-        cancelled at rank 0, as many as have to give way. A request for which `ask` raises ProtocolError ends there.
-        """
+        cancelled at rank 0, as many as have to give way. A request for which `ask` raises ProtocolError ends there."""
         with self._lock:  # held while asking, so that no cancellation overtakes the request
             if len(self._running) >= self._parallel or any(
                 one.journal.suspect for one in self._running.values()
@@ -274,8 +265,13 @@ class RequestQueue:
                     self._running[reading].read(done_tokens, self._now())
             if not isinstance(name, str):
                 return
-            self._charge(message, name)
-            running = self._running.get(name)
+            running, spent_s = self._running.get(name), 0.0
+            if isinstance(message, Compiled | Failed | Finished):
+                spent_s = message.processor_s
+            known = self._compiling.entries.get(name) if running is None else running
+            if known is not None and spent_s > 0.0:
+                # A slow machine computes fewer tokens in a second.
+                self._turns.give(known.client, math.ceil(100 * spent_s))
             if running is None:
                 if isinstance(message, Compiled | Failed | Finished):
                     self._tell_compiling(message, name)
@@ -406,24 +402,6 @@ class RequestQueue:
             one.gives_way = True
             self._on_cancel(one.request.id)
 
-    def _put_back(self, answering: PendingAnswer) -> None:
-        """It gave way: it is the first to go on of those that nobody waits for, unless nothing of it is missing."""
-        if self._settled(answering):
-            return
-        self._leave(answering)
-        answering.journal.interrupted(self._now(), "priority")
-        answering.pause("requests that somebody waits for come first")
-        self._waiting.appendleft(answering)
-
-    def _charge(self, message: Message, name: str) -> None:
-        """Counts what the processes of its grammar took of a processor."""
-        spent_s = message.processor_s if isinstance(message, Compiled | Failed | Finished) else 0.0
-        running = self._running.get(name)
-        known = self._compiling.entries.get(name) if running is None else running
-        if known is not None and spent_s > 0.0:
-            # A slow machine computes fewer tokens in a second.
-            self._turns.give(known.client, math.ceil(100 * spent_s))
-
     def _tell_compiling(self, message: Compiled | Failed | Finished, name: str) -> None:
         entry = self._compiling.entries.get(name)
         if entry is None:
@@ -431,13 +409,10 @@ class RequestQueue:
         if isinstance(message, Compiled):
             entry.state = "compiled" if entry.state == "asked" else entry.state
             return
-        failed = (
-            [one for one in self._waiting if one.request.id == name] if isinstance(message, Failed) else []
-        )
-        for one in failed:
-            self._waiting.remove(one)
         del self._compiling.entries[name]
         if isinstance(message, Failed):
+            failed = [one for one in self._waiting if one.request.id == name]
+            self._waiting = deque(one for one in self._waiting if one not in failed)
             self._fail(failed, _FAULTS.get(message.kind, InternalError)(message.message))
 
     def _pass_on(self, message: AnswerPart, answering: PendingAnswer) -> None:
@@ -474,7 +449,11 @@ class RequestQueue:
         """Ends a running request with rank 0's word, unless something of the answer is missing."""
         cancelled = message.reason == "cancel"
         if cancelled and answering.gives_way and not answering.unwanted:
-            self._put_back(answering)
+            if not self._settled(answering):  # the first to go on of those that nobody waits for
+                self._leave(answering)
+                answering.journal.interrupted(self._now(), "priority")
+                answering.pause("requests that somebody waits for come first")
+                self._waiting.appendleft(answering)
             return
         if not cancelled and not answering.journal.agrees(message):
             told = len(answering.journal.answer_ids)

@@ -52,12 +52,10 @@ def _tokens() -> Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted.
-
-    `cut` of the `finished` ones ended because the answer had as many tokens as it may. `cached_tokens` of the
-    `prompt_tokens` had been kept from earlier requests. `resumed`: how often an answer went on in another epoch;
-    `paused_s`: for how long they had paused, added up.
-    """
+    """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted. `cut` of the
+    `finished` ones ended because the answer had as many tokens as it may. `cached_tokens` of the `prompt_tokens` had
+    been kept from earlier requests. `resumed`: how often an answer went on in another epoch; `paused_s`: for how long
+    they had paused, added up."""
 
     finished: int = 0
     failed: int = 0

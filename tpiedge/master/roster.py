@@ -1,16 +1,8 @@
 """The machines of a cluster as the master knows them: a state machine without sockets, threads or clock.
 
-Laws:
-1. A machine counts as present from its Offer on until it is lost: silent for longer than the timeout, or its link
-   broke.
-2. A machine that was lost is present again with its next Offer, and only then; the master answers anything else that
-   it sends by asking for one.
-3. Of the machines that are not present the GONE that were heard last are remembered: each turn of the master looks at
-   all machines, and a member may come with ever new keys.
-4. A drained machine stays so, lost or not, until its agent is started anew (another nonce) or the drain is undone.
-5. A machine's slowdown lasts until it offers another speed, or returns.
-6. `generation` changes whenever a plan may become another one: the machines that are present, wait or are drained, an
-   offer, a link, a machine's speed. `steady` does not change where a machine comes or goes that waits or is drained.
+A machine is present from its Offer on until it is lost, and again from its next Offer on. Of those that are not present
+the GONE that were heard last are remembered: a member may come with ever new keys. A drained machine stays so until its
+agent is started anew (another nonce) or the drain is undone, and a slowdown until another speed is offered.
 """
 
 import math
@@ -18,14 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tpiedge.master.workers import (
-    Fault,
-    Standing,
-    WorkerAction,
-    WorkerEvent,
-    WorkerState,
-    step,
-)
+from tpiedge.master.workers import Fault, Standing, WorkerAction, WorkerEvent, WorkerState, step
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
 
@@ -81,6 +66,8 @@ class Roster:
         self._timeout_s = timeout_s
         self._machines: dict[str, Machine] = {}
         self._places = {name: place for place, name in enumerate(known)}
+        #: `generation` changes whenever a plan may become another one, `steady` not where a machine comes or goes that
+        #: waits or is drained.
         self.generation = self.steady = 0
         #: Of the master's own machine: the failures that are no worker's.
         self.own = _PRESENT

@@ -1,7 +1,7 @@
 """Which workers plans are made of, and who is left out of them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tpiedge.clock import Clock
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
@@ -10,8 +10,7 @@ from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.workers import WorkerState
-from tpiedge.planner.capacity import MOST_MACHINES
-from tpiedge.planner.reasons import SpareReason, drained
+from tpiedge.planner.capacity import MOST_MACHINES, SpareReason, drained
 
 #: Beside the master's own machine. The control thread makes plans between two heartbeats.
 _MOST_WORKERS = MOST_MACHINES - 1
@@ -22,16 +21,16 @@ FETCHES = SpareReason("fetching", "its weights take long to come, and the others
 _NAMED = 3
 
 
+@dataclass(eq=False)
 class Selection:
     """For the control thread."""
 
-    def __init__(self, clock: Clock, plan: PlaceNodes, roster: Roster, sessions: SessionManager) -> None:
-        #: Workers that fetch for long, or get no further, while nothing is served.
-        self.slow: frozenset[str] = frozenset()
-        self._clock = clock
-        self._plan = plan
-        self._roster = roster
-        self._sessions = sessions
+    _clock: Clock
+    _plan: PlaceNodes
+    _roster: Roster
+    _sessions: SessionManager
+    #: Workers that fetch for long, or get no further, while nothing is served.
+    slow: frozenset[str] = frozenset()
 
     def find(self, without: str = "") -> Assignments | NoPlan:
         """The plan of now, or the one that there would be without a worker: without waiting and slow workers, or else
@@ -42,7 +41,10 @@ class Selection:
         names = [one.name for one in waiting]
         fewer = [frozenset(names[count:]) for count in range(len(names) + 1)]
         for shunned in dict.fromkeys([*(one | self.slow for one in fewer), *fewer]):
-            found = self._plan_for([one for one in able if one.name not in shunned], serving)
+            machines = [one for one in able if one.name not in shunned]
+            found = plan_safely(self._plan, machines[:_MOST_WORKERS], serving)
+            beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
+            found = replace(found, spare={**found.spare, **beyond})
             if isinstance(found, Assignments):
                 break
         return replace(found, spare={**dict.fromkeys(self.slow, FETCHES), **found.spare})
@@ -111,8 +113,3 @@ class Selection:
         """Those that plans have only where there is none without them."""
         now = self._clock.now()
         return [one for one in able if one.standing.waits(now) and one.name not in serving]
-
-    def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
-        found = plan_safely(self._plan, machines[:_MOST_WORKERS], serving)
-        beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
-        return replace(found, spare={**found.spare, **beyond})

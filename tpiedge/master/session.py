@@ -1,8 +1,5 @@
-"""One epoch at the master, from its plan to its end.
-
-Its phases are the table PHASES: workers fetch what they lack while it is PREPARING, nodes start and load while it is
-LAUNCHED. A session ends by itself only over a loss or a failure; it never ends twice.
-"""
+"""One epoch at the master, from its plan to its end. Its phases are the table PHASES: workers fetch what they lack
+while it is PREPARING, nodes start and load while it is LAUNCHED."""
 
 import logging
 import math
@@ -19,9 +16,8 @@ from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.master.assignments import Assignment, Assignments, Fetching, Served, collective_names
 from tpiedge.master.blame import Failure, failure_of
-from tpiedge.master.counters import WINDOW_S, Counted, CounterLog, Pace, Timelines
-from tpiedge.master.epoch import Epoch, EpochEvent, Membership, NodeState
-from tpiedge.master.request_watch import RequestWatch
+from tpiedge.master.counters import WINDOW_S, Counted, CounterLog, Pace, RequestWatch, Timelines
+from tpiedge.master.epoch import Epoch, EpochEvent, NodeState
 from tpiedge.planner.carriage import Carriage
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key
@@ -92,8 +88,7 @@ class _Preparation:
 
 class Session:
     """Not thread-safe; nothing blocks. `to_agent(message, machine)` and `to_node(message, rank)` send without waiting;
-    `tell` gets the nodes' messages about requests.
-    """
+    `tell` gets the nodes' messages about requests."""
 
     def __init__(
         self,
@@ -133,8 +128,8 @@ class Session:
         #: The most bytes that each node said it has loaded, and when that last grew: what goes back and forth is no
         #: progress.
         self._loaded: dict[int, float] = {}
-        self._moved = self._launched = 0.0
-        self._ready: float | None = None  # since when every node is ready
+        #: When that was, when the nodes were started, and since when all are ready.
+        self._moved = self._launched = self._ready = 0.0
         self._answered = False  # whether a request got on
         self._pace = Pace([one.ffn_s for one in plan.assignments])
         self._counted = 0.0  # when the counters were asked for
@@ -168,21 +163,23 @@ class Session:
     @property
     def served_s(self) -> float:
         """For how long every node has been ready; 0 where it is not so."""
-        ready = self._ready if self.phase is Phase.READY else None
-        return 0.0 if ready is None else self._clock.now() - ready
+        return 0.0 if self.phase is not Phase.READY else self._clock.now() - self._ready
+
+    @property
+    def start_s(self) -> float:
+        """How long its nodes took to get ready; 0 where they are not yet."""
+        return max(0.0, self._ready - self._launched)
 
     def progress(self, machine: str) -> str:
-        """The state of the worker's preparation, in one word."""
-        one = self._preparing[machine]
+        """The state of the worker's preparation, in one word; "" for one without a part."""
+        one = self._preparing.get(machine)
+        if one is None:
+            return ""
         return "fetching" if one.fetching is not None else "prepared" if one.key else "preparing"
 
-    def is_prepared(self, machine: str) -> bool:
-        """Whether the worker takes part, and has all that it needs."""
-        return machine in self._preparing and bool(self._preparing[machine].key)
-
     def late(self, patience_s: float, silence_s: float) -> set[str]:
-        """The workers that will fetch for longer than `patience_s`, at their rate, or got no further for `silence_s`,
-        as where a disk hangs."""
+        """The workers that will fetch for longer than `patience_s`, at their rate, or got no further for
+        `silence_s`."""
         if self.phase is not Phase.PREPARING:
             return set()
         slow = {name for name, one in self.fetching.items() if one.remaining_s > patience_s}
@@ -195,23 +192,17 @@ class Session:
         self._look_prepared()
 
     def launch(self, root_key: str, overruled: str = "", carried: Carried | None = None) -> None:
-        """Starts the nodes; `root_key` is the public key of rank 0, which the caller starts.
-
-        `overruled` says why all-reduces must go by the star; "" if they need not. `carried`: what the nodes before
-        left for these.
-        """
+        """Starts the nodes; `root_key` is the public key of rank 0, which the caller starts. `overruled` says why
+        all-reduces must go by the star; "" if they need not. `carried`: what the nodes before left for these."""
         self._step(SessionEvent.LAUNCHED)
-        timing, now = self._timing, self._clock.now()
-        self._moved = self._launched = now
+        self._moved = self._launched = self._clock.now()
         self._overruled = overruled
         served = replace(self._served, collective=self._collective)
-        membership = Membership(
-            len(self.assignments), now, timeout_s=timing.timeout_s, start_s=timing.start_s
-        )
         self.epoch = Epoch(
             self.number,
             self._clock,
-            membership,
+            len(self.assignments),
+            self._timing,
             lambda rank: served.assign(
                 self.number, self.assignments, rank, {**self.keys, 0: root_key}, carried
             ),
@@ -293,8 +284,12 @@ class Session:
             stuck = next(member.rank for member in self.epoch.members if member.state is not NodeState.READY)
             self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
         if self.phase is Phase.READY and self.epoch is not None and not self.halting:
-            self._look_after_requests(self.epoch)
-            if self._watch.running and self._clock.now() - self._counted >= WINDOW_S / 2:
+            now = self._clock.now()
+            self._watch.look(self.epoch.members, now)
+            stuck_s = self._watch.stuck_s(now)
+            if stuck_s is not None:  # the other nodes wait for rank 0, or have nothing to do
+                self.epoch.fail(0, f"alive but without progress in a request for {stuck_s:.0f} s")
+            if self._watch.running and now - self._counted >= WINDOW_S / 2:
                 self.ask_counters()
         for machine in self._silent(_STUCK_S) if self.phase is Phase.PREPARING else ():
             self._unfit(machine, self.ranks[machine], f"no progress for {_STUCK_S:.0f} s")
@@ -315,11 +310,6 @@ class Session:
     def workers(self) -> tuple[Assignment, ...]:
         return tuple(one for one in self.assignments if one.machine)
 
-    @property
-    def start_s(self) -> float:
-        """How long its nodes took to get ready; 0 where they are not yet."""
-        return 0.0 if self._ready is None else self._ready - self._launched
-
     def slowdowns(self, believed: Mapping[str, float]) -> Mapping[str, float]:
         """How many times slower than they measured workers turn out to compute, where that is not what is believed."""
         workers = {rank: self.assignments[rank] for rank in self.ranks.values()}
@@ -338,7 +328,13 @@ class Session:
         now = self._clock.now()
         match event:
             case TpiedgeError():
-                self._broke(event)
+                if self.epoch is not None:
+                    starting, stalled = self.phase is Phase.LAUNCHED, self._watch.stalled(now)
+                    linked = len(self.assignments) > 2 and self._collective != "star"
+                    parts = self.assignments
+                    self.fail(
+                        failure_of(event, self.epoch, parts, linked, starting=starting, stalled=stalled)
+                    )
                 return
             case StepSpans():
                 self.timelines.take(event, time.time())
@@ -362,14 +358,6 @@ class Session:
                 self._answered |= refused or isinstance(event, Finished)
         self._tell(event)
 
-    def _broke(self, error: TpiedgeError) -> None:
-        if self.epoch is not None:
-            starting, stalled = self.phase is Phase.LAUNCHED, self._watch.stalled(self._clock.now())
-            linked = len(self.assignments) > 2 and self._collective != "star"
-            self.fail(
-                failure_of(error, self.epoch, self.assignments, linked, starting=starting, stalled=stalled)
-            )
-
     @property
     def _collective(self) -> CollectiveChoice:
         return "star" if self._overruled else self._served.collective
@@ -381,27 +369,14 @@ class Session:
             self._loaded[event.rank], self._moved = done, now
         if isinstance(event, Ready) and event.rank == 0:
             event = self.routing = structs.replace(event, why=self._overruled or event.why)
-            self._log_collectives(event)
+            wanted, found = self._served.collective, {event.collective, event.bulk_collective}
+            if event.collective:  # a single node has no all-reduce
+                level = logging.INFO if wanted == "auto" or found == {wanted} else logging.WARNING
+                names = collective_names(event.collective, event.bulk_collective)
+                _log.log(level, "all-reduces go by %s: %s", names, event.why or "as wanted")
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self.epoch.all_ready:
             self._step(SessionEvent.READY)
             self._ready = now
-
-    def _log_collectives(self, ready: Ready) -> None:
-        """Logs the collectives that rank 0 chose: a warning if the user chose another one."""
-        if not ready.collective:
-            return  # a single node has no all-reduce
-        wanted, found = self._served.collective, {ready.collective, ready.bulk_collective}
-        level = logging.INFO if wanted == "auto" or found == {wanted} else logging.WARNING
-        names = collective_names(ready.collective, ready.bulk_collective)
-        _log.log(level, "all-reduces go by %s: %s", names, ready.why or "as wanted")
-
-    def _look_after_requests(self, epoch: Epoch) -> None:
-        """Loses a rank 0 that lives but makes no progress: the other nodes wait for it, or have nothing to do."""
-        now = self._clock.now()
-        self._watch.look(epoch.members, now)
-        stuck_s = self._watch.stuck_s(now)
-        if stuck_s is not None:
-            epoch.fail(0, f"alive but without progress in a request for {stuck_s:.0f} s")
 
     def _step(self, event: SessionEvent) -> None:
         self.phase = PHASES[self.phase].get(event, self.phase)

@@ -119,40 +119,30 @@ class Outbox:
             _log.debug("%s does not get %s: it is not connected", to, type(message).__name__)
 
 
+@dataclass(eq=False)
 class SessionManager:
     """For the control thread, but for `cancel`. Owns rank 0's processes; `tell` gets nodes' messages about requests.
+    `busy`: whether a request runs or waits."""
 
-    `busy`: whether a request runs or waits.
-    """
-
-    def __init__(
-        self,
-        hub: Hub,
-        outbox: Outbox,
-        roster: Roster,
-        rank_zero: RankZero,
-        served: Served,
-        timing: Timing,
-        clock: Clock,
-        tell: Callable[[Message], None],
-        busy: Callable[[], bool],
-    ) -> None:
-        self.serving: Session | None = None
-        self.coming: Session | None = None
-        self.served = served
-        self.rank_zero = rank_zero
-        self._hub = hub
-        self._outbox = outbox
-        self._roster = roster
-        self._timing = timing
-        self._clock = clock
-        self._tell = tell
-        self._busy = busy
-        self._dispute, self._star_until = "", 0.0  # the last dispute between workers
-        self._number = 0
-        self._observed_until = self._watched_until = self._recorded = 0.0
-        #: The session for whose loss a process was last made to stand by.
-        self._covered: Session | None = None
+    _hub: Hub
+    _outbox: Outbox
+    _roster: Roster
+    rank_zero: RankZero
+    served: Served
+    _timing: Timing
+    _clock: Clock
+    _tell: Callable[[Message], None]
+    _busy: Callable[[], bool]
+    serving: Session | None = None
+    coming: Session | None = None
+    _dispute: str = ""  # the last one between workers
+    _star_until: float = 0.0
+    _number: int = 0
+    _observed_until: float = 0.0
+    _watched_until: float = 0.0
+    _recorded: float = 0.0
+    #: The session for whose loss a process was last made to stand by.
+    _covered: Session | None = None
 
     def count_from(self, first_epoch: int) -> None:
         """Gives the first session the number `first_epoch`."""
@@ -183,7 +173,7 @@ class SessionManager:
             message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
         for session in self.active:
             session.heard(machine, message)
-        if self.coming is not None and self.coming.is_prepared(machine):
+        if self.coming is not None and self.coming.progress(machine) == "prepared":
             self._note(WorkerEvent.PREPARED, [machine])
 
     def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
@@ -265,7 +255,14 @@ class SessionManager:
         except (OSError, ResourceError) as error:
             session.fail(Failure(ResourceError(f"cannot start a node: {error}")))
             return
-        session.launch(keys.public, self._overruled(session), carried)
+        overruled = ""
+        linked = len(session.assignments) > 2 and self.served.collective != "star"
+        if linked and self._clock.now() < self._star_until:
+            overruled = (
+                f"the star for {round(STAR_S / 60)} minutes, because one worker's word stands against another's; there "
+                f"the master sees every message: {self._dispute}"
+            )[:2000]
+        session.launch(keys.public, overruled, carried)
 
     def distrust(self, cause: str) -> None:
         """Two workers are in dispute over `cause`: for STAR_S the all-reduces of epochs that begin go by the star."""
@@ -300,17 +297,6 @@ class SessionManager:
         serving = self.serving
         if serving is not None:
             self._hub.post(Cancel(serving.number, request), to=control_name(0, serving.number))
-
-    def _overruled(self, session: Session) -> str:
-        """Why the session's all-reduces must go by the star, whatever the user chose; "" if they need not."""
-        if len(session.assignments) <= 2 or self.served.collective == "star":
-            return ""
-        if self._clock.now() >= self._star_until:
-            return ""
-        return (
-            f"the star for {round(STAR_S / 60)} minutes, because one worker's word stands against another's; there the "
-            f"master sees every message: {self._dispute}"
-        )[:2000]
 
     def close(self) -> None:
         """Ends both sessions and rank 0's processes, without waiting for the workers' nodes."""

@@ -13,7 +13,7 @@ from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Session
 from tpiedge.master.session_manager import RankZero, SessionManager
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.reasons import SpareReason
+from tpiedge.planner.capacity import SpareReason
 from tpiedge.wire.control import Stats, WorkerLink
 from tpiedge.wire.epochs import Stocked
 from tpiedge.wire.fields import SpareKind

@@ -10,6 +10,7 @@ was halted for comes to nothing meanwhile, it goes on.
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tpiedge.master.assignments import Served
 from tpiedge.master.request_queue import RequestQueue
@@ -24,17 +25,18 @@ from tpiedge.wire.limits import MAX_MOVES
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Switching:
     """For the control thread. Times are seconds on the caller's clock."""
 
-    def __init__(self, requests: RequestQueue, roster: Roster, served: Served) -> None:
-        self._requests = requests
-        self._roster = roster
-        self._served = served
-        self._waiting = 0, 0.0  # the session that is only faster, and since when it waits
-        self._carriage: Carriage | None = None
-        #: Since when the serving session halts, and until when that is waited for.
-        self.since = self._until = 0.0
+    _requests: RequestQueue
+    _roster: Roster
+    _served: Served
+    #: Since when the serving session halts, and until when that is waited for.
+    since: float = 0.0
+    _until: float = 0.0
+    _waiting: tuple[int, float] = 0, 0.0  # the session that is only faster, and since when it waits
+    _carriage: Carriage | None = None
 
     def due(
         self,

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.journal import PendingAnswer
 from tpiedge.portions import may_have
 
 _KEY = secrets.token_bytes(16)
@@ -83,12 +83,21 @@ class Compiling:
     def next(self, waiting: Sequence[PendingAnswer], turns: Turns) -> PendingAnswer | None:
         """The one of those that wait whose grammar is to be compiled next, if any."""
         new = [one for one in waiting if one.request.id not in self.entries and not self.may_begin(one)]
-        able = [one for one in new if self._has_place(one)]
+        held = [entry for entry in self.entries.values() if entry.state != "begun"]
+        compiling = [entry for entry in held if entry.state != "compiled"]
+        able = [
+            one
+            for one in new
+            if all(
+                may_have(sum(entry.client == one.client for entry in some), len(some), places)
+                for some, places in ((held, self._total), (compiling, self._places))
+            )
+        ]
         able = [one for one in able if one.attended] or able
         if not able:
             return None
         attended = [one.client for one in waiting if one.attended]
-        turn = turns.next([one.client for one in able], [one.client for one in self._held()], attended)
+        turn = turns.next([one.client for one in able], [one.client for one in held], attended)
         return next(one for one in able if one.client == turn)
 
     def ask(self, one: PendingAnswer) -> str:
@@ -97,14 +106,3 @@ class Compiling:
         self.entries[one.request.id] = CompilingEntry(one.client)
         said = repr((one.client, one.request.grammar)).encode()
         return hashlib.blake2b(said, key=_KEY, digest_size=16).hexdigest()
-
-    def _has_place(self, one: PendingAnswer) -> bool:
-        held = self._held()
-        compiling = [entry for entry in held if entry.state != "compiled"]
-        return all(
-            may_have(sum(entry.client == one.client for entry in some), len(some), places)
-            for some, places in ((held, self._total), (compiling, self._places))
-        )
-
-    def _held(self) -> list[CompilingEntry]:
-        return [entry for entry in self.entries.values() if entry.state != "begun"]

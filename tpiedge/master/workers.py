@@ -1,14 +1,6 @@
 """What a worker is to its master, what may happen to it, and how long one that failed waits: a table without sockets,
-threads or clock. docs/failures.md explains it.
-
-Laws:
-1. TRANSITIONS says what each event does in each state; an event that has no line there changes nothing.
-2. A failure that counts doubles the worker's wait, from FIRST_S to LONGEST_S; a breach of the protocol doubles it four
-   times. Each hour after a wait without a failure halves the next one.
-3. What happens to a worker that waits or is away counts no more: its node went with its machine. A breach always does.
-4. A waiting worker is used where no plan exists without it, but not after a breach. A plan that needs it then waits, a
-   little longer with each failure in a row (`due`).
-5. An administrator ends any wait. The user who stops a worker takes its last failure back, unless that was a breach.
+threads or clock. docs/failures.md states the rules. TRANSITIONS says what each event does in each state; an event that
+has no line there changes nothing.
 """
 
 import math

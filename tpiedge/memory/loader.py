@@ -12,7 +12,7 @@ import torch
 
 from tpiedge.errors import Cancelled, IntegrityError, InternalError, TpiedgeError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
-from tpiedge.kernels.panels import PANEL, Array
+from tpiedge.kernels.panels import PANEL
 from tpiedge.kernels.quantise import dequantise_output
 from tpiedge.memory.arena import DTYPES, Arena, Extent
 from tpiedge.memory.reader import DirectFile, DirectReader, RangeCheck, ReadJob, range_checks, read_jobs
@@ -21,9 +21,8 @@ from tpiedge.memory.sweep import Piece, Sweep
 from tpiedge.pack.dtypes import STORED, f32_from_bf16, numpy_dtype
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import MatrixLayout, PanelLayout, RowLayout
+from tpiedge.pack.layout import PanelLayout, RowLayout
 from tpiedge.pack.reader import Pack, checked_ranges
-from tpiedge.pack.share import Share
 from tpiedge.pack.specs import Precision
 from tpiedge.tracing.tracer import LOAD, Tracer
 
@@ -75,7 +74,13 @@ class PieceLoader:
         piece = self._sweep.pieces[order.piece]
         file = self._files[self._pack.blob_id(piece.key)]
         arena, extent = self._extent(order.piece, order.offset)
-        jobs = list(read_jobs(file, self._checks(order.piece), arena.buffer(extent)))
+        if order.piece not in self._checked:  # worked out once: a piece is read again in every sweep
+            ranges = (
+                self._pack.layout(piece.key).matrix(piece.matrix).ranges(piece.units.start, piece.units.stop)
+            )
+            path, hashes = self._pack.blob_path(piece.key), self._hashes[self._pack.blob_id(piece.key)]
+            self._checked[order.piece] = tuple(range_checks(path, ranges, hashes))
+        jobs = list(read_jobs(file, self._checked[order.piece], arena.buffer(extent)))
         if self._tracer is not None:
             jobs = list(_traced(jobs, piece, self._tracer))
         countdown = _Countdown(len(jobs), done)
@@ -89,10 +94,22 @@ class PieceLoader:
         self._ring.discard(Extent(0, self._ring.nbytes))
 
     def matrix(self, piece: int, offset: int | None) -> Weight:
-        """The piece at that place. A view: no copy is made."""
+        """The piece at that place: [rows, cols] in the storage dtype with rows of padding, or panels; no copy."""
         held = self._sweep.pieces[piece]
         arena, extent = self._extent(piece, offset)
-        return _matrix_in(arena, extent, self._pack.layout(held.key).matrix(held.matrix), held.units)
+        layout, units = self._pack.layout(held.key).matrix(held.matrix), held.units
+        if isinstance(layout, RowLayout):
+            rows = layout.row_count(units.start, units.stop)
+            return arena.matrix(extent, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
+        return PanelMatrix(
+            arena.bytes(extent),
+            layout.precision.bits,
+            min(units.stop * layout.rows_per_unit, layout.rows) - units.start * layout.rows_per_unit,
+            layout.cols,
+            layout.rows_per_unit,
+            layout.unit_nbytes(0),
+            layout.transposed,
+        )
 
     def close(self) -> None:
         """Idempotent. The memory goes back when the last tensor is gone."""
@@ -107,32 +124,6 @@ class PieceLoader:
         if offset is None:
             return self._own, Extent(self._offsets[piece], nbytes)
         return self._ring, Extent(offset, nbytes)
-
-    def _checks(self, number: int) -> tuple[RangeCheck, ...]:
-        """Worked out once: a piece is read again in every sweep."""
-        if number not in self._checked:
-            piece = self._sweep.pieces[number]
-            matrix = self._pack.layout(piece.key).matrix(piece.matrix)
-            ranges = matrix.ranges(piece.units.start, piece.units.stop)
-            path, hashes = self._pack.blob_path(piece.key), self._hashes[self._pack.blob_id(piece.key)]
-            self._checked[number] = tuple(range_checks(path, ranges, hashes))
-        return self._checked[number]
-
-
-def _matrix_in(arena: Arena, extent: Extent, layout: MatrixLayout, units: Share) -> Weight:
-    """The `units` (not none) that fill `extent`: [rows, cols] in the storage dtype with rows of padding, or panels."""
-    if isinstance(layout, RowLayout):
-        rows = layout.row_count(units.start, units.stop)
-        return arena.matrix(extent, rows, layout.cols, layout.row_stride, DTYPES[layout.precision])
-    return PanelMatrix(
-        arena.bytes(extent),
-        layout.precision.bits,
-        min(units.stop * layout.rows_per_unit, layout.rows) - units.start * layout.rows_per_unit,
-        layout.cols,
-        layout.rows_per_unit,
-        layout.unit_nbytes(0),
-        layout.transposed,
-    )
 
 
 def _traced(jobs: list[ReadJob], piece: Piece, tracer: Tracer) -> Iterator[ReadJob]:
@@ -189,29 +180,22 @@ class EmbeddingTable:
         """[T, H] in f32. Raises UserError for an id that the vocabulary lacks, ReadFault, IntegrityError."""
         matrix = self._matrix
         places = [matrix.row_place(row) for row in ids]
-        self._check({row // matrix.rows_per_unit for row in ids} - self._checked)
-        found_TH = np.empty((len(ids), matrix.cols), np.float32)
-        for row, (offset, length), found_H in zip(ids, places, found_TH, strict=True):
-            stored = self._file.array(offset, (length,), np.dtype(np.uint8))
-            found_H[:] = _row(matrix, row, stored)
-            self.bytes_read += length
-        return torch.from_numpy(found_TH)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _check(self, units: set[int]) -> None:
-        """Read whole units once, and compare them with their checksums."""
-        ranges = [next(self._matrix.ranges(unit, unit + 1)) for unit in sorted(units)]
+        units = sorted({row // matrix.rows_per_unit for row in ids} - self._checked)
+        ranges = [next(matrix.ranges(unit, unit + 1)) for unit in units]
         for item, good in checked_ranges(self._pack, "embedding", ranges, fast=True):
             if not good:
                 raise IntegrityError(self._pack.blob_path("embedding"), item.label)
             self._checked.add(item.unit)
+        found_TH = np.empty((len(ids), matrix.cols), np.float32)
+        for row, (offset, length), found_H in zip(ids, places, found_TH, strict=True):
+            stored = self._file.array(offset, (length,), np.dtype(np.uint8))
+            self.bytes_read += length
+            if isinstance(matrix, PanelLayout):
+                found_H[:] = dequantise_output(stored, matrix.shape(0), row % matrix.rows_per_unit % PANEL)
+                continue
+            values = stored.view(numpy_dtype(STORED[matrix.precision]))
+            found_H[:] = f32_from_bf16(values) if matrix.precision is Precision.BF16 else values
+        return torch.from_numpy(found_TH)
 
-
-def _row(layout: MatrixLayout, row: int, stored: Array) -> Array:
-    """[H] in f32, of the bytes at its place."""
-    if isinstance(layout, PanelLayout):
-        return dequantise_output(stored, layout.shape(0), row % layout.rows_per_unit % PANEL)
-    values: Array = stored.view(numpy_dtype(STORED[layout.precision]))
-    return f32_from_bf16(values) if layout.precision is Precision.BF16 else values
+    def close(self) -> None:
+        self._file.close()

@@ -30,11 +30,14 @@ class DirectFile(Descriptor):
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self.path = path
-        self.is_direct = direct and hasattr(os, "O_DIRECT")
-        try:
-            self._fd = self._open()
-        except OSError as error:
-            raise UserError(f"cannot open {path}: {error.strerror}; is the pack complete?") from None
+        for flags in (os.O_DIRECT, 0) if direct and hasattr(os, "O_DIRECT") else (0,):
+            self.is_direct = bool(flags)
+            try:
+                self._fd = open_regular(path, flags)
+                return
+            except OSError as error:
+                if not flags or error.errno not in DIRECT_REFUSED:
+                    raise UserError(f"cannot open {path}: {error.strerror}; is the pack complete?") from None
 
     def read_into(self, offset: int, into: memoryview) -> int:
         """One read of at most `into`; returns the bytes read, 0 at the end of the file. Raises OSError."""
@@ -51,16 +54,6 @@ class DirectFile(Descriptor):
         if not self.is_direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, offset, count, os.POSIX_FADV_DONTNEED)
         return count
-
-    def _open(self) -> int:
-        if self.is_direct:
-            try:
-                return open_regular(self.path, os.O_DIRECT)
-            except OSError as error:
-                if error.errno not in DIRECT_REFUSED:
-                    raise
-                self.is_direct = False
-        return open_regular(self.path)
 
 
 @dataclass(frozen=True)

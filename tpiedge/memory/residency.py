@@ -147,7 +147,14 @@ class Residency:
         a block it goes after the use that is relied on."""
         self._want(pinned)
         if not self._entered:
-            self._fall_back()
+            # Read again, in the order of use, from the first use of a piece that goes, so that nothing relies on it; or
+            # from the start, if the ring goes.
+            passed = [use for use in map(self._next_use, self._lingering) if use < self._cursor]
+            self._cursor = self._front if self._all_wanted else min(passed, default=self._cursor)
+            for entry in self._ring:
+                if entry.use >= self._cursor:
+                    del self._streamed[entry.use]
+                    entry.use = _NO_USE
         return self._settle()
 
     # --- questions
@@ -155,10 +162,11 @@ class Residency:
     def ready(self, block: int) -> bool:
         """Whether every piece of the block, which is entered, is in its place."""
         first = self._use_of(self._at)
-        return all(
-            self._is_here(first + index, piece)
-            for index, piece in enumerate(range(self._first[block], self._first[block + 1]))
-        )
+        for use, piece in enumerate(range(self._first[block], self._first[block + 1]), first):
+            entry = self._streamed.get(use)
+            if not (self._pins.get(piece, False) if entry is None else entry.here):
+                return False
+        return True
 
     def place(self, piece: int) -> int | None:
         """Where a piece of the entered block is: its offset in the ring, or None for its own place."""
@@ -207,30 +215,16 @@ class Residency:
         front = self._front
         return front + (piece - front) % len(self._sizes)
 
-    def _is_here(self, use: int, piece: int) -> bool:
-        entry = self._streamed.get(use)
-        return self._pins.get(piece, False) if entry is None else entry.here
-
     def _settle(self) -> list[Instruction]:
-        self._free()
-        return [*self._drop(), *self._release(), *self._advance()]
-
-    def _free(self) -> None:
-        """Take back from the ring what is behind, oldest first, up to what a read still writes to."""
+        # What is behind leaves the ring, oldest first, up to what a read still writes to.
         while self._ring and self._ring[0].use < self._front and self._ring[0].here:
             self._streamed.pop(self._ring.popleft().use, None)
         while self._ring and self._ring[-1].use == _NO_USE and self._ring[-1].here:
             self._ring.pop()
-
-    def _fall_back(self) -> None:
-        """Read again, in the order of use, from the first use of a piece that goes, so that nothing relies on it; or
-        from the start, if the ring goes."""
-        passed = [use for use in map(self._next_use, self._lingering) if use < self._cursor]
-        self._cursor = self._front if self._all_wanted else min(passed, default=self._cursor)
-        for entry in self._ring:
-            if entry.use >= self._cursor:
-                del self._streamed[entry.use]
-                entry.use = _NO_USE
+        dropped = list(self._drop())
+        empty = self._ring_filled and self._all_wanted and not self._ring
+        self._ring_filled = self._ring_filled and not empty
+        return [*dropped, *([ReleasePages()] if empty else ()), *self._advance()]
 
     def _drop(self) -> Iterator[Instruction]:
         """Unpin what is unwanted, unless it is in use, being read, or passed over by the cursor and so relied on."""
@@ -240,11 +234,6 @@ class Residency:
                 self._lingering.remove(piece)
                 del self._pins[piece]
                 yield Drop(piece)
-
-    def _release(self) -> Iterator[ReleasePages]:
-        if self._ring_filled and self._all_wanted and not self._ring:
-            self._ring_filled = False
-            yield ReleasePages()
 
     @property
     def _all_wanted(self) -> bool:
@@ -275,21 +264,18 @@ class Residency:
                 offset = self._room(self._sizes[piece])
                 if offset is None:
                     return
-                yield self._read_streamed(piece, offset)
+                entry = _Entry(self._cursor, offset, self._sizes[piece])
+                self._ring.append(entry)
+                self._ring_filled = True
+                self._streamed[entry.use] = entry
+                self._reads[self._next_ticket(entry.nbytes)] = entry
+                yield Read(self._ticket, piece, offset)
             self._cursor += 1
 
     def _read_pin(self, piece: int) -> Read:
         self._pins[piece] = False
         self._reads[self._next_ticket(self._sizes[piece])] = piece
         return Read(self._ticket, piece, None)
-
-    def _read_streamed(self, piece: int, offset: int) -> Read:
-        entry = _Entry(self._cursor, offset, self._sizes[piece])
-        self._ring.append(entry)
-        self._ring_filled = True
-        self._streamed[entry.use] = entry
-        self._reads[self._next_ticket(entry.nbytes)] = entry
-        return Read(self._ticket, piece, offset)
 
     def _next_ticket(self, nbytes: int) -> int:
         self._reading += nbytes

@@ -60,10 +60,20 @@ class Scheduler:
         with self._changed:
             self._plan(self._residency.enter(block))
             try:
-                self._await_block(block)
+                if self._residency.ready(block) and self._failure is None:
+                    self.counts.hits += self._residency.streams(block)
+                    return
+                started = time.perf_counter()
+                self._await(lambda: self._residency.ready(block))
             except BaseException:
                 self._plan(self._residency.leave())
                 raise
+            ended = time.perf_counter()
+            self.counts.stalls += 1
+            self.counts.stall_s += ended - started
+            if self._tracer is not None:
+                name, layer = self._labels[block]
+                self._tracer.add(WAIT, name, started, ended, layer)
 
     def leave(self) -> None:
         """The block that was entered may go."""
@@ -93,19 +103,6 @@ class Scheduler:
             self._closing = True
             self._changed.notify_all()
         self._thread.join()
-
-    def _await_block(self, block: int) -> None:
-        if self._residency.ready(block) and self._failure is None:
-            self.counts.hits += self._residency.streams(block)
-            return
-        started = time.perf_counter()
-        self._await(lambda: self._residency.ready(block))
-        ended = time.perf_counter()
-        self.counts.stalls += 1
-        self.counts.stall_s += ended - started
-        if self._tracer is not None:
-            name, layer = self._labels[block]
-            self._tracer.add(WAIT, name, started, ended, layer)
 
     def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Raises what made a read fail, and ResourceError where the disk has brought nothing for so long."""
@@ -142,27 +139,23 @@ class Scheduler:
                 todo, self._todo = self._todo, []
             try:
                 for instruction in todo:
-                    self._carry_out(instruction)
+                    match instruction:
+                        case Drop(piece=piece):
+                            self._loader.drop(piece)
+                        case ReleasePages():
+                            self._loader.release()
+                        case Read():
+                            self._read(instruction)
             except Exception as error:  # would be lost in this thread otherwise
                 self._fail(InternalError(f"the memory scheduler failed: {type(error).__name__}: {error}"))
                 return
 
-    def _carry_out(self, instruction: Instruction) -> None:
-        match instruction:
-            case Drop(piece=piece):
-                self._loader.drop(piece)
-            case ReleasePages():
-                self._loader.release()
-            case Read():
-                ticket = instruction.ticket
-                self._begun()
-                self._loader.read(instruction, lambda error: self._arrived(ticket, error))
-
-    def _begun(self) -> None:
+    def _read(self, order: Read) -> None:
         with self._changed:
             if not self._under_way:
                 self._busy_since = time.perf_counter()
             self._under_way += 1
+        self._loader.read(order, lambda error: self._arrived(order.ticket, error))
 
     def _arrived(self, ticket: int, error: TpiedgeError | None) -> None:
         """Called by reading threads."""

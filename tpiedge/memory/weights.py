@@ -1,13 +1,11 @@
 """The weights a node computes with, block by block.
 
-`Weights` is what the forward pass sees: a block is resident inside a `with`, whatever had to happen for that.
-`NodeWeights` are those of a node: pinned, or streamed from disk ahead of their use.
+A block is resident inside a `with`, pinned, or streamed from disk ahead of its use.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -34,37 +32,6 @@ class BlockWeights:
 
     matrices: Mapping[str, Weight]
     vectors: Mapping[str, torch.Tensor]
-
-
-class Weights(Protocol):
-    """What the forward pass needs. Matrices are valid inside the `with` only, and not to be changed."""
-
-    def resident(self, block: Block) -> AbstractContextManager[BlockWeights]: ...
-
-    def kept(self) -> Mapping[Block, BlockWeights] | None:
-        """All blocks, the same object every time, where they stay in memory until the weights are closed."""
-        ...
-
-    def make_room(self, kv_bytes: int) -> None:
-        """The KV cache takes `kv_bytes` during the sweep that begins now."""
-        ...
-
-    def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """[T, H] in f32. Rank 0 only."""
-        ...
-
-    def head_tiles(self) -> Iterator[tuple[int, Weight]]:
-        """(first vocabulary row, some rows [R, H] as they are stored), no padding, in order. Rank 0 only. A tile is
-        valid until the next one is asked for."""
-        ...
-
-    def head_vectors(self) -> Mapping[str, torch.Tensor]:
-        """The vector "final_norm" in f32. Rank 0 only."""
-        ...
-
-    def record(self, sink: EventSink | None) -> None:
-        """From now on, record what is waited for, or do not any more."""
-        ...
 
 
 class NodeWeights:
@@ -145,34 +112,37 @@ class NodeWeights:
         """How often a block was waited for."""
         return self._open[1].counts if self._open else Counts()
 
-    def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
-        return self._resident(block)
-
     def kept(self) -> Mapping[Block, BlockWeights] | None:
+        """All blocks, the same object every time, where they stay in memory until the weights are closed."""
         return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
+        """The KV cache takes `kv_bytes` during the sweep that begins now."""
         extra = self._spare.count(self._kv_bytes - kv_bytes)
         if self._open and extra != self._extra:
             self._extra = extra
             self._open[1].repin(self._spare.placement(extra).pinned)
 
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
+        """[T, H] in f32. Rank 0 only."""
         if self._embedding is None:
             raise InternalError("embedding rows were asked of a node that is not rank 0, or closed")
         return self._embedding.rows(ids)
 
     def head_tiles(self) -> Iterator[tuple[int, Weight]]:
+        """(first vocabulary row, some rows [R, H] as they are stored), no padding, in order. Rank 0 only. A tile is
+        valid until the next one is asked for."""
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         for tile in self.sweep.head_tiles:
             (piece,) = self.sweep.blocks[tile]
             first = piece.units.start * matrix.rows_per_unit
-            with self._resident(tile) as weights:
+            with self.resident(tile) as weights:
                 stored = weights.matrices[name]
                 yield first, stored if isinstance(stored, PanelMatrix) else stored[: matrix.rows - first]
 
     def head_vectors(self) -> Mapping[str, torch.Tensor]:
+        """The vector "final_norm" in f32. Rank 0 only."""
         return self._vectors["head"]
 
     def trace(self, tracer: Tracer) -> None:
@@ -182,16 +152,14 @@ class NodeWeights:
         self.record(tracer)
 
     def record(self, sink: EventSink | None) -> None:
-        """As Weights; for who does not `trace`."""
-        if self._open is not None:
-            self._open[1].trace(sink, () if sink is None else self._labels(sink))
-
-    def _labels(self, sink: EventSink) -> list[tuple[int, int]]:
-        """Of each block, its name and its layer."""
-        return [
-            (sink.name(block.kind), block.layer) if isinstance(block, Block) else (sink.name("head"), -1)
-            for block in self.sweep.blocks
-        ]
+        """From now on, record what is waited for, or do not any more; for who does not `trace`."""
+        if self._open is None:
+            return
+        labels: list[tuple[int, int]] = []
+        if sink is not None:
+            named = [(b.kind, b.layer) if isinstance(b, Block) else ("head", -1) for b in self.sweep.blocks]
+            labels += [(sink.name(name), layer) for name, layer in named]
+        self._open[1].trace(sink, labels)
 
     def close(self) -> None:
         """Idempotent."""
@@ -216,7 +184,8 @@ class NodeWeights:
         loader = PieceLoader(self._pack, self.sweep, ring, self._reader, direct=direct)
         scheduler = Scheduler(residency, loader)
         self._open = loader, scheduler
-        scheduler.settle(lambda: progress(*self._progress) if progress else None)
+        total = min(self.weight_bytes, self._vector_bytes + self.sweep.nbytes)
+        scheduler.settle(lambda: progress(min(total, self._reader.bytes_read), total) if progress else None)
         self._bytes_ahead = self._reader.bytes_read
         if len(self.placement.pinned) == len(self.sweep.pieces):
             self._blocks = {block: self._weights_of(block, loader, scheduler) for block in self.sweep.blocks}
@@ -225,16 +194,11 @@ class NodeWeights:
             self._embedding = EmbeddingTable(self._pack)
 
     @property
-    def _progress(self) -> tuple[int, int]:
-        """(bytes read, bytes to read) until everything is read that can be read ahead."""
-        total = min(self.weight_bytes, self._vector_bytes + self.sweep.nbytes)
-        return min(total, self._reader.bytes_read), total
-
-    @property
     def _vector_bytes(self) -> int:
         return sum(self._pack.layout(key).vectors_nbytes for key in self._vectors)
 
-    def _resident(self, block: Block | HeadTile) -> AbstractContextManager[BlockWeights]:
+    def resident(self, block: Block | HeadTile) -> AbstractContextManager[BlockWeights]:
+        """What the forward pass computes with. Matrices are valid inside the `with` only, and not to be changed."""
         found = self._blocks.get(block)  # none once they are closed
         if found is not None:
             return nullcontext(found)

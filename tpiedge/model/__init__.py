@@ -1,8 +1,8 @@
 """What a model is: config, tensors, tokenizer, chat template. Model files are untrusted input. No torch.
 
-`source` finds a model by the name that a user types, `presets` knows short names and shapes, `folder` reads a folder's
-files. `config` (with `rope` and `quantisation`) holds the numbers, `checkpoint` the tensors, `spec` what a pack is
-written from, `pooling` how embeddings are made. Text: `tokenizer` (with `named_tokens`), `speech` (thoughts, and calls
-of tools, by a `call_reader` of `held_text`), and `chat_prompt`, which hands messages over to a `template`. Tokenizer
-and template work in a `text_process`, which is a `text_child`. `gguf/` and `hub/` are packages of their own.
+`source` finds a model by the name that a user types, pulled ones too, `presets` knows short names and shapes, `folder`
+reads a folder's files. `config` (with `rope` and `quantisation`) holds the numbers and the pooling, `checkpoint` the
+tensors, `spec` what a pack is written from. Text: `tokenizer` (with `named_tokens`), `speech` (thoughts, and calls of
+tools, by a `call_reader` of `held_text`), and `chat_prompt`, which hands messages over to a `template`. Tokenizer and
+template work in a `text_process`, which is a `text_child`. `gguf/` and `hub/` are packages of their own.
 """

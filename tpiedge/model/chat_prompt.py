@@ -1,10 +1,8 @@
 """The prompt of a conversation: its messages in a form that the model's chat template takes. Pure but for the template.
 
-Laws:
-1. A template gets messages as transformers would hand them over. Only where it refuses them, or leaves out some of
-   several messages of the system, it gets them in another form, one of `_forms`; where it refuses all, the first
-   refusal counts.
-2. A begun answer is a past turn, cut after its text.
+A template gets messages as transformers would hand them over. Only where it refuses them, or leaves out some of several
+messages of the system, it gets them in another form, one of `_forms`; where it refuses all, the first refusal counts.
+A begun answer is a past turn, cut after its text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,19 +48,14 @@ def chat_prompt(
     last = given[-1]
     marked = [*given[:-1], {**last, "content": last["content"] + _MARK}]
     try:
-        cut = _cut(_rendered(template, marked, tools, variables, generation=False))
+        text = _rendered(template, marked, tools, variables, generation=False)
     except TemplateRefusal:
-        cut = None
-    # A template that drops the last turn, or takes no answer for one, is asked for the beginning of a new one.
-    return cut if cut is not None else _rendered(template, given[:-1], tools, variables) + last["content"]
-
-
-def _cut(text: str) -> str | None:
-    """The text before the mark; None where the template has left that out."""
+        text = ""
     at = text.rfind(_MARK.rstrip())
-    if at < 0:
-        return None
-    return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
+    if at >= 0:
+        return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
+    # A template that drops the last turn, or takes no answer for one, is asked for the beginning of a new one.
+    return _rendered(template, given[:-1], tools, variables) + str(last["content"])
 
 
 def _rendered(
@@ -74,13 +67,15 @@ def _rendered(
     generation: bool = True,
 ) -> str:
     refusal, usable = None, None
+    systems = [index for index, message in enumerate(messages) if message["role"] == "system"]
     for form in _forms(messages):
         try:
             text = template.render(form, add_generation_prompt=generation, tools=tools, variables=variables)
         except TemplateRefusal as error:
             refusal = refusal or error
             continue
-        if _shows_systems(messages, text):
+        # Messages of the system that are not the first message alone are all to be there.
+        if systems in ([], [0]) or all(messages[index]["content"].strip() in text for index in systems):
             return text
         usable = text if usable is None else usable
     if usable is not None:
@@ -89,42 +84,21 @@ def _rendered(
     raise refusal
 
 
-def _shows_systems(messages: Sequence[TemplateMessage], text: str) -> bool:
-    """Whether messages of the system that are not the first message alone are all there."""
-    systems = [index for index, message in enumerate(messages) if message["role"] == "system"]
-    return systems in ([], [0]) or all(messages[index]["content"].strip() in text for index in systems)
-
-
-# --- one message
-
-
 def _as_template_takes(message: TemplateMessage, habits: TemplateHabits) -> TemplateMessage:
     found = dict(message)
     thoughts = next((message[key] for key in _THOUGHTS if message.get(key)), None)
     if thoughts is not None:
         found.update(dict.fromkeys(_THOUGHTS, thoughts))
     if message.get("tool_calls"):
-        found["tool_calls"] = [_call(call, habits) for call in message["tool_calls"]]
-        if not message["content"]:
-            found["content"] = _empty(message["content"], habits)
+        found["tool_calls"] = []
+        for call in message["tool_calls"]:
+            arguments: GivenArguments = call["function"]["arguments"]
+            shown = arguments.text if habits.text_arguments else arguments.value
+            found["tool_calls"].append({**call, "function": {**call["function"], "arguments": shown}})
+        if not message["content"]:  # as it was given, if the template takes that; else the other form of none
+            none = habits.null_content if message["content"] is None else not habits.empty_content
+            found["content"] = None if none else ""
     return found
-
-
-def _call(call: Mapping[str, Any], habits: TemplateHabits) -> Mapping[str, Any]:
-    function = call["function"]
-    arguments: GivenArguments = function["arguments"]
-    shown = arguments.text if habits.text_arguments else arguments.value
-    return {**call, "function": {**function, "arguments": shown}}
-
-
-def _empty(content: str | None, habits: TemplateHabits) -> str | None:
-    """The content beside calls as it was given, if the template takes that; else the other form of none."""
-    if content is None:
-        return None if habits.null_content else ""
-    return "" if habits.empty_content else None
-
-
-# --- all messages
 
 
 def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMessage]]:
@@ -148,21 +122,21 @@ def _forms(messages: Sequence[TemplateMessage]) -> Iterator[Sequence[TemplateMes
 
 def _with_short_ids(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Ids of calls in the nine letters and digits that Mistral's templates want."""
-    return [_short_ids_of(message) for message in messages]
 
+    def short(identity: str) -> str:
+        fits = len(identity) == 9 and identity.isascii() and identity.isalnum()
+        return identity if fits else short_call_id(identity)
 
-def _short_ids_of(message: TemplateMessage) -> TemplateMessage:
-    if message.get("tool_calls"):
-        calls = [{**call, "id": _short(call["id"])} for call in message["tool_calls"]]
-        return {**message, "tool_calls": calls}
-    if message.get("tool_call_id"):
-        return {**message, "tool_call_id": _short(message["tool_call_id"])}
-    return message
-
-
-def _short(identity: str) -> str:
-    fits = len(identity) == 9 and identity.isascii() and identity.isalnum()
-    return identity if fits else short_call_id(identity)
+    found: list[TemplateMessage] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = [{**call, "id": short(call["id"])} for call in message["tool_calls"]]
+            found.append({**message, "tool_calls": calls})
+        elif message.get("tool_call_id"):
+            found.append({**message, "tool_call_id": short(message["tool_call_id"])})
+        else:
+            found.append(message)
+    return found
 
 
 def _with_one_system(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:

@@ -11,7 +11,7 @@ the tensors' bytes. Laws that it must keep, or it is refused with its name and t
 3. the tensors cover the rest of the file exactly: no overlap, no hole, nothing after the last.
 
 The format's own library is not asked here: it accepts 300,000 tensors, duplicate names and names like `../x`, and does
-not say where in the file a tensor's bytes are, which packing reads past the page cache (pack/sources/source_file.py).
+not say where in the file a tensor's bytes are, which packing reads past the page cache (pack/source.py).
 """
 
 import hashlib
@@ -36,7 +36,7 @@ from tpiedge.model.quantisation import (
     of_old_file,
 )
 from tpiedge.model.spec import EMBEDDING, HEAD
-from tpiedge.pack.int4 import Int4Tensor
+from tpiedge.pack.quantised import Int4Tensor
 from tpiedge.pack.source import CheckpointSource, SourceTensor, StoredTensor
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.sanitise import quote, sanitised_line

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from tpiedge.errors import UserError
 from tpiedge.model.folder import ConfigFields
-from tpiedge.pack.int4 import WORD, Int4Tensor
-from tpiedge.pack.quality import Quality
+from tpiedge.pack.panel_writer import Quality
+from tpiedge.pack.quantised import WORD, Int4Tensor
 from tpiedge.pack.source import SourceTensor, StoredTensor
 from tpiedge.pack.specs import Precision
 from tpiedge.sanitise import quote
@@ -157,8 +157,8 @@ def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quanti
             f"qzeros {qzeros.shape}, scales {scales.shape} with groups of {group}"
         )
     return Int4Tensor(
-        (outputs, inputs),
         quantisation.method,
+        (outputs, inputs),
         group,
         quantisation.zero_offset,
         qweight,

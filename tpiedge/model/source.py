@@ -1,12 +1,29 @@
-"""From the name that a user types to the folder of the model. No network: `tpiedge pull` fetches."""
+"""From the name that a user types to the folder of the model. No network: `tpiedge pull` fetches.
+
+Models that were pulled from the hub lie as the hub's own client lays them, so that either can read what the other
+fetched:
+
+    models--ORG--NAME/blobs/<id>                 a file's bytes, named by their hash; `<id>.incomplete` while it grows
+    models--ORG--NAME/snapshots/<commit>/<file>  a link to a blob
+    models--ORG--NAME/refs/<revision>            the commit that a branch or tag was at when it was last pulled
+
+A snapshot appears under its commit's name only when it is complete, and a ref is written after its snapshot.
+"""
 
 import os
+import re
 import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from platformdirs import user_cache_path
+
 from tpiedge.errors import UserError
-from tpiedge.model.hub.cache import HubCache, parse_hub_name
+from tpiedge.model.presets import aliases
+from tpiedge.pack.files import lock_target
 from tpiedge.sanitise import quote
 
 DEMO = "demo"
@@ -57,3 +74,122 @@ def refuse_gguf(file: Path) -> NoReturn:
         f"{shown} is a GGUF file: use tpiedge import-gguf {shown} first, then give the pack that it writes; run and "
         "master take the file itself"
     )
+
+
+DEFAULT_REVISION = "main"
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}"
+_NAME = re.compile(rf"({_PART}/{_PART}|{_PART})(?:@([A-Za-z0-9_][A-Za-z0-9_./\-]{{0,199}}))?")
+_FORBIDDEN = ("--", "..", "//", "/.")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_ENTRY = re.compile(rf"models--({_PART}?)--({_PART})")
+_LOCK_S = 5.0
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A model on the hub: "org/name" and a branch, tag or commit."""
+
+    repo: str
+    revision: str = DEFAULT_REVISION
+
+    def __str__(self) -> str:
+        return self.repo if self.revision == DEFAULT_REVISION else f"{self.repo}@{self.revision}"
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A complete snapshot. `nbytes` counts its files."""
+
+    name: HubName
+    commit: str
+    folder: Path
+    nbytes: int
+
+
+def parse_hub_name(text: str) -> HubName | None:
+    """The model that an alias or "org/name" means, each with or without "@revision"; None for anything else."""
+    match = _NAME.fullmatch(text)
+    if match is None or any(mark in text for mark in _FORBIDDEN) or text.endswith(("/", ".lock")):
+        return None
+    name, revision = match.groups()
+    alias = aliases().get(name)
+    if alias is not None:
+        return HubName(alias.repo, revision or alias.revision)
+    return HubName(name, revision or DEFAULT_REVISION) if "/" in name else None
+
+
+def cache_folder(given: Path | None) -> Path:
+    """`given`, or TPIEDGE_CACHE, or the user's cache folder."""
+    chosen = os.environ.get("TPIEDGE_CACHE")
+    return given or (Path(chosen) if chosen else user_cache_path("tpiedge"))
+
+
+def folder_label(folder: Path) -> str:
+    """What packs of a checkpoint are called: "org--name" for a pulled one, else the folder's own name."""
+    real = folder.resolve()
+    match = _ENTRY.fullmatch(real.parent.parent.name) if real.parent.name == "snapshots" else None
+    return f"{match[1]}--{match[2]}" if match else real.name
+
+
+class HubCache:
+    """The models below `cache` / "hub"."""
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self.folder = cache_folder(cache) / "hub"
+
+    def entry(self, repo: str) -> Path:
+        """Everything of `repo`, all revisions."""
+        return self.folder / f"models--{repo.replace('/', '--')}"
+
+    def snapshot(self, name: HubName) -> Path | None:
+        """The folder of a model that was pulled completely."""
+        entry, commit = self.entry(name.repo), name.revision
+        if not _COMMIT.fullmatch(commit):
+            commit = _read_ref(entry / "refs" / name.revision)
+        folder = entry / "snapshots" / commit
+        return folder if commit and folder.is_dir() else None
+
+    def pulled(self) -> list[Pulled]:
+        """Every complete model, by name; one that only a commit names comes with it as its revision."""
+        return [found for entry in sorted(self.folder.glob("models--*")) for found in _pulled_of(entry)]
+
+    def remove(self, repo: str) -> int:
+        """Delete all that was pulled of `repo`; returns the bytes of its files. Raises UserError during a pull."""
+        entry = self.entry(repo)
+        with lock_target(entry, _LOCK_S):
+            nbytes = sum(path.stat().st_size for path in (entry / "blobs").glob("*") if path.is_file())
+            shutil.rmtree(entry / "refs", ignore_errors=True)
+            shutil.rmtree(entry)
+        return nbytes
+
+
+def _pulled_of(entry: Path) -> Iterator[Pulled]:
+    match = _ENTRY.fullmatch(entry.name)
+    if match is None:
+        return
+    repo, refs = f"{match[1]}/{match[2]}", entry / "refs"
+    named: dict[str, list[str]] = {}
+    for path in sorted(refs.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            named.setdefault(_read_ref(path), []).append(path.relative_to(refs).as_posix())
+    for folder in sorted((entry / "snapshots").glob("*")):
+        if _COMMIT.fullmatch(folder.name):
+            for revision in named.get(folder.name, [folder.name]):
+                yield Pulled(HubName(repo, revision), folder.name, folder, _bytes_of(folder))
+
+
+def _bytes_of(folder: Path) -> int:
+    files = list(folder.iterdir())  # raises where it is no folder
+    files += [inner for one in files if one.is_dir() for inner in one.iterdir()]
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
+def _read_ref(path: Path) -> str:
+    """The commit in a ref's file; empty if there is none."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            text = file.read(64).strip()
+    except OSError:
+        return ""
+    return text if _COMMIT.fullmatch(text) else ""

@@ -6,10 +6,6 @@ limits on CPU, memory, output and time, whichever model it comes from.
 How it takes calls of tools is found out by a call that it renders in every form. Templates of one family write a call's
 arguments with `tojson` and want an object; those of another join them to other texts and want the text of an API. In
 some a message beside calls must have no content, in others an empty one. transformers hands over what it is given.
-
-Laws:
-1. Arguments are an object, unless a text shows them better: they are there, as JSON and not as Python writes them.
-2. A form of empty content is taken if the template renders it, shows the call, and prints no "None".
 """
 
 import json
@@ -63,15 +59,22 @@ class TemplateHabits:
 
 CALLS_AS_OBJECTS: Final = TemplateHabits()
 """The habits of most templates, and of those of which nothing can be found out."""
+_BEST: Final = 3
 
 
-def habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
-    """`render` is that of a ChatTemplate. Raises UserError where it fails for want of time or memory."""
-    given = _TOOLS if tools else None
+def _habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
+    """Arguments are an object, unless a text shows them better: they are there, as JSON and not as Python writes them.
+    A form of empty content is taken if the template renders it, shows the call, and prints no "None"."""
 
     def tried(content: str | None, arguments: object) -> str | None:
+        call = {"id": _ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
+        messages = (
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": _ID, "name": "look", "content": "seen"},
+        )
         try:
-            return render(_conversation(content, arguments), tools=given)
+            return render(messages, tools=_TOOLS if tools else None)
         except TemplateRefusal:
             return None
 
@@ -80,13 +83,14 @@ def habits_of(render: Callable[..., str], *, tools: bool) -> TemplateHabits:
         null, empty = tried(None, arguments), tried("", arguments)
         quality = max(_quality(null), _quality(empty))
         if quality > best:
-            best, habits = quality, _with_contents(arguments is _TEXT, null, empty)
+            takes_empty = _quality(empty) == quality
+            nones = (empty or "").count("None") if takes_empty else 0
+            takes_null = null is not None and _quality(null) == quality and null.count("None") <= nones
+            best = quality
+            habits = TemplateHabits(arguments is _TEXT, takes_null or not takes_empty, takes_empty)
         if quality == _BEST:
             break
     return habits
-
-
-_BEST: Final = 3
 
 
 def _quality(text: str | None) -> int:
@@ -100,31 +104,12 @@ def _quality(text: str | None) -> int:
     return 2 if _PYTHON in shown or json.dumps(_TEXT)[1:-1] in text else _BEST
 
 
-def _with_contents(text_arguments: bool, null: str | None, empty: str | None) -> TemplateHabits:
-    quality = max(_quality(null), _quality(empty))
-    takes_empty = _quality(empty) == quality
-    nones = (empty or "").count("None") if takes_empty else 0
-    takes_null = null is not None and _quality(null) == quality and null.count("None") <= nones
-    return TemplateHabits(text_arguments, takes_null or not takes_empty, takes_empty)
-
-
-def _conversation(content: str | None, arguments: object) -> Sequence[dict[str, Any]]:
-    function = {"name": "look", "arguments": arguments}
-    call = {"id": _ID, "type": "function", "function": function}
-    return (
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": content, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": _ID, "name": "look", "content": "seen"},
-    )
-
-
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 """The folder beside `chat_template.jinja` that has the other templates of a model, each in NAME.jinja."""
 
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_TEMPLATES = 64
 _SUFFIX = ".jinja"
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 @dataclass(frozen=True)
@@ -150,10 +135,8 @@ class ChatTemplate:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
         self._limits = limits or RenderLimits()
-        packages = ("jinja2", "markupsafe")
-        self._process = TextProcess(
-            "the model's chat template", packages, self._limits.memory, self._limits.wall_s
-        )
+        what, packages = "the model's chat template", ("jinja2", "markupsafe")
+        self._process = TextProcess(what, packages, self._limits.memory, self._limits.wall_s)
         self._habits: dict[str, TemplateHabits] = {}
 
     @staticmethod
@@ -183,22 +166,25 @@ class ChatTemplate:
         TemplateRefusal where other messages may do. Raises ChildLost if its process was killed from outside twice,
         or got no processor.
         """
-        extra = dict(variables or {})
-        if taken := sorted(_RESERVED & set(extra)):
-            raise UserError(f"a template variable cannot be called {taken[0]}; choose another name")
-        job = {
-            "template": self._choose(tools),
-            "characters": self._limits.characters,
-            "variables": {
-                **self._special_tokens,
-                **extra,
-                "messages": list(messages),
-                "tools": None if tools is None else list(tools),
-                "documents": None,
-                "add_generation_prompt": add_generation_prompt,
-            },
+        template = self.source(tools=tools is not None)
+        if not template:
+            names = quote(", ".join(sorted(self._templates)))
+            raise UserError(f"the model has no default chat template, only {names}; use text completion")
+        own = {
+            "messages": list(messages),
+            "tools": None if tools is None else list(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
         }
-        letter, answer = self._process.do(TextJob(b"R", _encode(job), self._limits.cpu_s))
+        if taken := sorted(own.keys() & (variables or {}).keys()):
+            raise UserError(f"a template variable cannot be called {taken[0]}; choose another name")
+        given = {**self._special_tokens, **(variables or {}), **own}
+        job = {"template": template, "characters": self._limits.characters, "variables": given}
+        try:
+            body = json.dumps(job, allow_nan=False).encode("ascii")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"the messages are not plain JSON: {sanitised_line(error, 120)}") from None
+        letter, answer = self._process.do(TextJob(b"R", body, self._limits.cpu_s))
         text = answer.decode("utf-8", "surrogatepass")
         if letter == b"t":
             return text
@@ -210,19 +196,13 @@ class ChatTemplate:
         """Finds out once how the template for chats with or without tools takes calls."""
         source = self.source(tools=tools is not None)
         if source not in self._habits:
-            self._habits[source] = habits_of(self.render, tools=tools is not None)
+            self._habits[source] = _habits_of(self.render, tools=tools is not None)
         return self._habits[source]
 
     def source(self, *, tools: bool) -> str:
         """The text of the template for chats with or without tools; "" where there is none."""
         usual = self._templates.get("default", "")
         return self._templates.get("tool_use", usual) if tools else usual
-
-    def _choose(self, tools: object) -> str:
-        if found := self.source(tools=tools is not None):
-            return found
-        names = quote(", ".join(sorted(self._templates)))
-        raise UserError(f"the model has no default chat template, only {names}; use text completion")
 
 
 def has_template(folder: Path) -> bool:
@@ -233,9 +213,8 @@ def has_template(folder: Path) -> bool:
 def _templates_of(folder: Path) -> Mapping[str, str]:
     """The templates by name. Files of their own win over `tokenizer_config.json`, and that over an old processor's
     file."""
-    templates = _templates_of_json(folder, "tokenizer_config.json") or _templates_of_json(
-        folder, "chat_template.json"
-    )
+    templates = _templates_of_json(folder, "tokenizer_config.json")
+    templates = templates or _templates_of_json(folder, "chat_template.json")
     names = list_files(folder, ADDITIONAL_TEMPLATES, _SUFFIX)
     for name in names[:_MAX_TEMPLATES]:
         text = read_text(folder, name, _MAX_TEMPLATE_BYTES, ADDITIONAL_TEMPLATES)
@@ -251,17 +230,10 @@ def _templates_of_json(folder: Path, file: str) -> dict[str, str]:
     value = read_json(folder, file, 10_000_000).get("chat_template")
     if value is None or isinstance(value, str):
         return {} if value is None else {"default": value}
-    if isinstance(value, list) and all(
-        isinstance(one, dict) and isinstance(one.get("name"), str) for one in value
-    ):
-        value = {one.get("name"): one.get("template") for one in value}
-    if not isinstance(value, dict) or not all(isinstance(one, str) for both in value.items() for one in both):
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        named = [(one.get("name"), one.get("template")) for one in value]
+    else:
+        named = list(value.items()) if isinstance(value, dict) else [(None, None)]
+    if not all(isinstance(one, str) for both in named for one in both):
         raise UserError(f"{folder / file}: chat_template is neither a text nor a list of named texts")
-    return value
-
-
-def _encode(job: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(job, allow_nan=False).encode("ascii")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"the messages are not plain JSON: {sanitised_line(error, 120)}") from None
+    return dict(named)

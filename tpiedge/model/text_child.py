@@ -5,14 +5,15 @@ that it needs), with a socket as standard input. Tokenizer and template are host
 immutable sandbox keeps a template from Python's objects, and limits keep both from memory, processor and files. The
 process may die at any job. Imports nothing of tpiedge, to start fast; it ends with its parent's end of the socket.
 
-A frame is a length (u32), a letter, for jobs the seconds of a processor that one may take (u16), and a body. Jobs:
-`L` bytes of memory that the process may have in all, `R` renders a template, `O` opens a tokenizer.json, `A` adds
-tokens to it, `E` encodes a text, `C` counts the tokens of one. Answers: `j` JSON, `t` a text, `i` token ids (u32 each),
-`n` a number of tokens, `e` why the job failed, `l` which limit it met.
+A frame is the length of its body (u32), a letter, a number (u16) and a body; the number of a job are the seconds of a
+processor that it may take. Jobs: `L` bytes of memory that the process may have in all, `R` renders a template, `O`
+opens a tokenizer.json, `A` adds tokens to it, `E` encodes a text, `C` counts the tokens of one. Answers: `j` JSON, `t`
+a text, `i` token ids (u32 each), `n` a number of tokens, `e` why the job failed, `l` which limit it met.
 """
 
 import array
 import base64
+import contextlib
 import json
 import os
 import re
@@ -24,9 +25,10 @@ from functools import cache, cached_property, lru_cache
 from typing import Any
 
 MAX_TOKEN = 1024  # characters of a token: eight times the longest in use, a run of spaces
-_JOB = struct.Struct("<IcH")
-_ANSWER = struct.Struct("<Ic")
-_ENCODING = struct.Struct("<BI")
+HEAD = struct.Struct("<IcH")
+ENCODING = struct.Struct("<BI")
+"""What the body of `E` begins with: flags (1: with the tokens around a text, 2: special tokens are known), and how many
+tokens it may have."""
 _MAX_IDS = 1 << 22
 _MAX_TOKEN_BYTES = 8 * MAX_TOKEN  # of a token's text
 _WORKING_MEMORY = 1 << 30  # what encoding may take beside the tokenizer
@@ -43,32 +45,42 @@ def main() -> None:
     sys.path += sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     worker = _Worker()
-    while (head := _read(_JOB.size)) is not None:
-        length, letter, cpu_s = _JOB.unpack(head)
-        body = _read(length)
-        if body is None:
-            return
-        # The signal's default ends the process, also where no line of Python runs.
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        answer, data = worker.answer(letter, body)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(_ANSWER.pack(len(data), answer) + data)
+    with contextlib.suppress(EOFError):
+        while True:
+            letter, cpu_s, body = receive(0)
+            limit_time(cpu_s)
+            answer = worker.answer(letter, body)
+            limit_time(0.0)
+            send(0, *answer)
 
 
-def _read(count: int) -> bytes | None:
+def receive(link: int) -> tuple[bytes, int, bytes]:
+    """The next frame that comes through a file: letter, number, body. Raises EOFError."""
+    length, letter, number = HEAD.unpack(_exactly(link, HEAD.size))
+    return letter, number, _exactly(link, length)
+
+
+def _exactly(link: int, count: int) -> bytes:
     data = bytearray()
     while len(data) < count:
-        part = os.read(0, min(count - len(data), 1 << 20))
+        part = os.read(link, min(count - len(data), 1 << 20))
         if not part:
-            return None
+            raise EOFError
         data += part
     return bytes(data)
 
 
-def _write(data: bytes) -> None:
-    rest = memoryview(data)
+def send(link: int, letter: bytes, body: bytes, number: int = 0) -> None:
+    """Sends a frame."""
+    rest = memoryview(HEAD.pack(len(body), letter, number) + body)
     while rest:
-        rest = rest[os.write(0, rest) :]
+        rest = rest[os.write(link, rest) :]
+
+
+def limit_time(cpu_s: float) -> None:
+    """Seconds of a processor from now on; 0: no limit. The signal's default ends the process, also where no line of
+    Python runs."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 class _Worker:
@@ -102,12 +114,12 @@ class _Worker:
         assert self._tokenizer is not None
         if letter == b"A":
             table = self._tokenizer.add(json.loads(body))
-            limit_memory(_own_memory() + _WORKING_MEMORY)
+            limit_memory(own_memory() + _WORKING_MEMORY)
             return b"j", json.dumps(table).encode()
         if letter == b"C":
             return b"n", self._tokenizer.count(body.decode()).to_bytes(8, "little")
-        flags, most = _ENCODING.unpack_from(body)
-        text = body[_ENCODING.size :].decode()
+        flags, most = ENCODING.unpack_from(body)
+        text = body[ENCODING.size :].decode()
         found = self._tokenizer.encode(text, special=bool(flags & 1), parse=bool(flags & 2), most=most)
         if isinstance(found, int):
             return b"n", found.to_bytes(8, "little")
@@ -123,20 +135,15 @@ def limit_memory(nbytes: int) -> None:
     import resource
 
     for kind, value in ((resource.RLIMIT_AS, nbytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        try:
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (value, value))
-        except (ValueError, OSError):
-            continue
-    if sys.platform == "linux":  # where memory is short, the system ends this process first
-        try:
-            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-            os.write(fd, b"1000")
-            os.close(fd)
-        except OSError:
-            return
+    # Where memory is short, the system ends this process first.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
-def _own_memory() -> int:
+def own_memory() -> int:
+    """Bytes of addresses that this process has; very many where the system does not tell."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,21 +1,19 @@
 """The process in which a model's tokenizer or chat template does its work (`text_child.py`), and what ends it.
 
-Laws:
-1. A job that takes more time or memory than it may ends its process, and the next job begins another one.
-2. Killing a process from outside does a job no harm: it is begun again once.
-3. A caller waits for the time limit at most: once for the jobs before its own, and once for its own.
+A job that takes more time or memory than it may ends its process, and the next job begins another one. Killing a
+process from outside does a job no harm: it is begun again once. A caller waits for the time limit at most: once for the
+jobs before its own, and once for its own.
 """
 
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,10 +21,9 @@ from typing import Final
 
 from tpiedge.errors import ChildLost, UserError
 from tpiedge.lifeline import killed_from_outside
+from tpiedge.model.text_child import HEAD
 
 _CHILD: Final = Path(__file__).parent / "text_child.py"
-_JOB: Final = struct.Struct("<IcH")
-_ANSWER: Final = struct.Struct("<Ic")
 _ENDING_S: Final = 10.0
 _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
@@ -67,7 +64,8 @@ class TextProcess:
             status = 0
             for _ in range(2):
                 try:
-                    self._begin()
+                    if self._link is None:
+                        self._begin()
                     return self._done(job)
                 except (EOFError, ConnectionError):
                     status = self._close()
@@ -75,10 +73,7 @@ class TextProcess:
                     # Killed by a limit (a negative status), or out of memory before it could say so.
                     reason = f"signal {-status}" if status < 0 else f"exit status {status}"
                     raise UserError(f"{self._what} took too much time or memory ({reason}); use another one")
-            raise ChildLost(
-                f"the process of {self._what} was killed twice (signal {-status}), perhaps because this "
-                "machine is short of memory: try again later"
-            )
+            raise killed_twice(self._what)
         except TimeoutError:
             assert self._process is not None
             self._process.kill()
@@ -96,8 +91,8 @@ class TextProcess:
         assert self._link is not None
         deadline = time.monotonic() + self._wall_s
         self._link.settimeout(self._wall_s)
-        self._link.sendall(_JOB.pack(len(job.body), job.letter, job.cpu_s) + job.body)
-        length, letter = _ANSWER.unpack(self._receive(_ANSWER.size, deadline))
+        self._link.sendall(HEAD.pack(len(job.body), job.letter, job.cpu_s) + job.body)
+        length, letter, _ = HEAD.unpack(self._receive(HEAD.size, deadline))
         body = self._receive(length, deadline)
         if letter == b"l":
             self._close()  # its memory is given back
@@ -115,19 +110,9 @@ class TextProcess:
         return bytes(data)
 
     def _begin(self) -> None:
-        """Starts the process where there is none."""
-        if self._link is not None:
-            return
-        self._link, theirs = socket.socketpair()
         environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_CHILD), *_folders(self._packages)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
+        command = ["-I", "-S", str(_CHILD), *_folders(self._packages)]
+        self._process, self._link = start_linked(command, environment)
         self._end = weakref.finalize(self, _ended, self._process, self._link)
         self._end.atexit = False  # the system closes the socket
         for job in (TextJob(b"L", self._memory.to_bytes(8, "little"), 1), *self.setup):
@@ -146,6 +131,41 @@ def _ended(process: "subprocess.Popen[bytes]", link: socket.socket) -> int:
         return process.wait(_ENDING_S)
     process.kill()
     return process.wait(_ENDING_S)
+
+
+def start_linked(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Starts a Python process whose standard input is a socket. Returns the other end, too. Raises ChildLost."""
+    ours, theirs = socket.socketpair()
+    with ExitStack() as unless_started, theirs:
+        unless_started.callback(ours.close)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        except OSError as error:
+            raise no_room(error) from None
+        unless_started.pop_all()
+    return process, ours
+
+
+def no_room(error: OSError) -> ChildLost:
+    """The error of a process that the system does not start."""
+    return ChildLost(
+        f"this machine has no room for the process of a text ({error.strerror}): try again later"
+    )
+
+
+def killed_twice(what: str) -> ChildLost:
+    """The error of a process that was killed from outside, and so was the one in its place."""
+    return ChildLost(
+        f"the process of {what} was killed twice, perhaps because this machine is short of memory: try again later"
+    )
 
 
 def _folders(packages: Sequence[str]) -> list[str]:

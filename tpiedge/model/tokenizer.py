@@ -9,7 +9,6 @@ import array
 import base64
 import codecs
 import json
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,12 +19,11 @@ from typing import Any, Final
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.model.folder import ConfigFields, has_file, read_bytes
 from tpiedge.model.named_tokens import AddedToken, ending_ids, read_named_tokens
-from tpiedge.model.text_child import LoadedTokenizer
+from tpiedge.model.text_child import ENCODING, LoadedTokenizer
 from tpiedge.model.text_process import TextJob, TextProcess
 from tpiedge.sanitise import quote, sanitised_line
 
 _MAX_BYTES: Final = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
-_ENCODING: Final = struct.Struct("<BI")
 _ENCODE_S: Final = 20
 _OPEN_S: Final = 60
 _CHARACTER: Final = 3  # ids of an unfinished character at most
@@ -248,7 +246,7 @@ class _RemoteLibrary:
         return found
 
     def encode(self, text: str, *, special: bool, parse: bool, most: int) -> Sequence[int] | int:
-        body = _ENCODING.pack(special + 2 * parse, most) + text.encode()
+        body = ENCODING.pack(special + 2 * parse, most) + text.encode()
         letter, answer = self._answer(TextJob(b"E", body, _ENCODE_S))
         return array.array("I", answer) if letter == b"i" else int.from_bytes(answer, "little")
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from tpiedge.host.device import available_memory_bytes, usable_cores
-from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.units import MIB
@@ -30,40 +29,27 @@ def measure(threads: int) -> Capacity:
     """Measure with `threads` threads, in about 0.3 s and at most 96 MiB, which are given back. Without native
     kernels it takes no panels. Sets torch's number of threads, for the whole process."""
     torch.set_num_threads(threads)
-    weights = _weights(_buffer_bytes())
+    # Less where memory is short. Filled: memory that was never written is one page of zeros, read from the cache.
+    nbytes = max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))
+    weights = torch.full((nbytes // (2 * _COLUMNS), _COLUMNS), 0.02, dtype=torch.bfloat16)
     # A quota is used up in bursts, between which so short a measurement fits.
     part = min(1.0, usable_cores() / threads)
+    x_TI = torch.full((1, _COLUMNS), 0.5)
     with Linear.create(Arithmetic.F32, threads) as linear:
         return Capacity(
             threads,
-            part * _weight_bytes_per_s(linear, weights),
-            part * _panel_bytes_per_s(linear, weights) if linear.native else 0.0,
+            part * weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), 0.16),
+            part * _panel_bytes_per_s(linear, x_TI, weights) if linear.native else 0.0,
         )
 
 
-def _buffer_bytes() -> int:
-    """Less where memory is short."""
-    return max(8 * MIB, min(_BUFFER_BYTES, available_memory_bytes() // 4))
-
-
-def _weights(nbytes: int) -> Tensor:
-    """[R, _COLUMNS] in bf16. Filled: memory that was never written is one page of zeros, read from the cache."""
-    return torch.full((nbytes // (2 * _COLUMNS), _COLUMNS), 0.02, dtype=torch.bfloat16)
-
-
-def _weight_bytes_per_s(linear: Linear, weights: Tensor) -> float:
-    x_TI = torch.full((1, _COLUMNS), 0.5)
-    return weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), 0.16)
-
-
-def _panel_bytes_per_s(linear: Linear, weights: Tensor) -> float:
+def _panel_bytes_per_s(linear: Linear, x_TI: Tensor, weights: Tensor) -> float:
     """With the same bytes as panels: what codes and scales are makes no difference in time."""
     part = weights.view(torch.uint8).flatten()
     panel = PanelShape(_PANEL_BITS, PANEL, _COLUMNS)
     panels = part.nbytes // panel.nbytes
     rows = panels * PANEL
     matrix = PanelMatrix(part, _PANEL_BITS, rows, _COLUMNS, rows, 0, transposed=False)
-    x_TI = torch.full((1, _COLUMNS), 0.5)
     return panels * panel.nbytes / _usual_s(lambda: linear.project(x_TI, matrix), 0.1)
 
 

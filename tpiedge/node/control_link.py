@@ -173,28 +173,25 @@ class ControlLink:
             self._thread.join()
 
     def _run(self) -> None:
+        due, stalls = self._clock.now(), OwnStalls(self._heartbeat_s)
         try:
-            self._serve()
+            while not self._closing.is_set():
+                now = self._clock.now()
+                if now >= due:
+                    stalls.beat(now - due)
+                    if not self._endpoint.posted:  # which are signs of life as well, and would be waited for
+                        self._endpoint.send(self._heartbeat())
+                    due = now + self._heartbeat_s
+                envelope = self._endpoint.recv(max(0.0, due - now))
+                if envelope is None and not stalls.excuse:
+                    self._liveness.heard_nothing()
+                elif envelope is not None:
+                    self._liveness.heard_master()
+                    self._handle(envelope.message)
         except TpiedgeError as error:
             if not self._closing.is_set():
                 self._liveness.lose(0, f"its link failed: {error}")
                 self.commands.put(error)
-
-    def _serve(self) -> None:
-        due, stalls = self._clock.now(), OwnStalls(self._heartbeat_s)
-        while not self._closing.is_set():
-            now = self._clock.now()
-            if now >= due:
-                stalls.beat(now - due)
-                if not self._endpoint.posted:  # which are signs of life as well, and would be waited for
-                    self._endpoint.send(self._heartbeat())
-                due = now + self._heartbeat_s
-            envelope = self._endpoint.recv(max(0.0, due - now))
-            if envelope is None and not stalls.excuse:
-                self._liveness.heard_nothing()
-            elif envelope is not None:
-                self._liveness.heard_master()
-                self._handle(envelope.message)
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -214,6 +211,3 @@ class ControlLink:
                 if timeline:
                     self._on_timeline()
                 self._endpoint.send(self._stats())
-            case _:
-                # The master sends nothing else to a node; a newer master's extra messages are refused at the handshake.
-                return

@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from tpiedge.clock import Clock
-from tpiedge.collectives.communicator import Communicator, Liveness
+from tpiedge.collectives.communicator import Communicator, Liveness, LocalCommunicator, Route
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.job import Route
-from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerLost, ProtocolError, UserError
 from tpiedge.host.addresses import check_endpoint, data_endpoint
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.node.link_survey import LinkSurvey
-from tpiedge.planner.linking import are_linked, connects_to, listens
-from tpiedge.planner.network import NetworkFacts, choose
+from tpiedge.planner.network import NetworkFacts, are_linked, choose, connects_to, listens
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
@@ -48,9 +45,16 @@ def route(
         return _one_way("star" if wanted == "auto" else wanted, wire), ""
     if wanted != "auto":
         # Also where this one could do without: a node that lacks a link takes part in the star alone.
-        cut = _unreachable(facts)
+        cut = [
+            f"nodes {low} and {high}"
+            for high in range(facts.size)
+            for low in range(high)
+            if facts.link(low, high) is None
+        ]
         if cut and wanted != "star":
-            return _one_way("star", wire), f"{wanted} is not possible: {cut} cannot reach each other"
+            return _one_way(
+                "star", wire
+            ), f"{wanted} is not possible: {', '.join(cut[:3])} cannot reach each other"
         return _one_way(wanted, wire), ""
     small = choose(wire_bytes(wire, 1, row_bytes // 4), facts)
     bulk = choose(wire_bytes(wire, 1, chunk_bytes // 4), facts)
@@ -73,16 +77,6 @@ def worker_links(facts: NetworkFacts | None) -> tuple[WorkerLink, ...]:
 def _one_way(name: CollectiveChoice, wire: WirePrecision) -> Route:
     assert name != "auto"
     return Route(name, name, 0, wire)
-
-
-def _unreachable(facts: NetworkFacts) -> str:
-    pairs = [
-        f"nodes {low} and {high}"
-        for high in range(facts.size)
-        for low in range(high)
-        if facts.link(low, high) is None
-    ]
-    return ", ".join(pairs[:3])
 
 
 class TensorLinks:
@@ -265,10 +259,24 @@ class DataPlaneJoin:
             raise ProtocolError(
                 f"the master sent the addresses of {sorted(endpoints)}, not of {list(others)}"
             )
-        spokes = self._spokes(endpoints, links)
+        spokes = {}
+        for rank, endpoint in endpoints.items():
+            check_endpoint(endpoint, f"the master says that node {rank} listens")
+            try:
+                address = data_endpoint(endpoint, self._bootstrap.control_address)
+                spokes[rank] = links.connect(rank, address)
+            except UserError:  # what another node calls its address is none here
+                if rank == 0:
+                    raise
         started = self._clock.now()
         for rank, spoke in list(spokes.items()):
-            if self._is_up(rank, spoke, started + (_LINK_S if rank else _RANK_0_LINK_S)):
+            deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)
+            # Its events are read before the clock: another link may have taken all the time.
+            while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.settled:
+                if self._clock.now() >= deadline:
+                    break
+                self._liveness.check(rank, "connecting")  # the master may tell of a loss meanwhile
+            if spoke.monitor.state is LinkState.UP:
                 continue
             if rank == 0:
                 # Found here, or else by the first request, which would wait for long.
@@ -277,26 +285,4 @@ class DataPlaneJoin:
                 raise PeerLost(0, "connecting", cause)
             spoke.close()
             del spokes[rank]
-        return spokes
-
-    def _is_up(self, rank: int, spoke: ZmqSpoke, deadline: float) -> bool:
-        """Once that is certain, or at the deadline. Raises PeerLost when the master tells of a loss meanwhile."""
-        # Its events are read before the clock: another link may have taken all the time.
-        while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.settled:
-            if self._clock.now() >= deadline:
-                return False
-            self._liveness.check(rank, "connecting")
-        return spoke.monitor.state is LinkState.UP
-
-    def _spokes(self, endpoints: Mapping[int, str], links: TensorLinks) -> dict[int, ZmqSpoke]:
-        spokes = {}
-        for rank, endpoint in endpoints.items():
-            check_endpoint(endpoint, f"the master says that node {rank} listens")
-            try:
-                address = data_endpoint(endpoint, self._bootstrap.control_address)
-                spokes[rank] = links.connect(rank, address)
-            except UserError:
-                if rank == 0:
-                    raise
-                # What another node calls its address is none here.
         return spokes

@@ -13,25 +13,23 @@ from tpiedge.supervision import Supervisor
 def run(bootstrap: NodeBootstrap) -> int:
     """Be a node until the master ends it; the exit status of the error that ended it, or 0."""
     with Supervisor(_end_at_once):
-        return _live(bootstrap)
-
-
-def _live(bootstrap: NodeBootstrap) -> int:
-    node = Node(bootstrap)
-    try:
-        node.run()
-    except Cancelled:
-        return 0
-    except TpiedgeError as error:
-        return _end(node, error)
-    except MemoryError:
-        return _end(node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: give it a smaller share"))
-    except RuntimeError as error:
-        if "allocate memory" in str(error):  # torch has no class of its own for the CPU
-            return _end(node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: {error}"))
-        raise
-    finally:
-        node.close()
+        node = Node(bootstrap)
+        try:
+            node.run()
+        except Cancelled:
+            return 0
+        except TpiedgeError as error:
+            return _end(node, error)
+        except MemoryError:
+            return _end(
+                node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: give it a smaller share")
+            )
+        except RuntimeError as error:
+            if "allocate memory" in str(error):  # torch has no class of its own for the CPU
+                return _end(node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: {error}"))
+            raise
+        finally:
+            node.close()
     return 0
 
 

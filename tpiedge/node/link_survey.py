@@ -68,10 +68,23 @@ class LinkSurvey:
                 if message.turn == 0:
                     return None
                 if message.turn == self._rank:
-                    self._send(self._measured(reached), 0, self._clock.now() + _TURN_S)
+                    found = {rank: self._measure(rank) for rank in sorted(reached)}
+                    links = tuple(
+                        MeasuredLink(rank, link.round_trip_s, link.bytes_per_s)
+                        for rank, link in found.items()
+                        if link is not None
+                    )
+                    report = LinkReport(self._epoch, self._rank, _machine(), _cores(), links)
+                    self._send(report, 0, self._clock.now() + _TURN_S)
 
     def _lead(self) -> NetworkFacts:
-        self._await_all()
+        deadline = self._clock.now() + _START_S
+        for rank in range(
+            1, self._size
+        ):  # so that one that starts late does not count as one behind a slow link
+            self._send(Probe(self._epoch, 0, 0, b""), rank, deadline)
+            while not isinstance(self._await(rank, f"the start of node {rank}", deadline), Echo):
+                pass
         links: dict[tuple[int, int], PairFacts] = {}
         round_trips_s: dict[tuple[int, int], float] = {}
         hosts: list[str] = [_machine()]
@@ -89,14 +102,6 @@ class LinkSurvey:
             self._send(Survey(self._epoch, 0), rank, self._clock.now() + _TURN_S)
         return NetworkFacts(links, tuple(hosts), cores, round_trips_s=round_trips_s)
 
-    def _await_all(self) -> None:
-        """Wait until every node answers, so that a node that starts late does not count as one behind a slow link."""
-        deadline = self._clock.now() + _START_S
-        for rank in range(1, self._size):
-            self._send(Probe(self._epoch, 0, 0, b""), rank, deadline)
-            while not isinstance(self._await(rank, f"the start of node {rank}", deadline), Echo):
-                pass
-
     def _report_of(self, turn: int, deadline: float) -> LinkReport:
         message = self._await(turn, f"the links of node {turn}", deadline)
         if not isinstance(message, LinkReport):
@@ -106,15 +111,6 @@ class LinkSurvey:
         if message.sender != turn or not once or 0 not in ranks or max(ranks) >= turn:
             raise Misconduct(turn, f"node {turn} reports links that it cannot have: {message}")
         return message
-
-    def _measured(self, reached: Collection[int]) -> LinkReport:
-        found = {rank: self._measure(rank) for rank in sorted(reached)}
-        links = tuple(
-            MeasuredLink(rank, link.round_trip_s, link.bytes_per_s)
-            for rank, link in found.items()
-            if link is not None
-        )
-        return LinkReport(self._epoch, self._rank, _machine(), _cores(), links)
 
     def _measure(self, rank: int) -> LinkSpeed | None:
         """None where the other does not answer; rank 0's silence is a loss."""
@@ -181,21 +177,18 @@ class LinkSurvey:
         if getattr(message, "epoch", self._epoch) != self._epoch:
             return None
         if isinstance(message, Probe):
-            self._answer(sender, message)
+            # Another node that asks without end, or reads nothing, costs no more than a moment.
+            self._probes[sender] += 1
+            echo = Echo(self._epoch, message.number, bytes(min(message.answer_bytes, _PAYLOAD_BYTES)))
+            if sender == 0:
+                self._send(echo, 0, self._clock.now() + _TURN_S)
+            elif self._probes[sender] <= _MOST_PROBES:
+                with suppress(Unreachable):
+                    self._endpoint.send(echo, to=node_name(sender), timeout_s=_SLICE_S)
             return None
         if sender != rank and self._rank == 0:
             raise Misconduct(sender, f"node {sender} sent {type(message).__name__} out of its turn")
         return message if sender == rank else None
-
-    def _answer(self, sender: int, probe: Probe) -> None:
-        """Rank 0 gets its echo. Another node that asks without end, or reads nothing, costs no more than a moment."""
-        self._probes[sender] += 1
-        echo = Echo(self._epoch, probe.number, bytes(min(probe.answer_bytes, _PAYLOAD_BYTES)))
-        if sender == 0:
-            self._send(echo, 0, self._clock.now() + _TURN_S)
-        elif self._probes[sender] <= _MOST_PROBES:
-            with suppress(Unreachable):
-                self._endpoint.send(echo, to=node_name(sender), timeout_s=_SLICE_S)
 
 
 def _silent(rank: int, what: str) -> PeerLost:

@@ -18,9 +18,7 @@ import torch
 
 from tpiedge import __version__
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import Communicator
-from tpiedge.collectives.job import Route
-from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.communicator import Communicator, LocalCommunicator, Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.carrying import Carrier, Locker
@@ -121,18 +119,32 @@ class Node:
         self.link.start(
             Hello(self._epoch, rank, os.getpid(), PROTOCOL, __version__, self._bootstrap.threads, cpu_name())
         )
-        assign = self._expect_assign()
+        assign = self._next_command("the plan", self._clock.now() + _ASSIGN_S)
+        if not isinstance(assign, Assign):
+            raise ProtocolError(f"the master sent {type(assign).__name__} before the plan")
         self._epoch = assign.epoch
         torch.set_num_threads(assign.threads)
-        plane = self._join_data_plane(assign)
+        plane = self._data = DataPlaneJoin(
+            assign,
+            self._bootstrap,
+            self._liveness,
+            self._clock,
+            self.link.post,
+            self._expect_connect,
+            self._resources,
+        ).run()
         started = time.perf_counter()
         engine = self._build(assign, plane.communicator)
         load_s = time.perf_counter() - started
-        locker = self._locker()
-        carrier = self._carrier(assign, engine, locker)
+        own = self._bootstrap
+        locker = Locker(Path(own.locker), bytes.fromhex(own.locker_key)) if own.locker else None
+        carrier = Carrier(engine, Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
         taken = None if assign.carried is None else carrier.take(assign.carried)
         if locker is not None:
-            _clear(locker)
+            try:  # of what nobody has taken, as where the epoch before was lost after all
+                locker.clear()
+            except OSError as error:
+                _say(f"cannot delete what lies in {locker.folder}: {error.strerror}")
         self._loaded = None
         self.link.post(self._ready(assign, engine.config, plane, load_s))
         gc.freeze()  # what lives until the end is not worth another look in the middle of a step
@@ -149,7 +161,11 @@ class Node:
         self.link.close()
         self._resources.close()
         if self._tracer is not None:  # now that nothing is read or computed any more
-            self._write_trace(self._tracer)
+            rank, path = self._bootstrap.rank, Path(self._bootstrap.trace)
+            try:
+                self._tracer.write(path, rank)
+            except OSError as error:  # which does not change how the node ended
+                _say(f"the trace of node {rank} is lost: cannot write {path}: {error.strerror}")
 
     def report(self, error: TpiedgeError) -> None:
         """Tell the master why this node ends, and first who is to blame."""
@@ -157,23 +173,6 @@ class Node:
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
             self.link.post(Accused(self._epoch, rank, error.rank, cause))
         self.link.post(Failed(self._epoch, rank, "", type(error).__name__, cause))
-
-    def _write_trace(self, tracer: Tracer) -> None:
-        """A trace that is lost does not change how the node ended."""
-        rank, path = self._bootstrap.rank, Path(self._bootstrap.trace)
-        try:
-            tracer.write(path, rank)
-        except OSError as error:
-            sys.stderr.write(
-                f"tpiedge: the trace of node {rank} is lost: cannot write {path}: {error.strerror}\n"
-            )
-            sys.stderr.flush()
-
-    def _expect_assign(self) -> Assign:
-        command = self._next_command("the plan", self._clock.now() + _ASSIGN_S)
-        if not isinstance(command, Assign):
-            raise ProtocolError(f"the master sent {type(command).__name__} before the plan")
-        return command
 
     def _expect_connect(self) -> Connect:
         awaited = "the addresses of the other nodes"
@@ -203,19 +202,6 @@ class Node:
         if isinstance(command, _NodeCommand):
             return command
         raise Cancelled("the master ended this node")
-
-    def _join_data_plane(self, assign: Assign) -> DataPlane:
-        join = DataPlaneJoin(
-            assign,
-            self._bootstrap,
-            self._liveness,
-            self._clock,
-            self.link.post,
-            self._expect_connect,
-            self._resources,
-        )
-        self._data = join.run()
-        return self._data
 
     def _build(self, assign: Assign, communicator: Communicator) -> Engine:
         pack = Pack.open(self._pack(assign))
@@ -257,13 +243,6 @@ class Node:
 
     def _pack(self, assign: Assign) -> Path:
         return Path(self._bootstrap.pack or assign.pack)
-
-    def _carrier(self, assign: Assign, engine: Engine, locker: Locker | None) -> Carrier:
-        return Carrier(engine, Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
-
-    def _locker(self) -> Locker | None:
-        own = self._bootstrap
-        return Locker(Path(own.locker), bytes.fromhex(own.locker_key)) if own.locker else None
 
     def _moved(self, moved_bytes: int) -> None:
         """By the carrier. Others wait for this node meanwhile, and the master for all."""
@@ -351,13 +330,13 @@ class Node:
             raise ProtocolError(f"the master sent {type(command).__name__} to a node that it halted")
         carrier.discard()
 
+    # --- what the control thread calls
+
     def _record(self) -> None:
-        """Called by the control thread."""
         if self._leading is not None:
             self._leading.record_next()
 
     def _cancel(self, request: str) -> None:
-        """Called by the control thread."""
         if self._leading is not None:
             self._leading.cancel(request)
 
@@ -404,13 +383,9 @@ class Node:
         )
 
 
-def _clear(locker: Locker) -> None:
-    """Of what nobody has taken, as where the epoch before was lost after all."""
-    try:
-        locker.clear()
-    except OSError as error:
-        sys.stderr.write(f"tpiedge: cannot delete what lies in {locker.folder}: {error.strerror}\n")
-        sys.stderr.flush()
+def _say(what: str) -> None:
+    sys.stderr.write(f"tpiedge: {what}\n")
+    sys.stderr.flush()
 
 
 def _facts(assign: Assign) -> tuple[str, ...]:

@@ -75,7 +75,9 @@ def _import_engine() -> None:
 
 def _get_ready(order: StandbyOrder, lines: Lines) -> None:
     """Do what takes long, then report. A bootstrap that is there already is not kept waiting by a measurement."""
-    pipe = _take_standard_output()
+    # A descriptor for the report alone; what libraries print goes to the log.
+    pipe = os.dup(1)
+    os.dup2(2, 1)
     _import_engine()
     from tpiedge.host.process import cpu_name, forget_peak_rss
     from tpiedge.kernels.shared_library import NO_ISA, kernel_library
@@ -87,13 +89,6 @@ def _get_ready(order: StandbyOrder, lines: Lines) -> None:
     report = NodeReport(os.getpid(), cpu_name(), library.isa if library else NO_ISA, capacity)
     with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
         stream.write(report.to_line() + b"\n")
-
-
-def _take_standard_output() -> int:
-    """A descriptor for the report alone; what libraries print goes to the log."""
-    pipe = os.dup(1)
-    os.dup2(2, 1)
-    return pipe
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Numbers as checkpoints and packs store them, held by numpy.
 
-numpy has no bf16: an array of bf16 is a uint16 array of its bits. Everything here is exact but f32 -> bf16
-and f16 -> bf16, which round to the nearest, ties to even; a NaN stays a NaN.
+numpy has no bf16: an array of bf16 is a uint16 array of its bits. Everything here is exact but f32 -> bf16 and f16 ->
+bf16, which round to the nearest, ties to even; a NaN stays a NaN. `Codes` are weights that are integers already, as
+other quantised formats have them.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tpiedge.kernels.panels import Array
+from tpiedge.kernels.panels import GROUP, OFFSETS, Array
 from tpiedge.pack.specs import Precision
 
 SourceDtype: TypeAlias = Literal["F32", "F16", "BF16"]
@@ -70,3 +72,46 @@ def _round_block(values: Array) -> Array:
         # Rounding could carry a NaN into infinity: keep its upper half and set the quiet bit.
         rounded[nan] = (raw[nan] >> 16) | 0x40
     return rounded.astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """O outputs x I inputs: the weight of o and i is scales_OG[o, i // 32] * (codes_OI[o, i] - OFFSETS[bits]).
+
+    `codes_OI` is uint8, `scales_OG` float16.
+    """
+
+    bits: int
+    codes_OI: Array
+    scales_OG: Array
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes_OI.nbytes + self.scales_OG.nbytes
+
+    def __getitem__(self, part: slice | tuple[slice, slice]) -> "Codes":
+        """The codes of some outputs, or of some outputs and inputs, cut as an array is; inputs begin with a group."""
+        outputs, inputs = part if isinstance(part, tuple) else (part, slice(None))
+        first, stop, _ = inputs.indices(self.codes_OI.shape[1])
+        if first % GROUP:
+            raise ValueError(f"input {first} is inside a group of {GROUP}")
+        groups = slice(first // GROUP, -(-stop // GROUP))
+        return Codes(self.bits, self.codes_OI[outputs, first:stop], self.scales_OG[outputs, groups])
+
+    def values(self) -> Array:
+        """The weights, float32 [O, I]: products of 11 and 8 bits, so exact."""
+        outputs, inputs = self.codes_OI.shape
+        groups = self.scales_OG.shape[1]
+        padded = np.zeros((outputs, groups * GROUP), np.float32)
+        padded[:, :inputs] = self.codes_OI
+        padded[:, :inputs] -= np.float32(OFFSETS[self.bits])
+        grouped = padded.reshape(outputs, groups, GROUP)
+        with np.errstate(all="ignore"):  # a damaged file has any scale
+            grouped *= self.scales_OG.astype(np.float32)[:, :, None]
+        return padded[:, :inputs]
+
+    def squares(self) -> float:
+        """The sum of the squares of the weights."""
+        steps = range(0, len(self.codes_OI), 64)  # so that their weights stay in the cache
+        parts = (self[first : first + 64].values().reshape(-1) for first in steps)
+        return float(sum(np.dot(part, part) for part in parts))

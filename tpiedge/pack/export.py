@@ -17,18 +17,19 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import PANEL, Array, PanelShape
 from tpiedge.kernels.quantise import dequantise_unit
-from tpiedge.pack.blob_writer import STRIP_BYTES, TILE_BYTES, tiles, transpose
 from tpiedge.pack.dtypes import STORED, SourceDtype, numpy_dtype
-from tpiedge.pack.files import OpenFile, array_bytes
-from tpiedge.pack.layout import PanelLayout, RowLayout
-from tpiedge.pack.reader import BlobKey, Pack, verify_pack
-from tpiedge.pack.specs import JSON
-from tpiedge.pack.target import (
+from tpiedge.pack.files import (
+    OpenFile,
+    array_bytes,
     check_free_space,
     explain_write_errors,
     lock_target,
     partial_folder,
 )
+from tpiedge.pack.layout import PanelLayout, RowLayout
+from tpiedge.pack.reader import BlobKey, Pack, verify_pack
+from tpiedge.pack.specs import JSON
+from tpiedge.pack.writer import STRIP_BYTES, TILE_BYTES, tiles, transpose
 
 INDEX_NAME = "model.safetensors.index.json"
 

@@ -1,19 +1,31 @@
-"""Opening and reading files that strangers may have written."""
+"""Files on disk: those of strangers opened safely, locks between processes, and folders and files that are written
+durably or not at all.
 
+A folder is written as `NAME.partial-RANDOM` beside it, under the lock `.NAME.lock`, and renamed when complete. A lock
+dies with its process, so the process that holds it may remove every partial folder of that name.
+"""
+
+import contextlib
 import errno
+import fcntl
 import os
+import re
+import secrets
+import shutil
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from tpiedge.errors import ReadFault, UserError
+from tpiedge.errors import Cancelled, DiskFull, ReadFault, ResourceError, UserError
 from tpiedge.kernels.panels import Array
+from tpiedge.units import format_bytes
 
 DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
-"""What a file system that has no O_DIRECT says to it."""
+"""The errors of a file system that has no O_DIRECT."""
 
 
 class Descriptor:
@@ -47,15 +59,13 @@ class OpenFile(Descriptor):
         """Fill `into` from `offset`. Raises ReadFault, also where the file ends early."""
         done = 0
         while done < len(into):
+            cause = "the file ends before; write it anew"
             try:
                 count = os.preadv(self._fd, [into[done:]], offset + done)
             except OSError as error:
-                cause = error.strerror or str(error)
-                raise ReadFault(self.path, offset + done, len(into) - done, cause) from None
+                count, cause = 0, error.strerror or str(error)
             if count == 0:
-                raise ReadFault(
-                    self.path, offset + done, len(into) - done, "the file ends before; write it anew"
-                )
+                raise ReadFault(self.path, offset + done, len(into) - done, cause)
             done += count
 
     def parts(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
@@ -76,12 +86,12 @@ class OpenFile(Descriptor):
     ) -> Array:
         """Rows of numbers, `stride` bytes apart."""
         values = np.empty(shape, dtype)
-        view, row_bytes = array_bytes(values), values.strides[0]
+        row_bytes = values.strides[0]
         if row_bytes == stride:
-            self.read(offset, view)
-        else:
-            for row in range(shape[0]):
-                self.read(offset + row * stride, view[row * row_bytes : (row + 1) * row_bytes])
+            return self.array(offset, shape, dtype)
+        view = array_bytes(values)
+        for row in range(shape[0]):
+            self.read(offset + row * stride, view[row * row_bytes : (row + 1) * row_bytes])
         return values
 
     def advise(self, advice: str, offset: int = 0, nbytes: int = 0) -> None:
@@ -102,3 +112,188 @@ def open_regular(path: Path, flags: int = 0) -> int:
 def array_bytes(values: Array) -> memoryview:
     """The bytes of a C-contiguous array, shared."""
     return values.reshape(-1).view(np.uint8).data
+
+
+class FileLock(Descriptor):
+    """The lock of the file `path`, which is made if need be. Release it with `close`; not for use by two threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def try_shared(self) -> bool:
+        """Hold it together with others."""
+        return self._try(fcntl.LOCK_SH)
+
+    def try_alone(self) -> bool:
+        """Hold it alone, and write down that it is this process."""
+        if not self._try(fcntl.LOCK_EX):
+            return False
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        return True
+
+    def is_held(self) -> bool:
+        """Whether anybody holds it, together or alone."""
+        with self:
+            return not self._try(fcntl.LOCK_EX)
+
+    def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
+        """Hold it alone; UserError says who has kept it for `timeout_s`. `stopped` is asked now and then."""
+        deadline = time.monotonic() + timeout_s
+        while not self.try_alone():
+            if stopped is not None and stopped():
+                raise Cancelled(f"stopped while waiting for another process: {what}")
+            if time.monotonic() >= deadline:
+                who = holder_of(self.path)
+                raise UserError(f"{what}: process {who} is at it; wait until it is done, or end it")
+            time.sleep(0.1)
+
+    def _try(self, kind: int) -> bool:
+        if self._fd < 0:
+            self._fd = open_lock(self.path)
+        held = try_flock(self._fd, kind)
+        if held is None:
+            raise UserError(
+                f"the file system of {self.path.parent} has no locks, which keep two processes apart: "
+                "choose a folder on another one"
+            )
+        # A file without a name was removed by its holder: others lock a new one.
+        if not held or not os.fstat(self._fd).st_nlink:
+            self.close()
+            return False
+        return True
+
+
+def open_lock(path: Path) -> int:
+    """Opens the file of a lock, which is made if need be, and never another file to which a link leads. Raises
+    OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
+def holder_of(path: Path) -> str:
+    """The process that last held the lock alone, as text; "unknown" where the file does not say."""
+    try:
+        text = path.read_text(errors="replace")[:20].strip()
+    except OSError:
+        return "unknown"
+    return text if text.isdigit() else "unknown"
+
+
+def try_flock(fd: int, kind: int) -> bool | None:
+    """Takes the lock without waiting: False where another process has it, None where the file system has no locks."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL):
+            return None
+        raise
+    return True
+
+
+@contextlib.contextmanager
+def lock_target(target: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the only right to write `target`. Raises UserError if another process keeps it for `timeout_s`."""
+    path = target.parent / f".{target.name}.lock"
+    with FileLock(path) as lock:
+        lock.wait_alone(timeout_s, f"another process is writing {target}")
+        try:
+            yield
+        finally:
+            # Removed while held: FileLock takes no file that has lost its name.
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+@contextlib.contextmanager
+def partial_folder(target: Path) -> Iterator[Path]:
+    """A new folder that becomes `target` at the end of the block, or vanishes if the block fails.
+
+    Needs the lock of `target`. Partial folders that dead processes left are removed first.
+    """
+    _remove_partials(target)
+    partial = target.parent / f"{target.name}.partial-{secrets.token_hex(4)}"
+    try:
+        partial.mkdir()
+        yield partial
+        sync_folder(partial)
+        partial.rename(target)
+        sync_folder(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove what a killed writer of `target` has left, unless another one is at work."""
+    with contextlib.suppress(UserError, OSError), lock_target(target, timeout_s=0.0):
+        _remove_partials(target)
+
+
+def _remove_partials(target: Path) -> None:
+    # Exactly the names that are made here: a user's own `NAME.partial-results` is not ours to remove.
+    made_here = re.compile(re.escape(target.name) + r"\.partial-[0-9a-f]{8}")
+    for entry in target.parent.iterdir():
+        if made_here.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def check_free_space(folder: Path, needed: int, name: str = "", remedy: str = "") -> None:
+    """Raises DiskFull unless `folder`'s disk has room for `needed` bytes. `name` and `remedy` as below."""
+    if shutil.disk_usage(folder).free < needed:
+        raise _disk_full(folder, needed, name, remedy)
+
+
+@contextlib.contextmanager
+def explain_write_errors(folder: Path, needed: int, name: str = "", remedy: str = "") -> Iterator[None]:
+    """Turn the OSErrors of writing `needed` bytes into `folder` into DiskFull, ResourceError (the disk failed) or
+    UserError. `name` is what messages call the folder, `remedy` how its user makes room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull.of_inodes(folder) or _disk_full(folder, needed, name, remedy) from None
+        if error.errno == errno.EIO:
+            raise ResourceError(
+                f"the disk of {folder} failed while it was written ({error.strerror}): check it, or choose a folder on "
+                "another disk"
+            ) from None
+        raise UserError(f"cannot write to {name or folder}: {error.strerror or error}") from None
+
+
+def _disk_full(folder: Path, needed: int, name: str, remedy: str) -> DiskFull:
+    free = format_bytes(shutil.disk_usage(folder).free)
+    return DiskFull(
+        f"the disk of {name or folder} is full: {format_bytes(needed)} are needed in all, {free} are free; "
+        f"{remedy or 'free some or choose a folder on another disk'}"
+    )
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a file that survives a power cut, once its folder is synced."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name for a new file, which takes the place of `path` at the end of the block, durably."""
+    partial = path.parent / f".{path.name}.{os.getpid()}"
+    partial.unlink(missing_ok=True)
+    try:
+        yield partial
+        partial.replace(path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,20 +1,23 @@
-"""manifest.json: what a pack holds, the JSON form of a ModelSpec, and the name of a pack between computers.
+"""manifest.json: what a pack holds, and the name of a pack between computers.
 
 A manifest is untrusted input: whatever it says is checked field by field, and every complaint is a UserError.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
-from tpiedge.pack.hashes import is_blob_id
-from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, VectorSpec
-from tpiedge.pack.storage import Storage
+from tpiedge.pack.layout import Storage
+from tpiedge.pack.specs import JSON, ModelSpec, model_spec_from_json, model_spec_to_json
+from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted
 
 MANIFEST_NAME = "manifest.json"
@@ -25,7 +28,23 @@ MAX_MANIFEST_BYTES = 16 << 20  # 1024 layers take 3 MB
 _FORMAT = "tpiedge-pack"
 # Of packs without quantised matrices, and of those with: kernels/panels.py interleaves scales and codes since 2.
 _VERSION, _QUANTISED_VERSION = 1, 2
-_T = TypeVar("_T")
+
+_BlobId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+class _Blobs(msgspec.Struct):
+    embedding: _BlobId
+    layers: tuple[_BlobId, ...]
+    head: _BlobId
+
+
+class _Body(msgspec.Struct):
+    """What stands in a manifest beside `spec` and the fields of its storage."""
+
+    source: str
+    distinct_layers: Annotated[int, Meta(ge=1)]
+    blobs: _Blobs
+    spec: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -81,59 +100,43 @@ def load_manifest(pack: Path) -> Manifest:
     data, path = manifest_bytes(pack), pack / MANIFEST_NAME
     try:
         return _parse(json.loads(data))
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {sanitised_line(error, 200)}: pack again") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): pack again") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def model_spec_to_json(spec: ModelSpec) -> dict[str, JSON]:
-    """The JSON form that `model_spec_from_json` reads."""
-    return {
-        "embedding": _blob_to_json(spec.embedding),
-        "layers": [_blob_to_json(layer) for layer in spec.layers],
-        "head": _blob_to_json(spec.head),
-        "config": spec.config,
-    }
-
-
-def model_spec_from_json(value: JSON) -> ModelSpec:
-    """Raises UserError for anything but the JSON form of a ModelSpec."""
-    return ModelSpec(
-        embedding=_blob_from_json(_get(value, "embedding", dict)),
-        layers=tuple(_blob_from_json(layer) for layer in _get(value, "layers", list)),
-        head=_blob_from_json(_get(value, "head", dict)),
-        config=_get(value, "config", dict),
-    )
-
-
-def _parse(document: JSON) -> Manifest:
-    body = _get(document, "manifest", dict)
-    if body.get("format") != _FORMAT or body.get("version") not in (_VERSION, _QUANTISED_VERSION):
+def _parse(document: Any) -> Manifest:
+    body = document.get("manifest") if isinstance(document, dict) else None
+    if (
+        not isinstance(body, dict)
+        or body.get("format") != _FORMAT
+        or body.get("version") not in (_VERSION, _QUANTISED_VERSION)
+    ):
         raise UserError(
             f"not a pack of version {_VERSION} or {_QUANTISED_VERSION}: pack again with this tpiedge"
         )
-    if _get(document, "checksum", str) != _checksum(body):
+    if document.get("checksum") != _checksum(body):
         raise UserError("the checksum differs, so the file is damaged: delete the pack and pack again")
-    blobs = _get(body, "blobs", dict)
-    spec = model_spec_from_json(_get(body, "spec", dict))
-    layers = tuple(_id(layer) for layer in _get(blobs, "layers", list))
+    found, storage = msgspec.convert(body, _Body), Storage.from_json(body)
+    spec, layers = model_spec_from_json(found.spec), found.blobs.layers
+    if body["version"] != _version(storage):
+        raise UserError(
+            f"a pack of version {body['version']}, where {storage.layers.value} has {_version(storage)}: "
+            "pack again with this tpiedge"
+        )
+    if spec.tied and storage.embedding is not storage.head:
+        raise UserError("two precisions for an embedding that is the head, too: pack again")
     if len(layers) != len(spec.layers):
         raise UserError(
             f"{counted(len(layers), 'blob')} for {counted(len(spec.layers), 'layer')}: pack again"
         )
-    distinct = _get(body, "distinct_layers", int)
-    if not 1 <= distinct <= len(layers):
+    if found.distinct_layers > len(layers):
         raise UserError(f"distinct_layers is not a number from 1 to {len(layers)}: pack again")
-    return Manifest(
-        spec=spec,
-        storage=_storage(body, spec),
-        source=_get(body, "source", str),
-        distinct_layers=distinct,
-        embedding=_id(_get(blobs, "embedding", str)),
-        layers=layers,
-        head=_id(_get(blobs, "head", str)),
-    )
+    ids = found.blobs.embedding, layers, found.blobs.head
+    return Manifest(spec, storage, found.source, found.distinct_layers, *ids)
 
 
 def _request(manifest: Manifest) -> dict[str, JSON]:
@@ -151,55 +154,6 @@ def _version(storage: Storage) -> int:
     return _QUANTISED_VERSION if storage.layers.quantised else _VERSION
 
 
-def _storage(body: Mapping[str, JSON], spec: ModelSpec) -> Storage:
-    storage = Storage.from_json(body)
-    if body["version"] != _version(storage):
-        raise UserError(
-            f"a pack of version {body['version']}, where {storage.layers.value} has {_version(storage)}: "
-            "pack again with this tpiedge"
-        )
-    if spec.tied and storage.embedding is not storage.head:
-        raise UserError("two precisions for an embedding that is the head, too: pack again")
-    return storage
-
-
 def _checksum(body: Mapping[str, JSON]) -> str:
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _blob_to_json(blob: BlobSpec) -> dict[str, JSON]:
-    return {
-        "matrices": [
-            [m.name, m.source, m.rows, m.cols, m.rows_per_unit, m.transposed] for m in blob.matrices
-        ],
-        "vectors": [[v.name, v.source, v.length] for v in blob.vectors],
-    }
-
-
-def _blob_from_json(value: JSON) -> BlobSpec:
-    return BlobSpec(
-        tuple(_record(MatrixSpec, matrix, 6) for matrix in _get(value, "matrices", list)),
-        tuple(_record(VectorSpec, vector, 3) for vector in _get(value, "vectors", list)),
-    )
-
-
-def _record(make: Callable[..., _T], value: JSON, fields: int) -> _T:
-    """`make` checks the types and bounds of what it is given."""
-    if not isinstance(value, list) or len(value) != fields:
-        raise UserError(f"pack layout: {make.__name__} is not a list of {fields} fields; pack again")
-    return make(*value)
-
-
-def _get(value: JSON, key: str, kind: type[_T]) -> _T:
-    if not isinstance(value, dict) or not isinstance(value.get(key), kind):
-        what = {dict: "an object", list: "a list", str: "a text", int: "a number"}[kind]
-        raise UserError(f"the field {key} is missing, or not {what}: pack again")
-    found: _T = value[key]
-    return found
-
-
-def _id(value: JSON) -> str:
-    if not is_blob_id(value):
-        raise UserError(f"not the id of a blob: {str(value)[:80]!r}; pack again")
-    return str(value)

@@ -4,25 +4,32 @@ Reading has a thread of its own, because who takes the bytes waits for the disk,
 
 A piece is what is read at once: whole units, or some panels of a unit that is too large for that. It is quantised by
 one job or several. Where the source has integers of the same format already, they are kept.
+
+quality.json says what quantising did to each tensor of a pack. It lies beside the manifest, is no part of the pack's
+identity, and does not travel. Ratios are in dB, of the squares of the weights to the squares of their errors; null
+where nothing changed.
 """
 
+import json
+import math
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import GROUP, PANEL, Array, PanelShape
+from tpiedge.kernels.panels import GROUP, PANEL, Array, PanelShape, join_panels
 from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, quantise_unit
-from tpiedge.pack.codes import Codes, panels_of
-from tpiedge.pack.dtypes import numpy_dtype
-from tpiedge.pack.layout import PanelLayout, whole_pages
-from tpiedge.pack.quality import TensorQuality
+from tpiedge.pack.dtypes import Codes, numpy_dtype
+from tpiedge.pack.files import open_regular
+from tpiedge.pack.layout import PanelLayout, parse_precision, whole_pages
 from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import MatrixSpec
+from tpiedge.pack.specs import JSON, MatrixSpec, Precision
 
 # A job keeps a thread busy for milliseconds and leaves enough for the others; a piece has rows long enough to be read
 # one by one.
@@ -40,6 +47,16 @@ class PanelRun:
     units: int
     first_output: int
     outputs: int
+
+
+@dataclass(frozen=True)
+class TensorQuality:
+    """The error of the checkpoint's tensor `tensor`, a matrix called `matrix` in its blob."""
+
+    tensor: str
+    matrix: str
+    precision: Precision
+    error: QuantisationError
 
 
 @dataclass(frozen=True)
@@ -214,3 +231,80 @@ def _stored_nbytes(matrix: PanelLayout, piece: PanelRun, unit: int) -> int:
     before = piece.first_output // PANEL * whole.panel_nbytes
     ends = piece.first_output + shape.outputs == whole.outputs
     return whole_pages(before + shape.nbytes) - before if ends else shape.nbytes
+
+
+def panels_of(codes: Codes, shape: PanelShape) -> Array:
+    """The bytes of the unit that holds `codes`, as kernels/panels.py orders them: uint8 [shape.nbytes]."""
+    if codes.codes_OI.shape != (shape.outputs, shape.inputs) or codes.bits != shape.bits:
+        raise ValueError(f"codes of {codes.codes_OI.shape} and {codes.bits} bits are not a unit of {shape}")
+    scales = np.zeros((shape.panels * PANEL, shape.groups), np.dtype("<f2"))
+    scales[: shape.outputs] = codes.scales_OG
+    padded = np.zeros((shape.panels * PANEL, shape.padded_inputs), np.uint8)
+    padded[: shape.outputs, : shape.inputs] = codes.codes_OI
+    wide = {8: 4, 4: 8}[shape.bits]  # inputs of a block
+    blocks: Array = padded.reshape(shape.panels, PANEL, shape.padded_inputs // wide, wide).swapaxes(1, 2)
+    if shape.bits == 4:
+        blocks = blocks[..., :4] | (blocks[..., 4:] << 4)
+    blocks = np.ascontiguousarray(blocks).reshape(shape.panels, -1)
+    unit = np.empty((shape.panels, shape.panel_nbytes), np.uint8)
+    join_panels(scales.reshape(shape.panels, PANEL, shape.groups).swapaxes(1, 2), blocks, shape, unit)
+    return unit.reshape(-1)
+
+
+QUALITY_NAME = "quality.json"
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The errors of all quantised tensors, in the order of the pack."""
+
+    tensors: tuple[TensorQuality, ...]
+
+    @property
+    def total(self) -> QuantisationError:
+        return sum((tensor.error for tensor in self.tensors), QuantisationError())
+
+    def to_json(self) -> dict[str, JSON]:
+        """The content of quality.json, and of a report."""
+        return {
+            "sqnr_db": _finite(self.total),
+            "tensors": [
+                {
+                    "tensor": tensor.tensor,
+                    "matrix": tensor.matrix,
+                    "precision": tensor.precision.value,
+                    "sqnr_db": _finite(tensor.error),
+                    "signal": tensor.error.signal,
+                    "noise": tensor.error.noise,
+                }
+                for tensor in self.tensors
+            ],
+        }
+
+
+def load_quality(pack: Path) -> Quality | None:
+    """The quality of the pack in folder `pack`; None where it has no such file, or one that is damaged."""
+    try:
+        with open(open_regular(pack / QUALITY_NAME), "rb") as file:
+            return _parse(json.loads(file.read(_MAX_BYTES)))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError):
+        return None
+
+
+def _parse(value: Any) -> Quality:
+    return Quality(
+        tuple(
+            TensorQuality(
+                str(one["tensor"]),
+                str(one["matrix"]),
+                parse_precision(one["precision"]),
+                QuantisationError(float(one["signal"]), float(one["noise"])),
+            )
+            for one in value["tensors"]
+        )
+    )
+
+
+def _finite(error: QuantisationError) -> float | None:
+    return round(error.sqnr_db, 3) if math.isfinite(error.sqnr_db) else None

@@ -31,13 +31,11 @@ from tpiedge.errors import (
 )
 from tpiedge.lifeline import child_environment, guard
 from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.ggml import BlockTensor
-from tpiedge.pack.int4 import Int4Tensor
-from tpiedge.pack.manifest import model_spec_from_json, model_spec_to_json
-from tpiedge.pack.source import CheckpointSource, SourceTensor, StoredTensor, TensorSource
-from tpiedge.pack.specs import JSON, ModelSpec, Precision
-from tpiedge.pack.storage import Storage, storage_of
-from tpiedge.pack.target import remove_leftovers
+from tpiedge.pack.files import remove_leftovers
+from tpiedge.pack.layout import Storage, storage_of
+from tpiedge.pack.quantised import tensor_from_json
+from tpiedge.pack.source import CheckpointSource, StoredTensor, TensorSource, tensor_to_json
+from tpiedge.pack.specs import JSON, ModelSpec, Precision, model_spec_from_json, model_spec_to_json
 from tpiedge.pack.writer import PackReport, write_pack
 from tpiedge.progress import ProgressCallback
 
@@ -73,7 +71,10 @@ class PackRequest:
             "spec": model_spec_to_json(self.spec),
             "source": source
             if isinstance(source, int)
-            else {name: tensor.to_json(lambda path: str(path.absolute())) for name, tensor in source.items()},
+            else {
+                name: tensor_to_json(tensor, lambda path: str(path.absolute()))
+                for name, tensor in source.items()
+            },
             "storage": storage_of(self.precision, self.spec).to_json(),
             "out": str(self.out.absolute()),
             "distinct_layers": self.distinct_layers,
@@ -101,13 +102,6 @@ class PackRequest:
         kind = pkgutil.resolve_name("tpiedge.lab.random_weights:RandomSource")
         made: TensorSource = kind.for_spec(self.source, self.spec, stored)
         return made
-
-
-def tensor_from_json(value: Any) -> StoredTensor:
-    """Reads only what `to_json` wrote: a malformed value is a KeyError, TypeError or ValueError."""
-    if isinstance(value, dict):
-        return BlockTensor.from_json(value) if "blocks" in value else Int4Tensor.from_json(value)
-    return SourceTensor.from_json(value)
 
 
 def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackReport:

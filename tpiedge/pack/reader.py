@@ -1,13 +1,18 @@
 """A pack on disk, opened: layouts, ranges of a share, and the check of its bytes."""
 
+import contextlib
+import fcntl
+import os
+import shutil
 import stat
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tpiedge.errors import IntegrityError, UserError
-from tpiedge.pack.files import OpenFile
+from tpiedge.pack.files import OpenFile, try_flock
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import (
     BlobLayout,
@@ -16,7 +21,7 @@ from tpiedge.pack.layout import (
     share_bytes,
     share_of_matrix,
 )
-from tpiedge.pack.manifest import BLOB_FOLDER, Manifest, load_manifest
+from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, Manifest, load_manifest
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import BlobSpec, Precision
 from tpiedge.progress import ProgressCallback
@@ -166,3 +171,37 @@ def checked_ranges(
     with OpenFile(pack.blob_path(key)) as file:
         for item in ranges:
             yield item, hashes.matches(item.index, file.parts(item.offset, item.length, buffer), fast)
+
+
+class PackHold:
+    """Keeps `remove_packs` away from the pack at `path` until `close`, or until nothing refers to this object.
+
+    Raises UserError where the pack is being deleted. On a file system without locks packs are used and deleted all the
+    same.
+    """
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        self._release = weakref.finalize(self, os.close, fd)
+        # A manifest without a name was deleted after it was opened and before it was locked.
+        if try_flock(fd, fcntl.LOCK_SH) is False or not os.fstat(fd).st_nlink:
+            self.close()
+            raise UserError(
+                f"the pack {path} is being deleted by another tpiedge: wait for that, then try again"
+            )
+
+    def close(self) -> None:
+        self._release()
+
+
+def remove_packs(paths: list[Path]) -> None:
+    """Delete all of the packs, or none: raises UserError if a process uses one."""
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            if try_flock(fd, fcntl.LOCK_EX) is False:
+                raise UserError(f"a running tpiedge uses the pack {path}: end it first")
+        for path in paths:
+            (path / MANIFEST_NAME).unlink()  # first: without it the rest is no pack any more
+            shutil.rmtree(path)

@@ -1,28 +1,110 @@
 """One pack of the shard store, in use by this process, and the bytes that arrive for its missing ranges: compared with
-their hashes, written, and marked once they are durable."""
+their hashes, written, and marked once they are durable.
+
+A file beside each blob has one bit per range: whether it is on this disk and was verified. A bit is set only after the
+bytes of its range are durable, and cleared before they may change; setting and clearing are durable themselves. So
+whatever the moment of a crash or of a power cut, a set bit means verified bytes. Several processes may work on one
+file: every change is a read and a write under the file's lock.
+"""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from tpiedge.errors import ProtocolError, ResourceError, UserError
-from tpiedge.pack.files import Descriptor
+from tpiedge.pack.files import (
+    Descriptor,
+    FileLock,
+    explain_write_errors,
+    open_regular,
+    replacing,
+    sync_folder,
+    write_synced,
+)
 from tpiedge.pack.hashes import RECORD_BYTES, HashTable, blob_id
 from tpiedge.pack.layout import HashedRange
-from tpiedge.pack.locks import FileLock
-from tpiedge.pack.presence import Presence
 from tpiedge.pack.reader import Pack, checked_ranges
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.target import explain_write_errors, replacing, write_synced
 
 ROOM_REMEDY = "free some (`tpiedge shards rm` removes packs), or give --cache a folder on another disk"
+
+
+def _own(path: Path) -> None:
+    """Where `path` links to a file that another program owns, replaces the link by a copy: only our own files are
+    changed.
+    """
+    if not path.is_symlink() and path.stat().st_nlink == 1:
+        return
+    with replacing(path) as new:
+        shutil.copyfile(path, new)
+        with open(new, "rb") as file:
+            os.fsync(file.fileno())
+
+
+class Presence:
+    """The bits of the `count` ranges of one blob. A missing, short or long file means that none is there."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path = path
+        self._size = -(-count // 8)
+
+    @staticmethod
+    def of(pack: Pack, layer: int) -> "Presence":
+        """The bits of the layer's blob."""
+        path = pack.blob_path(layer)
+        return Presence(path.parent / f"{path.name}.present", pack.layout(layer).range_count)
+
+    def present(self, ranges: Iterable[HashedRange]) -> list[HashedRange]:
+        """Those of `ranges` whose bit is set now."""
+        bits = self._read()
+        return [item for item in ranges if bits[item.index >> 3] >> (item.index & 7) & 1]
+
+    def mark(self, ranges: Iterable[HashedRange]) -> None:
+        """Set bits. The bytes of `ranges` must be durable. Raises OSError."""
+        self._change(ranges, present=True)
+
+    def clear(self, ranges: Iterable[HashedRange]) -> None:
+        """Clear bits; when this returns the bytes of `ranges` may change. Raises OSError."""
+        self._change(ranges, present=False)
+
+    def remove(self) -> None:
+        """Forget everything, durably. Raises OSError."""
+        self.path.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
+
+    def _read(self) -> bytearray:
+        try:
+            with open(open_regular(self.path), "rb") as file:
+                return self._checked(file.read(self._size + 1))
+        except OSError:
+            return bytearray(self._size)
+
+    def _change(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
+        new = not self.path.exists()
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(fd, "r+b", buffering=0) as file:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            bits = self._checked(file.read(self._size + 1))
+            for item in ranges:
+                bit = 1 << (item.index & 7)
+                bits[item.index >> 3] = bits[item.index >> 3] & ~bit | bit * present
+            if os.pwrite(fd, bits, 0) != len(bits):
+                raise OSError(f"short write to {self.path}")
+            file.truncate(len(bits))
+            os.fsync(fd)
+        if new:
+            sync_folder(self.path.parent)
+
+    def _checked(self, data: bytes) -> bytearray:
+        return bytearray(data) if len(data) == self._size else bytearray(self._size)
 
 
 def explain_store_errors(folder: Path, needed: int = 4096) -> AbstractContextManager[None]:
@@ -260,15 +342,3 @@ class ShardCopy:
                     new.symlink_to(source)
             self.presence(layer).mark(self.pack.layout(layer).ranges())
         return True
-
-
-def _own(path: Path) -> None:
-    """Where `path` links to a file that another program owns, replaces the link by a copy: only our own files are
-    changed.
-    """
-    if not path.is_symlink() and path.stat().st_nlink == 1:
-        return
-    with replacing(path) as new:
-        shutil.copyfile(path, new)
-        with open(new, "rb") as file:
-            os.fsync(file.fileno())

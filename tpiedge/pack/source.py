@@ -7,21 +7,18 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, cast
 
+import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import Array
-from tpiedge.pack.codes import Codes
-from tpiedge.pack.dtypes import SourceDtype, numpy_dtype
+from tpiedge.pack.dtypes import Codes, SourceDtype, numpy_dtype
 from tpiedge.pack.files import OpenFile, open_regular
 from tpiedge.pack.layout import ALIGN, whole_pages
 from tpiedge.pack.specs import JSON
-
-PathText: TypeAlias = Callable[[Path], str]
 
 
 class TensorSource(ABC):
@@ -161,13 +158,8 @@ class StoredTensor(Protocol):
         """As TensorSource.read_codes; None, too, where a scale is not finite."""
         ...
 
-    def to_json(self, path_text: PathText) -> JSON:
-        """What makes it again, its paths written by `path_text`."""
-        ...
 
-
-@dataclass(frozen=True)
-class SourceTensor:
+class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
     """`nbytes` bytes at `offset` of `file` hold the tensor in row-major order, little-endian.
 
     `dtype` is the safetensors name: of those that can be packed, F32, F16 and BF16, or another.
@@ -200,14 +192,11 @@ class SourceTensor:
         del files, rows, cols, bits
         return None
 
-    def to_json(self, path_text: PathText) -> JSON:
-        return [path_text(self.file), self.dtype, list(self.shape), self.offset, self.nbytes]
 
-    @staticmethod
-    def from_json(value: Any) -> "SourceTensor":
-        """The inverse; of its own making only."""
-        file, dtype, shape, offset, nbytes = value
-        return SourceTensor(Path(file), dtype, tuple(shape), offset, nbytes)
+def tensor_to_json(tensor: StoredTensor, path_text: Callable[[Path], str]) -> JSON:
+    """The form that `tensor_from_json` reads, its paths written by `path_text`."""
+    found: JSON = msgspec.to_builtins(tensor, enc_hook=path_text)
+    return found
 
 
 class CheckpointSource(TensorSource):
@@ -230,7 +219,7 @@ class CheckpointSource(TensorSource):
         imported = {name: one for name, one in self._tensors.items() if name not in plain}
         digest = hashlib.sha256(f"checkpoint {digest.hexdigest()}".encode())
         for name, tensor in sorted(imported.items()):
-            digest.update(_line(name, json.dumps(tensor.to_json(lambda path: path.name))))
+            digest.update(_line(name, json.dumps(tensor_to_json(tensor, lambda path: path.name))))
         digest.update(_lines_of_files(imported.values()))
         return f"imported {digest.hexdigest()}"
 

@@ -1,21 +1,25 @@
-"""What a pack holds: named matrices and vectors, their shapes, units and sources, and how they are stored.
+"""What a pack holds: named matrices and vectors, their shapes, units and sources.
 
-Specs come from a checkpoint's config or from a stranger's manifest, so each one checks itself when it is made.
+Specs come from a checked config, or from a stranger's manifest by way of `model_spec_from_json`, which checks each
+field.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias, Union
+from typing import Annotated, Any, TypeAlias, Union
+
+import msgspec
+from msgspec import Meta
 
 from tpiedge.errors import UserError
-from tpiedge.sanitise import quote
+from tpiedge.sanitise import sanitised_line
 
 JSON: TypeAlias = Union[bool, int, float, str, "Sequence[JSON]", "Mapping[str, JSON]", None]
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
-_SOURCE = re.compile(r"[\x21-\x7e]{1,256}", re.ASCII)
+_Name = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
+_Source = Annotated[str, Meta(pattern=r"\A[\x21-\x7e]{1,256}\Z")]
+_Rows = Annotated[int, Meta(ge=1, le=1 << 26)]
 
 
 class Precision(Enum):
@@ -42,44 +46,30 @@ class Precision(Enum):
         return Precision.F32 if self.quantised else self
 
 
-@dataclass(frozen=True)
-class MatrixSpec:
+class MatrixSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A matrix as stored, `rows` x `cols`, cut into units of `rows_per_unit` rows (the last may be short).
 
     `source` names the checkpoint's tensor, of shape [rows, cols], or [cols, rows] if `transposed`.
     """
 
-    name: str
-    source: str
-    rows: int
-    cols: int
-    rows_per_unit: int
+    name: _Name
+    source: _Source
+    rows: _Rows
+    cols: Annotated[int, Meta(ge=1, le=1 << 22)]
+    rows_per_unit: Annotated[int, Meta(ge=1, le=1 << 20)]
     transposed: bool = False
-
-    def __post_init__(self) -> None:
-        _check_names(self.name, self.source)
-        _check_int(f"{self.name}: rows", self.rows, 1 << 26)
-        _check_int(f"{self.name}: cols", self.cols, 1 << 22)
-        _check_int(f"{self.name}: rows_per_unit", self.rows_per_unit, 1 << 20)
-        if not isinstance(self.transposed, bool):
-            raise UserError(f"pack layout, {self.name}: transposed must be true or false; pack again")
 
     @property
     def source_shape(self) -> tuple[int, int]:
         return (self.cols, self.rows) if self.transposed else (self.rows, self.cols)
 
 
-@dataclass(frozen=True)
-class VectorSpec:
+class VectorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A norm's weight or a bias of `length` numbers, from the checkpoint's tensor `source`."""
 
-    name: str
-    source: str
-    length: int
-
-    def __post_init__(self) -> None:
-        _check_names(self.name, self.source)
-        _check_int(f"{self.name}: length", self.length, 1 << 26)
+    name: _Name
+    source: _Source
+    length: _Rows
 
 
 @dataclass(frozen=True)
@@ -105,7 +95,7 @@ class ModelSpec:
     embedding: BlobSpec
     layers: tuple[BlobSpec, ...]
     head: BlobSpec
-    config: Mapping[str, JSON]
+    config: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.layers) <= 4096:
@@ -123,15 +113,15 @@ class ModelSpec:
         return not self.head.matrices
 
 
-def _check_names(name: str, source: str) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"pack layout: not a name: {str(name)[:40]!r}; pack again")
-    if not isinstance(source, str) or not _SOURCE.fullmatch(source):
-        raise UserError(f"pack layout, {name}: not a tensor's name: {str(source)[:40]!r}; pack again")
+def model_spec_to_json(spec: ModelSpec) -> dict[str, JSON]:
+    """The JSON form that `model_spec_from_json` reads."""
+    found: dict[str, JSON] = msgspec.to_builtins(spec)
+    return found
 
 
-def _check_int(what: str, value: int, limit: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
-        raise UserError(
-            f"pack layout, {what}: {quote(value, 20)} is not a number from 1 to {limit}; pack again"
-        )
+def model_spec_from_json(value: object) -> ModelSpec:
+    """Raises UserError for anything but the JSON form of a ModelSpec."""
+    try:
+        return msgspec.convert(value, ModelSpec)
+    except msgspec.ValidationError as error:
+        raise UserError(f"pack layout: {sanitised_line(error, 200)}: pack again") from None

@@ -2,7 +2,7 @@
 
     blobs/ID            a sparse file of the blob's full size; packs that have the blob share it
     blobs/ID.hashes     its table of hashes, which the id vouches for
-    blobs/ID.present    which of its ranges are there (presence.py)
+    blobs/ID.present    which of its ranges are there (shard_copy.py)
     packs/PACK/         manifest.json and a link to blobs/: what `Pack.open` opens
     packs/PACK/in-use   locked together by everyone who uses the pack: locked alone by who removes it
     packs/PACK/fetching locked alone by who fetches
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import DiskFull, ProtocolError, TpiedgeError, UserError
+from tpiedge.pack.files import FileLock, check_free_space, partial_folder, replacing, write_synced
 from tpiedge.pack.hashes import is_blob_id
 from tpiedge.pack.layout import BlobLayout
-from tpiedge.pack.locks import FileLock
 from tpiedge.pack.manifest import (
     BLOB_FOLDER,
     MANIFEST_NAME,
@@ -30,10 +30,8 @@ from tpiedge.pack.manifest import (
     manifest_bytes,
     pack_id,
 )
-from tpiedge.pack.presence import Presence
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.shard_copy import ROOM_REMEDY, ShardCopy, explain_store_errors
-from tpiedge.pack.target import check_free_space, partial_folder, replacing, write_synced
+from tpiedge.pack.shard_copy import ROOM_REMEDY, Presence, ShardCopy, explain_store_errors
 from tpiedge.units import format_bytes
 
 _IN_USE = "in-use"

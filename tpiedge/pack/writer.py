@@ -1,20 +1,29 @@
-"""Write a model as a pack: streamed, hashed as it is written, visible only when it is complete."""
+"""Write a model as a pack: streamed, hashed as it is written, visible only when it is complete.
 
+Blobs are written tile by tile, so that a tensor of any size passes through a fixed amount of memory. Here are matrices
+in rows; panel_writer.py has those in panels. A blob is hashed and written in a second thread, past the page cache:
+O_DIRECT writes measured 3 to 8 times as fast as writing and syncing through the page cache, and leave the cache to
+others; where the file system refuses them, plain writes do.
+"""
+
+import contextlib
+import fcntl
 import json
-from collections.abc import Callable, Mapping
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from tpiedge.errors import UserError
-from tpiedge.pack.blob_writer import write_blob
-from tpiedge.pack.hashes import RECORD_BYTES, blob_id
-from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, Manifest, load_manifest, manifest_text
-from tpiedge.pack.panel_writer import Quantiser
-from tpiedge.pack.quality import QUALITY_NAME, Quality
-from tpiedge.pack.source import TensorSource
-from tpiedge.pack.specs import BlobSpec, ModelSpec, Precision
-from tpiedge.pack.storage import Storage, storage_of
-from tpiedge.pack.target import (
+from tpiedge.kernels.panels import Array
+from tpiedge.pack.dtypes import STORED, convert, numpy_dtype
+from tpiedge.pack.files import (
+    DIRECT_REFUSED,
+    Descriptor,
     check_free_space,
     explain_write_errors,
     lock_target,
@@ -22,6 +31,12 @@ from tpiedge.pack.target import (
     sync_folder,
     write_synced,
 )
+from tpiedge.pack.hashes import RECORD_BYTES, RangeHasher, blob_id
+from tpiedge.pack.layout import BlobLayout, PanelLayout, RowLayout, Storage, storage_of
+from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, Manifest, load_manifest, manifest_text
+from tpiedge.pack.panel_writer import QUALITY_NAME, Quality, Quantiser
+from tpiedge.pack.source import TensorSource
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
 from tpiedge.progress import ProgressCallback
 from tpiedge.units import counted
 
@@ -152,3 +167,190 @@ def _check_sources(spec: ModelSpec, source: TensorSource, distinct: int) -> None
             shape = source.shape(name)
             if shape != expected:
                 raise UserError(f"tensor {name} has the shape {shape}, but config.json asks for {expected}")
+
+
+_BUFFER_BYTES = 8 << 20
+
+
+class BlobSink(Descriptor):
+    """Takes the bytes of one blob in order. Raises OSError from any method, some writes after the failed one.
+
+    `lengths` are those of the blob's ranges, multiples of 4096 all of them.
+    """
+
+    def __init__(self, path: Path, lengths: Iterable[int]) -> None:
+        self._hasher = RangeHasher(lengths)
+        self._fd = _create(path)
+        self._buffers = [memoryview(mmap.mmap(-1, _BUFFER_BYTES)) for _ in range(2)]
+        self._filled = 0
+        self._pending: Future[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tpiedge-pack")
+
+    def write(self, data: memoryview) -> None:
+        """The next bytes. The caller may reuse `data` at once."""
+        while len(data):
+            part = data[: _BUFFER_BYTES - self._filled]
+            self._buffers[0][self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            data = data[len(part) :]
+            if self._filled == _BUFFER_BYTES:
+                self._flush()
+
+    def finish(self) -> bytes:
+        """Make everything durable and return the table of hashes."""
+        self._flush()
+        self._wait()
+        os.fsync(self._fd)
+        with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return self._hasher.table()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        super().close()
+
+    def _flush(self) -> None:
+        """Hand the filled buffer to the thread and go on with the other, which it has done with."""
+        self._wait()
+        self._pending = self._thread.submit(self._hash_and_write, self._buffers[0][: self._filled])
+        self._buffers.reverse()
+        self._filled = 0
+
+    def _wait(self) -> None:
+        if self._pending:
+            self._pending.result()
+            self._pending = None
+
+    def _hash_and_write(self, data: memoryview) -> None:
+        self._hasher.update(data)
+        while len(data):
+            data = data[self._write_some(data) :]
+
+    def _write_some(self, data: memoryview) -> int:
+        try:
+            return os.write(self._fd, data)
+        except OSError as error:
+            if error.errno not in DIRECT_REFUSED:
+                raise
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, 0)  # without O_DIRECT
+            return os.write(self._fd, data)
+
+
+def _create(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
+    except OSError as error:
+        if error.errno not in DIRECT_REFUSED:
+            raise
+        return os.open(path, flags, 0o644)
+
+
+# About four arrays of a tile live at a time. Strips of a transposed source are larger because each of their
+# rows is a read of its own; tiles are smaller because the allocator then reuses their pages.
+TILE_BYTES = 16 << 20
+STRIP_BYTES = 40 << 20
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`units` groups of `rows` data rows, from `first_row` on, each stored as `padded_rows` rows."""
+
+    first_row: int
+    units: int
+    rows: int
+    padded_rows: int
+
+
+def tiles(matrix: RowLayout, max_rows: int) -> Iterator[Tile]:
+    """Cut a matrix into tiles of at most `max_rows` data rows, in storage order."""
+    per_unit, whole_units = matrix.rows_per_unit, matrix.rows // matrix.rows_per_unit
+    group = max_rows // per_unit
+    for unit in range(0, whole_units if group else 0, max(group, 1)):
+        yield Tile(unit * per_unit, min(group, whole_units - unit), per_unit, matrix.padded_rows)
+    for unit in range(whole_units if group else 0, matrix.units):
+        yield from _pieces_of_unit(matrix, unit, max_rows)
+
+
+def write_blob(
+    path: Path,
+    spec: BlobSpec,
+    layout: BlobLayout,
+    source: TensorSource,
+    quantiser: Quantiser,
+    on_bytes: Callable[[int], None],
+) -> bytes:
+    """Write the blob to `path`, durably, and return its hashes. `on_bytes` is told of each step."""
+    with BlobSink(path, (item.length for item in layout.ranges())) as sink:
+        for part in _parts(spec, layout, source, quantiser):
+            data = part.reshape(-1).view(np.uint8).data
+            sink.write(data)
+            on_bytes(len(data))
+        return sink.finish()
+
+
+def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: Quantiser) -> Iterator[Array]:
+    if layout.vectors_nbytes:
+        yield _vector_section(spec, layout, source)
+    panels: list[tuple[MatrixSpec, PanelLayout]] = []
+    for matrix_spec, matrix in zip(spec.matrices, layout.matrices, strict=True):
+        match matrix:
+            case PanelLayout():
+                panels.append((matrix_spec, matrix))
+            case RowLayout():
+                yield from _matrix_parts(matrix_spec, matrix, source)
+    if panels:  # all of them: a blob has one precision
+        yield from quantiser.parts(panels, source)
+
+
+def _vector_section(spec: BlobSpec, layout: BlobLayout, source: TensorSource) -> Array:
+    section = np.zeros(layout.vectors_nbytes, np.uint8)
+    for vector, place in zip(spec.vectors, layout.vectors, strict=True):
+        values = source.read_vector(vector.source)
+        stored = convert(values, source.dtype(vector.source), place.precision)
+        section[place.offset : place.offset + place.nbytes] = stored.view(np.uint8)
+    return section
+
+
+def _matrix_parts(spec: MatrixSpec, matrix: RowLayout, source: TensorSource) -> Iterator[Array]:
+    dtype = source.dtype(spec.source)
+    widest = max(numpy_dtype(dtype).itemsize, matrix.itemsize)
+    limit = STRIP_BYTES if spec.transposed else TILE_BYTES
+    max_rows = max(1, limit // max(matrix.cols * widest, matrix.row_stride))
+    for tile in tiles(matrix, max_rows):
+        count = tile.units * tile.rows
+        if spec.transposed:
+            values = transpose(source.read_columns(spec.source, tile.first_row, count))
+        else:
+            values = source.read_rows(spec.source, tile.first_row, count)
+        values = convert(values, dtype, matrix.precision)
+        yield _pad(values, tile, matrix, numpy_dtype(STORED[matrix.precision]))
+
+
+def transpose(strip: Array) -> Array:
+    """A C-contiguous transpose, by blocks that fit the cache (three times as fast as numpy's own)."""
+    rows, cols = strip.shape
+    turned = np.empty((cols, rows), strip.dtype)
+    for col in range(0, cols, 64):
+        for row in range(0, rows, 32):
+            turned[col : col + 64, row : row + 32] = strip[row : row + 32, col : col + 64].T
+    return turned
+
+
+def _pad(values: Array, tile: Tile, matrix: RowLayout, dtype: "np.dtype[np.generic]") -> Array:
+    """Zeros after each row up to the row stride and after each unit's rows up to `padded_rows`."""
+    stride = matrix.row_stride // matrix.itemsize
+    if stride == matrix.cols and tile.padded_rows == tile.rows:
+        return values
+    padded = np.zeros((tile.units, tile.padded_rows, stride), dtype)
+    padded[:, : tile.rows, : matrix.cols] = values.reshape(tile.units, tile.rows, matrix.cols)
+    return padded
+
+
+def _pieces_of_unit(matrix: RowLayout, unit: int, max_rows: int) -> Iterator[Tile]:
+    first, rows = unit * matrix.rows_per_unit, matrix.unit_rows(unit)
+    for start in range(0, rows, max_rows):
+        count = min(max_rows, rows - start)
+        ends_unit = start + count == rows
+        padding = matrix.row_count(unit, unit + 1) - rows if ends_unit else 0
+        yield Tile(first + start, 1, count, count + padding)

@@ -4,8 +4,8 @@ from typing import Final
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH, why_missing
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.storage import Storage
 from tpiedge.wire.fields import Compute, KVPrecision
 
 _NUMBERS: Final = ("f32", "bf16")

@@ -2,37 +2,47 @@
 
 A machine on a slow link can cost more than it computes (`prediction`). Latency depends on the slowest link alone, so
 the sets to begin with are the machines within each round trip. Who is left out takes no part in the epoch at all: with
-an empty share alone it would still be waited for in every allreduce.
+an empty share alone it would still be waited for in every allreduce. Words say why a machine has its part, or none.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeAlias
 
 from tpiedge.errors import InternalError
-from tpiedge.planner.fractions import Bound
-from tpiedge.planner.needs import Infeasible, layer_bytes
-from tpiedge.planner.partition import ShareWeight
+from tpiedge.kernels.shared_library import NO_ISA
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.fractions import Bound, pinned_limit
+from tpiedge.planner.needs import Infeasible, NodeNeed, layer_bytes, smallest_bytes
 from tpiedge.planner.prediction import (
     Demand,
     MachineFacts,
     Prediction,
     least_step_s,
     machine_bounds,
+    node_facts,
     predict,
     with_speeds,
     without_idle,
 )
-from tpiedge.planner.reasons import SpareReason, why_in, why_out
-from tpiedge.planner.solve import Plan
-from tpiedge.units import counted
+from tpiedge.planner.solve import Plan, ShareWeight, partition
+from tpiedge.units import counted, format_bytes, format_least, format_seconds
+from tpiedge.wire.fields import SpareKind
 
 _Option: TypeAlias = tuple[list[int], Prediction]  # members in rank order, the master's first
 MOST_MACHINES = 32
 """Of one plan, the master's own among them."""
 _FEW = 7  # machines whose sets are all looked at: 64 of them
 _TRIES = 3  # of the sets of more machines, in the order of what they promise
+
+
+@dataclass(frozen=True)
+class SpareReason:
+    """Why a machine has no part in the plan. `why` is a sentence about "it", the machine."""
+
+    kind: SpareKind
+    why: str
 
 
 @dataclass(frozen=True)
@@ -88,14 +98,11 @@ def _fastest(
             return refusal
         raise InternalError("the planner's search missed a set of machines that holds the model")
     members, prediction = found
-    plan = prediction.plan
+    plan, spare = prediction.plan, {}
+    for index in set(range(len(machines))).difference(members):
+        times = candidates.least_step_s(sorted({*members, index})) or 0.0, prediction.step_s
+        spare[index] = why_out(demand, filled[index], bounds[index], times, len(able) - 1)
     sizes = [layer_bytes(demand.model, share) for share in plan.shares]
-
-    def spare_reason(index: int) -> SpareReason:
-        least_s = candidates.least_step_s(sorted({*members, index})) or 0.0
-        return why_out(demand, filled[index], bounds[index], (least_s, prediction.step_s), len(able) - 1)
-
-    spare = {index: spare_reason(index) for index in range(len(machines)) if index not in members}
     reasons = tuple(
         why_in(demand, machines[index], filled, members, index, size / sum(sizes), need)
         for index, size, need in zip(members, sizes, plan.needs, strict=True)
@@ -124,7 +131,10 @@ class _Candidates:
         sets = [[0, *nearest[:count]] for count in range(least, len(nearest) + 1)]
         best = self._best_of(sets, _TRIES) or self._best_of(sets, len(sets))
         while best is not None:
-            near = self._best_of(_neighbours(best[0], able), _TRIES, best)
+            members = best[0]
+            less = [[other for other in members if other != index] for index in members if index != 0]
+            more = [[*members, index] for index in able if index not in members]
+            near = self._best_of([*less, *more], _TRIES, best)
             if near is None or near is best:
                 break
             best = near
@@ -133,11 +143,8 @@ class _Candidates:
     def _best_of(
         self, sets: Sequence[Sequence[int]], tries: int, best: _Option | None = None
     ) -> _Option | None:
-        """The fastest of the sets that hold the model, and of `best`; without members that would get nothing.
-
-        Whole units are fitted for sets alone whose fractions are fast enough, and for at most `tries`: a plan is made
-        between two heartbeats.
-        """
+        """The fastest of the sets that hold the model, and of `best`; without members that would get nothing. Whole
+        units are fitted for at most `tries` of them: a plan is made between two heartbeats."""
         ranked = [(self.least_step_s(members), members) for members in map(sorted, sets)]
         promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
         for least_s, members in promising[:tries]:
@@ -165,16 +172,117 @@ class _Candidates:
         return members, prediction
 
 
-def _neighbours(members: Sequence[int], able: Sequence[int]) -> list[list[int]]:
-    """The sets with one machine more or less; the master's stays."""
-    return [[other for other in members if other != index] for index in members if index != 0] + [
-        [*members, index] for index in able if index not in members
-    ]
-
-
 def _cost(option: _Option) -> tuple[float, int]:
     return option[1].step_s, len(option[0])
 
 
 def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[MachineFacts]:
     return [machines[index] for index in members]
+
+
+def slower(with_s: float, without_s: float, because: str, workers: int) -> SpareReason:
+    """The plan is as fast without the machine. Seconds are those of a token; `workers` can take part at all."""
+    return SpareReason(
+        "slower",
+        f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
+        f"({because}); the master's --min-workers {workers} takes it in",
+    )
+
+
+def drained(name: str) -> SpareReason:
+    """The user of the worker `name` wants to do without it."""
+    return SpareReason(
+        "drained",
+        f"it may be switched off; 'tpiedge nodes drain {name} --undo' on the master's computer takes it in again, as "
+        "does a new start of its worker",
+    )
+
+
+def without_native(demand: Demand, isa: str) -> SpareReason | None:
+    """Why a worker that computes with `isa` has no part in the model; None where it can have one."""
+    if not demand.model.needs_native or isa != NO_ISA:
+        return None
+    return SpareReason(
+        "no room",
+        "it has no native kernels, which weights, keys and values in q8 and q4 need: on its computer, unset "
+        "TPIEDGE_NATIVE, or install a C++ compiler and type 'make setup', or install a wheel of tpiedge",
+    )
+
+
+def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
+    """Why no plan has a part for a worker with so little memory; None where one can."""
+    (node,), shape, nothing = node_facts([machine]), demand.model.shape, Share(0, 0)
+    last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
+    kv_head = NodeShare(Share(0, shape.group_size), nothing)
+    least = min(
+        smallest_bytes(demand.model, 1, share, node, demand.capacity_tokens) for share in (last_tile, kv_head)
+    )
+    if node.memory_bytes is None or node.memory_bytes >= least:
+        return None
+    return SpareReason(
+        "too small",
+        f"it offers {format_bytes(node.memory_bytes)}, but the least that works for {demand.model_name} is "
+        f"{format_least(least)}: start it again with --memory {format_least(least).replace(' ', '')} or more",
+    )
+
+
+def master_too_small(
+    demand: Demand, machine: MachineFacts, weights: Sequence[ShareWeight] | None
+) -> str | None:
+    """Why no plan works with a master's machine of so little memory, however many workers join; None where one may.
+    `weights` are those of --shares, the master's first; without them it may have no part of any layer."""
+    model, (node,) = demand.model, node_facts([machine])
+    nothing = NodeShare(Share(0, 0), Share(0, 0))
+    share = nothing if weights is None else partition(model.shape, weights)[0]
+    least = smallest_bytes(model, 0, share, node, demand.capacity_tokens)
+    if node.memory_bytes is None or node.memory_bytes >= least:
+        return None
+    part = "alone, whatever workers compute," if weights is None else "and its part of --shares"
+    return (
+        f"the master may use {format_bytes(node.memory_bytes)}, but its program and the LM head of {demand.model_name} "
+        f"{part} need {format_least(least)}: give --memory {format_least(least).replace(' ', '')} or more"
+    )
+
+
+def why_in(
+    demand: Demand,
+    machine: MachineFacts,
+    filled: Sequence[MachineFacts],
+    members: Sequence[int],
+    index: int,
+    fraction: float,
+    need: NodeNeed,
+) -> str:
+    """Why machine `index` of the `filled`, which has a speed, gets `fraction` of the layers beside the `members`."""
+    speed = filled[index].weight_bytes_per_s
+    assumed = "" if machine.weight_bytes_per_s > 0 else " (assumed, not measured)"
+    by_speed = speed / sum(filled[member].weight_bytes_per_s for member in members)
+    (node,), limit, rank = node_facts([filled[index]]), "", members.index(index)
+    # What keeps the machine from the part that its speed alone would give it.
+    for words, nbytes, alone in (
+        ("free disk", node.free_disk_bytes, replace(node, memory_bytes=None)),
+        ("memory", node.memory_bytes, replace(node, free_disk_bytes=None)),
+    ):
+        part = pinned_limit(demand.model, rank, alone, demand.capacity_tokens)
+        if nbytes is not None and part < by_speed:
+            by_speed, limit = part, f"; limited by {words} {format_bytes(nbytes)}"
+    if need.streamed_bytes:
+        limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
+    return f"{format_bytes(speed)}/s of weights{assumed}, {fraction:.0%} of the cluster{limit}"
+
+
+def why_out(
+    demand: Demand, machine: MachineFacts, bound: Bound, seconds: tuple[float, float], workers: int
+) -> SpareReason:
+    """Why a machine of that bound has no part, though `workers` could have one. `seconds` of a token: the least with
+    it, and without it."""
+    small = too_small(demand, machine)
+    if small is not None:
+        return small
+    if bound.limit * demand.model.shape.ffn_tiles < 1:
+        free = format_bytes(machine.free_disk_bytes or 0)
+        return SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
+    least_s, without_s = seconds
+    trip = format_seconds(machine.round_trip_s)
+    because = f"{2 * demand.model.num_layers} exchanges a token; its link's round trip takes {trip}"
+    return slower(max(least_s, without_s), without_s, because, workers)  # with whole units it is no faster

@@ -1,9 +1,8 @@
 """Which keys and values travel when one plan takes the place of another. Pure.
 
-Laws:
-1. What a machine's old node has and its new one needs stays on that machine.
-2. Everything else goes by rank 0, which every node is linked with: to it from the lowest old rank that has the head,
-   unless it has it itself, and from it to each new node that lacks it.
+What a machine's old node has and its new one needs stays on that machine. Everything else goes by rank 0, which every
+node is linked with: to it from the lowest old rank that has the head, unless it has it itself, and from it to each new
+node that lacks it.
 """
 
 from collections.abc import Sequence
@@ -41,8 +40,11 @@ class Carriage:
 def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
     """From the nodes of one plan to those of the next, both in rank order; every head is somewhere in each."""
     after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
-    nothing = Share(0, 0)
-    kept = tuple(_common(one.heads, after.get(one.machine, nothing)) for one in old)
+    nothing, kept = Share(0, 0), []
+    for one in old:
+        stays = after.get(one.machine, nothing)
+        start, stop = max(one.heads.start, stays.start), min(one.heads.stop, stays.stop)
+        kept.append(Share(start, stop) if start < stop else nothing)
     lacking = [
         (rank, head)
         for rank, one in enumerate(new)
@@ -58,7 +60,7 @@ def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
     ]
     brought = tuple((rank, head) for rank, head in lacking if rank)
     stored = tuple(sorted({head for _, head in brought} & set(own)))
-    return Carriage(kept, stored, tuple(sent), brought)
+    return Carriage(tuple(kept), stored, tuple(sent), brought)
 
 
 def carriage_s(found: Carriage, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
@@ -71,8 +73,3 @@ def carriage_s(found: Carriage, old: Sequence[KVHolder], new: Sequence[KVHolder]
     heads = [len(kept) for kept in found.kept]
     heads[0] += len(found.stored) + len(found.sent)
     return travels + 2 * max(heads) * head_bytes / _LOCAL_BYTES_PER_S
-
-
-def _common(one: Share, other: Share) -> Share:
-    start, stop = max(one.start, other.start), min(one.stop, other.stop)
-    return Share(start, stop) if start < stop else Share(0, 0)

@@ -92,9 +92,8 @@ def node_bound(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: i
 
 
 def fractions(bounds: Sequence[Bound]) -> tuple[list[float], float] | None:
-    """Fractions that sum to 1 with which the slowest node is as fast as can be, and that time, which
-    whole units do not beat. None where the nodes cannot hold the model, each its own part of the program.
-    """
+    """Fractions that sum to 1 with which the slowest node is as fast as can be, and that time, which whole units do not
+    beat. None where the nodes cannot hold the model, each its own part of the program."""
     if min(bound.limit for bound in bounds) < 0 or sum(bound.limit for bound in bounds) < 1:
         return None
     seconds = _seconds_for_all(bounds)
@@ -144,16 +143,13 @@ def shortage(
     parts = ", ".join(
         f"node {rank} takes {format_bytes(limit * (weights + kv_cache))}" for rank, limit in enumerate(limits)
     )
+    remedies = "add a node or raise the memory limits"
+    if model.smaller_precision:
+        remedies = f"add a node, raise the memory limits or choose --precision {model.smaller_precision}"
     return Infeasible(
         f"the layers need {format_bytes(weights)} and the KV cache {format_bytes(kv_cache)}, but {parts}: "
-        f"{format_bytes(missing)} too little; {_remedies(model)}"
+        f"{format_bytes(missing)} too little; {remedies}"
     )
-
-
-def _remedies(model: ModelFacts) -> str:
-    if model.smaller_precision:
-        return f"add a node, raise the memory limits or choose --precision {model.smaller_precision}"
-    return "add a node or raise the memory limits"
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:

@@ -1,15 +1,17 @@
-"""What a node needs of memory and disk for its share of a model, and how long the share takes it. Pure."""
+"""What a node needs of memory and disk for its share of a model, how it holds weights of which not all fit, and how
+long the share takes it. Pure."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.memory.sweep import head_tile_bytes
+from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.sweep import head_tile_bytes, ring_bytes
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.pack.specs import Precision
-from tpiedge.planner.partition import LayerShape
-from tpiedge.units import MIB, format_bytes
+from tpiedge.units import MIB, format_bytes, format_least
 from tpiedge.wire.fields import KVPrecision
 from tpiedge.wire.weights import ALL_PINNED, Keeping, WeightMemory
 
@@ -20,6 +22,21 @@ NODE_BASE_BYTES = 328 * MIB
 _COMPANION_BYTES = 64 * MIB
 #: Hidden states of a step at most (as engine.steps.StepLimits).
 _ACTIVATION_BYTES = 64 * MIB
+_REMEDY = "raise its memory limit or shorten the context"
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The units of a layer: `heads` query heads over `kv_heads` KV heads, and `ffn_tiles` tiles of the FFN."""
+
+    heads: int
+    kv_heads: int
+    ffn_tiles: int
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that use one KV head."""
+        return self.heads // self.kv_heads
 
 
 @dataclass(frozen=True)
@@ -101,11 +118,8 @@ class NodeNeed:
 
     @property
     def words(self) -> str:
-        """The sum, for messages."""
-        return (
-            f"weights {format_bytes(self.weight_bytes)}, KV cache {format_bytes(self.kv_bytes)}, program "
-            f"{format_bytes(self.base_bytes)}"
-        )
+        weights, kv, base = map(format_bytes, (self.weight_bytes, self.kv_bytes, self.base_bytes))
+        return f"weights {weights}, KV cache {kv}, program {base}"
 
 
 @dataclass(frozen=True)
@@ -116,27 +130,20 @@ class Infeasible:
 
 
 def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
-    """Bytes of every part of the model in `pack`, as a node holds them in memory.
-
-    `kv`: how the KV cache keeps heads of `head_dim` numbers. All layers have the shape of the first.
-    """
+    """Bytes of every part of the model in `pack`, as a node holds them in memory. `kv`: how the KV cache keeps heads of
+    `head_dim` numbers. All layers have the shape of the first."""
     layer, stored = pack.layout(0), KVFormat(kv, head_dim)
-
-    def first(name: str) -> int:
-        return layer.matrix(name).unit_nbytes(0)
-
-    def last(name: str) -> int:
-        return layer.matrix(name).unit_nbytes(layer.matrix(name).units - 1)
-
+    first = {one: layer.matrix(one).unit_nbytes(0) for one in ("q", "k", "v", "o", "gate", "up", "down")}
+    last = {one: layer.matrix(one).unit_nbytes(layer.matrix(one).units - 1) for one in ("gate", "up", "down")}
     key, head = pack.head_matrix
     head_layout = pack.layout(key)
     return ModelFacts(
         shape=LayerShape(layer.matrix("q").units, layer.matrix("k").units, layer.matrix("gate").units),
         num_layers=pack.num_layers,
-        query_unit_bytes=(first("q"), first("o")),
-        kv_unit_bytes=(first("k"), first("v")),
-        ffn_tile_bytes=(first("gate"), first("up"), first("down")),
-        last_tile_bytes=(last("gate"), last("up"), last("down")),
+        query_unit_bytes=(first["q"], first["o"]),
+        kv_unit_bytes=(first["k"], first["v"]),
+        ffn_tile_bytes=(first["gate"], first["up"], first["down"]),
+        last_tile_bytes=(last["gate"], last["up"], last["down"]),
         resident_bytes=layer.vectors_nbytes,
         head_bytes=head_layout.matrix(head).nbytes + pack.layout("head").vectors_nbytes,
         kv_part_bytes=stored.part_nbytes,
@@ -179,20 +186,104 @@ def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
     """The bytes of each matrix of the share, in one block of each kind: q, k, v, o; gate, up, down; on rank 0 a tile
     of the LM head. Empty ones are left out."""
+    heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
+    (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
+    has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
+    tiles = zip(model.ffn_tile_bytes, model.last_tile_bytes, strict=True)
+    ffn = [(len(share.ffn) - has_last) * tile + has_last * last for tile, last in tiles]
     head = (model.head_tile_bytes if rank == 0 else 0,)
-    blocks = (_attention_pieces(model, share), _ffn_pieces(model, share), head)
+    blocks = ((heads * q, kv_heads * k, kv_heads * v, heads * o), ffn, head)
     return tuple(tuple(size for size in sizes if size) for sizes in blocks)
 
 
-def _attention_pieces(model: ModelFacts, share: NodeShare) -> tuple[int, ...]:
-    heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
-    (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
-    return heads * q, kv_heads * k, kv_heads * v, heads * o
+def node_need(
+    model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
+) -> NodeNeed | Infeasible:
+    """What `rank` takes with `share`: all weights in memory, or as many as there is room for where it may stream."""
+    whole = whole_need(model, rank, share, node, capacity_tokens)
+    if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
+        return Infeasible(
+            f"node {rank} needs {format_bytes(whole.weight_bytes)} on disk but has "
+            f"{format_bytes(node.free_disk_bytes)} free"
+        )
+    if node.streams:
+        return _held(model, rank, share, whole, node)
+    if node.memory_bytes is not None and whole.total_bytes > node.memory_bytes:
+        return Infeasible(
+            f"node {rank} needs {format_bytes(whole.total_bytes)} ({whole.words}) but may use "
+            f"{format_bytes(node.memory_bytes)}: {format_bytes(whole.total_bytes - node.memory_bytes)} too "
+            f"little; {_REMEDY}"
+        )
+    return replace(whole, weights=WeightMemory(0, 0, "all", node.keeping.direct))
 
 
-def _ffn_pieces(model: ModelFacts, share: NodeShare) -> tuple[int, ...]:
-    has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
-    return tuple(
-        (len(share.ffn) - has_last) * tile + has_last * last
-        for tile, last in zip(model.ffn_tile_bytes, model.last_tile_bytes, strict=True)
+def smallest_bytes(
+    model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
+) -> int:
+    """The least memory with which the node works, whatever `node.memory_bytes` says."""
+    whole = whole_need(model, rank, share, node, capacity_tokens)
+    matrices, blocks = _matrix_bytes(model, whole), pieces_of_blocks(model, rank, share)
+    window = _window(blocks, matrices, node.keeping)
+    return whole.total_bytes - matrices + _least(blocks, matrices, window, node.keeping)
+
+
+def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
+    """The time of all layers of one sweep, in units of bytes / speed: reading goes on beside computing."""
+    loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
+    return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
+
+
+def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
+    """The time of the LM head for one token, in units of bytes / speed."""
+    return model.head_bytes / (node.head_speed or node.speed)
+
+
+def _held(
+    model: ModelFacts, rank: int, share: NodeShare, whole: NodeNeed, node: NodeFacts
+) -> NodeNeed | Infeasible:
+    """`whole` made to fit, or the least that would work."""
+    keeping, matrices = node.keeping, _matrix_bytes(model, whole)
+    fixed = whole.total_bytes - matrices
+    has_room = node.memory_bytes is None or whole.total_bytes <= node.memory_bytes
+    if has_room and keeping.pin == "auto" and not (keeping.window_bytes or keeping.window_blocks):
+        return replace(whole, weights=WeightMemory(matrices, 0, "all", keeping.direct))
+    blocks = pieces_of_blocks(model, rank, share)
+    window = _window(blocks, matrices, keeping)
+    least = _least(blocks, matrices, window, keeping)
+    enough = max(matrices, least)  # a ring may be larger than all matrices of a small model
+    room = enough if node.memory_bytes is None else min(enough, node.memory_bytes - fixed)
+    if room < least:
+        has = format_bytes(node.memory_bytes or 0)
+        return Infeasible(
+            f"node {rank} needs at least {format_least(fixed + least)} (weights {format_bytes(least)} of "
+            f"{format_bytes(matrices)}, KV cache {format_bytes(whole.kv_bytes)}, program "
+            f"{format_bytes(whole.base_bytes)}) but may use {has}; {_REMEDY}"
+        )
+    kept, streamed = room, 0
+    if keeping.pin == "none" or room < matrices:
+        ring = ring_bytes(blocks, frozenset(), window or None, room)
+        kept = ring if keeping.pin == "none" else room
+        streamed = matrices - (kept - ring)
+    # What needs no memory that the KV cache leaves free does not ask for it.
+    pin = "all" if keeping.pin == "auto" and not streamed else keeping.pin
+    weights = WeightMemory(room, window, pin, keeping.direct)
+    return replace(
+        whole, weight_bytes=whole.weight_bytes - matrices + kept, weights=weights, streamed_bytes=streamed
     )
+
+
+def _least(blocks: Sequence[Sequence[int]], matrices: int, window: int, keeping: Keeping) -> int:
+    """Bytes of matrices that must be held at once."""
+    if keeping.pin == "all":
+        return matrices
+    least = max(smallest_ring(blocks, frozenset()), window)
+    return least if keeping.pin == "none" else min(matrices, least)
+
+
+def _window(blocks: Sequence[Sequence[int]], matrices: int, keeping: Keeping) -> int:
+    """Bytes of the ring that the user wants; 0: none in particular."""
+    return min(keeping.window_bytes or keeping.window_blocks * max(map(sum, blocks)), matrices)
+
+
+def _matrix_bytes(model: ModelFacts, whole: NodeNeed) -> int:
+    return whole.weight_bytes - model.num_layers * model.resident_bytes

@@ -2,13 +2,10 @@
 appendix A.1).
 
 A collective is a sequence of phases, in each of which some nodes send to some others; a node goes on to the next phase
-once it has received all that is for it, and its own messages have left. A message takes
-
-1. the one-way latency of its link;
-2. its transfer: its bytes at the rate of its link, or all that leaves its sender's port in the same phase at the rate
-   of that port, or all that arrives at its receiver's, whichever takes longest. A port sends and receives at once, at
-   the rate of its fastest link that was measured;
-3. its processing: encryption and copies of all that its sender sends and its receiver receives in the same phase.
+once it has received all that is for it, and its own messages have left. A message takes the one-way latency of its
+link; its transfer, which is the longest of its bytes at the rate of its link, all that leaves its sender's port in the
+phase, and all that arrives at its receiver's (a port sends and receives at once, at the rate of its fastest link); and
+its processing: encryption and copies of all that its sender sends and its receiver receives in the phase.
 
 The all-reduce is over when the last node has everything. With equal links of latency t and rate r, N nodes and B bytes:
 
@@ -16,21 +13,42 @@ The all-reduce is over when the last node has everything. With equal links of la
     mesh      t          + (N-1) B / r               all to all
     two-shot  2 t        + 2 (N-1)/N B / r           slice s to node s, which sends the sum of it to all
 
-All add in the order of ranks and give the same bits, so that `choose` never changes a token.
+All add in the order of ranks and give the same bits, so that `choose` never changes a token. Which end of a link
+between nodes connects is said here, too.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, permutations
 from math import inf, isfinite
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
-from tpiedge.collectives.shape import Hop, phases
 from tpiedge.errors import InternalError
 from tpiedge.units import format_bytes, format_seconds
-from tpiedge.wire.fields import CollectiveName
+from tpiedge.wire.fields import CollectiveChoice, CollectiveName
+
+
+class Hop(NamedTuple):
+    """A message; `part`: of the tensor."""
+
+    source: int
+    target: int
+    part: float = 1.0
+
+
+def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
+    """All messages of an all-reduce among `size` ranks. A rank sends those of a phase once it has those that the phases
+    before it bring."""
+    if collective == "star":
+        yield [Hop(rank, 0) for rank in range(1, size)]
+        yield [Hop(0, rank) for rank in range(1, size)]
+        return
+    times, part = (1, 1.0) if collective == "mesh" else (2, 1 / size)
+    for _ in range(times):
+        yield [Hop(a, b, part) for a in range(size) for b in range(size) if a != b]
+
 
 # Fitted to `tpiedge bench allreduce` over loopback on two Zen 4 cores (CURVE, f32, 4 B to 1 MiB): star among 4 nodes
 # 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8 nodes 0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and
@@ -72,11 +90,8 @@ class PairFacts:
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """The link that echoes over a connection of ours tell of: an empty one, and the rate at which the bytes of
-        another came on top.
-
-        Processing is taken out, because predictions add it. No limit is known where hardly more than that remains.
-        """
+        """The link that an empty echo tells of, and the rate at which the bytes of another came on top. Processing is
+        taken out, because predictions add it; no limit is known where hardly more than that remains."""
         latency_s = max(0.0, round_trip_s / 2 - 2 * MESSAGE_S - WAKE_S)
         byte_s = 1 / bytes_per_s - 2 * BYTE_S if bytes_per_s >= 1 else 0.0
         return PairFacts(latency_s, 1 / byte_s if byte_s > BYTE_S else None)
@@ -91,20 +106,14 @@ class Costs:
     wake_s: float = WAKE_S
     stepwise_s: float = STEPWISE_S
 
-    def per_message_s(self, collective: CollectiveName) -> float:
-        return self.message_s if collective in _NATIVE else self.stepwise_s
-
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The nodes of a cluster by rank, and their links.
-
-    `links`: by pair of ranks, in one order for both directions or in both orders; a pair that is missing cannot reach
-    each other. Rank 0 and every other rank can. `hosts`: on which machine each rank runs. Those on one machine share
-    its `cores` (1 where nothing is said) and the port by which it reaches other machines; a link within a machine is
-    limited only if it has a rate, as the links of emulated devices have. `round_trips_s`: what echoes took between the
-    lower and the higher rank of a pair, where they were measured; nothing is predicted from these.
-    """
+    """The nodes of a cluster by rank, and their links. `links`: by pair of ranks, in one order for both directions or
+    in both orders; a pair that is missing cannot reach each other. Rank 0 and every other rank can. `hosts`: on which
+    machine each rank runs. Those on one machine share its `cores` (1 where nothing is said) and the port by which it
+    reaches other machines. `round_trips_s`: what echoes took between the lower and the higher rank of a pair, for
+    people alone."""
 
     links: Mapping[tuple[int, int], PairFacts]
     hosts: tuple[Host, ...]
@@ -129,13 +138,11 @@ class NetworkFacts:
     def port_rates(self) -> Mapping[_PortSide, float]:
         """Bytes per second of every port whose rate is known, out and in."""
         rates: dict[_PortSide, float] = {}
-        for source in range(self.size):
-            for target in range(self.size):
-                link = self.link(source, target) if source != target else None
-                if link is None or link.bytes_per_s is None:
-                    continue
-                for port in self.ports(source, target):
-                    rates[port] = max(rates.get(port, 0.0), link.bytes_per_s)
+        for source, target in permutations(range(self.size), 2):
+            link = self.link(source, target)
+            rate = None if link is None else link.bytes_per_s
+            for port in self.ports(source, target) if rate else ():
+                rates[port] = max(rates.get(port, 0.0), rate or 0.0)
         return rates
 
     def ports(self, source: int, target: int) -> tuple[_PortSide, _PortSide]:
@@ -175,48 +182,49 @@ class ChosenCollective:
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
     """The fastest of star, mesh and two-shot for `nbytes` per node, as they travel: half of them with bf16 on the wire.
-
-    Two nodes always exchange their parts: that is one latency, and no more bytes or messages than any other way.
-    """
+    Two nodes always exchange their parts: that is one latency, and no more bytes or messages than any other way."""
     known = {name: predict(name, nbytes, facts) for name in get_args(CollectiveName)}
     predictions = {name: found for name, found in known.items() if found is not None}
-    able = [name for name in _CHOICES if name in predictions]
-    least_s = min(predictions[name].seconds for name in able)
-    near = [name for name in able if predictions[name].seconds <= (1 + TIE) * least_s]
+    seconds = {name: predictions[name].seconds for name in _CHOICES if name in predictions}
+    near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
     chosen: CollectiveName = "mesh" if facts.size == 2 else near[0]
-    return ChosenCollective(chosen, predictions, _why(chosen, near, nbytes, predictions, facts))
+    apart = [pair for pair in combinations(range(facts.size), 2) if facts.link(*pair) is None]
+    if facts.size == 1:
+        why = "one node has nobody to send to"
+    elif facts.size == 2:
+        why = "two nodes exchange their parts"
+    elif apart:
+        why = "all goes by node 0: nodes {} and {} cannot reach each other".format(*apart[0])
+    else:
+        times = ", ".join(f"{name} {format_seconds(taken_s)}" for name, taken_s in seconds.items())
+        why = f"predicted for {format_bytes(nbytes)}: {times}"
+        why += f"; {chosen} is the simplest within {TIE:.0%} of the fastest" * (len(near) > 1)
+    return ChosenCollective(chosen, predictions, why)
 
 
 def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> CollectivePrediction | None:
     """One all-reduce of `nbytes` per node, as they travel. None where two nodes that would have to cannot reach each
     other."""
     ready = [CollectivePrediction()] * facts.size
-    message_s = facts.costs.per_message_s(collective)
+    message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
     for phase in phases(collective, facts.size):
         if any(facts.link(hop.source, hop.target) is None for hop in phase):
             return None
-        ready = _after(_Load(phase, nbytes, message_s, facts), ready)
+        load, after = _Load(phase, nbytes, message_s, facts), list(ready)
+        for hop in phase:
+            start, message = ready[hop.source], load.prediction(hop)
+            left = start + replace(message, latency_s=0.0)  # then its sender goes on
+            for rank, end in ((hop.target, start + message), (hop.source, left)):
+                if end.seconds > after[rank].seconds:
+                    after[rank] = end
+        ready = after
     return max(ready, key=lambda found: found.seconds)
-
-
-def _after(load: "_Load", ready: Sequence[CollectivePrediction]) -> list[CollectivePrediction]:
-    """When every node is through with a phase, if it was `ready` for it at those times."""
-    after = list(ready)
-    for hop in load.phase:
-        start, message = ready[hop.source], load.prediction(hop)
-        # A sender goes on once the message has left.
-        left = start + replace(message, latency_s=0.0)
-        for rank, end in ((hop.target, start + message), (hop.source, left)):
-            if end.seconds > after[rank].seconds:
-                after[rank] = end
-    return after
 
 
 class _Load:
     """What all messages of a phase together ask of ports and processors."""
 
     def __init__(self, phase: Sequence[Hop], nbytes: int, message_s: float, facts: NetworkFacts) -> None:
-        self.phase = phase
         self._nbytes = nbytes
         self._facts = facts
         self._port_bytes: defaultdict[_PortSide, float] = defaultdict(float)
@@ -234,43 +242,29 @@ class _Load:
         source, target, part = hop
         link = self._facts.link(source, target)
         assert link is not None  # `predict` has looked
+        ports = self._facts.ports(source, target)
+        busy_s = [self._port_bytes[port] / self._facts.port_rates.get(port, inf) for port in ports]
         return CollectivePrediction(
             link.one_way_latency_s,
-            max(
-                self._nbytes * part / (link.bytes_per_s or inf),
-                *map(self._port_s, self._facts.ports(source, target)),
-            ),
+            max(self._nbytes * part / (link.bytes_per_s or inf), *busy_s),
             self._work_s(source, "out") + self._work_s(target, "in") + self._facts.costs.wake_s,
         )
-
-    def _port_s(self, port: _PortSide) -> float:
-        return self._port_bytes[port] / self._facts.port_rates.get(port, inf)
 
     def _work_s(self, rank: int, side: str) -> float:
         host = self._facts.hosts[rank]
         return max(self._rank_s[rank, side], self._host_s[host, side] / self._facts.cores.get(host, 1))
 
 
-def _why(
-    chosen: CollectiveName,
-    near: Sequence[CollectiveName],
-    nbytes: int,
-    predictions: Mapping[CollectiveName, CollectivePrediction],
-    facts: NetworkFacts,
-) -> str:
-    if facts.size == 1:
-        return "one node has nobody to send to"
-    if facts.size == 2:
-        return "two nodes exchange their parts"
-    apart = _apart(facts)
-    if apart:
-        return "all goes by node 0: nodes {} and {} cannot reach each other".format(*apart)
-    times = ", ".join(f"{name} {format_seconds(predictions[name].seconds)}" for name in _CHOICES)
-    simplest = f"; {chosen} is the simplest within {TIE:.0%} of the fastest" if len(near) > 1 else ""
-    return f"predicted for {format_bytes(nbytes)}: {times}{simplest}"
+def are_linked(size: int, collective: CollectiveChoice) -> bool:
+    """Whether every node is to have a link to every other, and not to rank 0 alone."""
+    return size == 2 or collective != "star"
 
 
-def _apart(facts: NetworkFacts) -> tuple[int, int] | None:
-    """The first two nodes that cannot reach each other."""
-    pairs = combinations(range(facts.size), 2)
-    return next((pair for pair in pairs if facts.link(*pair) is None), None)
+def connects_to(rank: int, size: int, collective: CollectiveChoice) -> range:
+    """The ranks that `rank` connects to: all below it, or rank 0."""
+    return range(rank if are_linked(size, collective) else min(rank, 1))
+
+
+def listens(rank: int, size: int, collective: CollectiveChoice) -> bool:
+    """Whether any other rank connects to `rank`."""
+    return rank < size - 1 and (rank == 0 or are_linked(size, collective))

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tpiedge.planner.fractions import Bound, fractions, node_bound
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
-from tpiedge.planner.partition import ShareWeight
-from tpiedge.planner.solve import Plan, evaluate, solve
-from tpiedge.planner.streaming import head_seconds
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, head_seconds
+from tpiedge.planner.solve import Plan, ShareWeight, evaluate, solve
 from tpiedge.wire.weights import Keeping
 
 #: Bytes per second of a disk that was not measured.
@@ -23,14 +21,11 @@ _USUAL_DISK = 2e8
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """A machine that offers itself; the first of several is the master's own.
-
-    `weight_bytes_per_s` is that with weights such as the model's layers (0: not measured); `head_bytes_per_s` that with
-    weights such as its LM head, of the master's own (0: as with the layers). `free_disk_bytes` includes what the
-    model's shards take there already. The link is the one to the master: seconds per round trip and bytes per second, 0
-    for the master itself; None: no limit.
-    Weights that do not fit in its memory stream at `disk_bytes_per_s` (0: not measured), if `keeping` admits it.
-    """
+    """A machine that offers itself; the first of several is the master's own. `weight_bytes_per_s` is that with weights
+    such as the model's layers (0: not measured); `head_bytes_per_s` that with weights such as its LM head, of the
+    master's own (0: as with the layers). `free_disk_bytes` includes what the model's shards take there already. The
+    link is the one to the master: seconds per round trip and bytes per second, 0 for the master itself; None: no limit.
+    Weights that do not fit in its memory stream at `disk_bytes_per_s` (0: not measured), if `keeping` admits it."""
 
     name: str
     weight_bytes_per_s: float
@@ -77,7 +72,8 @@ def predict(
     else:
         plan = evaluate(demand.model, nodes, weights, demand.capacity_tokens)
     if isinstance(plan, Infeasible):
-        return Infeasible(_with_names(plan.reason, machines))
+        names = re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, plan.reason)
+        return Infeasible(names)
     return Prediction(plan, 2 * demand.model.num_layers * _all_reduce_s(demand, machines))
 
 
@@ -143,7 +139,3 @@ def with_speeds(machines: Sequence[MachineFacts]) -> list[MachineFacts]:
         machine if machine.weight_bytes_per_s > 0 else replace(machine, weight_bytes_per_s=usual)
         for machine in machines
     ]
-
-
-def _with_names(reason: str, machines: Sequence[MachineFacts]) -> str:
-    return re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, reason)

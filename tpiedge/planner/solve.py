@@ -8,6 +8,10 @@ Memory. A node holds its weights, its KV cache and a fixed part (interpreter wit
 also the head. The split is proportional to speed as long as every node's part fits. Otherwise the rest of a full node's
 weights streams from its disk, which takes time, or goes to others (`fractions`). Heads are coarse, so where whole heads
 do not fit so exactly, FFN tiles, which are fine, go to the nodes that still have room.
+
+Cuts (TPI-LLM, section 3.1). Attention and FFN are cut independently. Attention cuts fall on the borders of KV heads
+unless more nodes take part than there are KV heads; then they fall on query heads and a KV head is replicated on the
+nodes that share it.
 """
 
 import math
@@ -17,18 +21,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+from tpiedge.errors import UserError
 from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.planner.fractions import Bound, fractions, node_bound, shortage
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, NodeNeed
-from tpiedge.planner.partition import (
+from tpiedge.planner.fractions import fractions, node_bound, shortage
+from tpiedge.planner.needs import (
+    Infeasible,
     LayerShape,
-    ShareWeight,
-    apportion_within,
-    heads_per_cut,
-    intervals,
-    partition,
+    ModelFacts,
+    NodeFacts,
+    NodeNeed,
+    head_seconds,
+    node_need,
+    node_seconds,
 )
-from tpiedge.planner.streaming import head_seconds, node_need, node_seconds
+from tpiedge.units import counted
 
 _CLOSE = 1.05  # to the time that fractions of units would take
 _SLACKS = (1.1, 1.6)
@@ -45,6 +51,99 @@ class Plan:
     needs: tuple[NodeNeed, ...]
     layers_s: float
     head_s: float
+
+
+@dataclass(frozen=True)
+class ShareWeight:
+    """Relative weight of one node in the attention and in the FFN; any scale, zero for none."""
+
+    attention: float
+    ffn: float
+
+
+def apportion(weights: Sequence[float], units: int) -> list[int]:
+    """Divides `units` in proportion to `weights` by largest remainder; the lower index wins a tie. The weights are
+    finite, not negative and not all zero. A node of weight zero gets nothing."""
+    total = math.fsum(weights)
+    quotas = [weight / total * units for weight in weights]
+    counts = [math.floor(quota) for quota in quotas]
+    by_remainder = sorted(
+        (index for index, weight in enumerate(weights) if weight > 0),
+        key=lambda index: (counts[index] - quotas[index], index),
+    )
+    missing = units - sum(counts)
+    for index in by_remainder[:missing]:
+        counts[index] += 1
+    return counts
+
+
+def apportion_within(
+    weights: Sequence[float], units: int, most: Callable[[int, int], int]
+) -> list[int] | None:
+    """Apportions as `apportion`, but no node gets more than fits: `most(index, count)` units of `count`. None if units
+    are left over."""
+    full: dict[int, int] = {}
+    while True:
+        free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
+        if not any(free):
+            return None
+        counts = apportion(free, units - sum(full.values()))
+        fit = {index: most(index, count) for index, count in enumerate(counts) if count}
+        if all(count == counts[index] for index, count in fit.items()):
+            return [full.get(index, count) for index, count in enumerate(counts)]
+        full |= {index: count for index, count in fit.items() if count < counts[index]}
+
+
+def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeShare, ...]:
+    """One share per node, in rank order, that together cover every unit exactly once."""
+    attention = [weight.attention for weight in weights]
+    cut = heads_per_cut(shape, attention)
+    counts = [cut * cuts for cuts in apportion(attention, shape.heads // cut)]
+    ffn = apportion([weight.ffn for weight in weights], shape.ffn_tiles)
+    return tuple(map(NodeShare, intervals(counts), intervals(ffn)))
+
+
+def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
+    """Query heads between two places where attention may be cut: a KV head's, or one if those do not suffice."""
+    takers = sum(weight > 0 for weight in weights)
+    return 1 if takers > shape.kv_heads else shape.group_size
+
+
+def intervals(counts: Sequence[int]) -> list[Share]:
+    """Adjacent shares of these sizes, from unit 0 on."""
+    stops = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return [Share(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
+
+
+def parse_shares(text: str, nodes: int) -> tuple[ShareWeight, ...]:
+    """'3,1,2' -> three weights; 'a:f' gives a node different weights in attention and FFN ('0:2': FFN only). Raises
+    UserError for a wrong count, what is not a number, a negative number, or nothing but zeros."""
+    items = text.split(",")
+    if len(items) != nodes:
+        given, wanted = counted(len(items), "weight"), counted(nodes, "node")
+        raise UserError(f"--shares {text!r} gives {given} for {wanted}: give one per node")
+    weights = tuple(_parse_weight(item, text) for item in items)
+    for part, values in (("attention", [w.attention for w in weights]), ("FFN", [w.ffn for w in weights])):
+        if not any(values):
+            raise UserError(
+                f"--shares {text!r} leaves the {part} to nobody: at least one weight must be above 0"
+            )
+    return weights
+
+
+def _parse_weight(item: str, text: str) -> ShareWeight:
+    parts = item.split(":")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 2:
+        raise UserError(
+            f"--shares {text!r}: {item.strip()!r} is not a weight; write numbers like 3,1,2 or 1,0:2"
+        )
+    if any(not math.isfinite(number) or number < 0 or number > 1e9 for number in numbers):
+        raise UserError(f"--shares {text!r}: {item.strip()!r} is out of range; weights are from 0 to 1e9")
+    return ShareWeight(numbers[0], numbers[-1])
 
 
 def evaluate(
@@ -77,12 +176,14 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -
     bounds = [node_bound(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
     streaming = fractions(bounds)
     if streaming is None:
-        if all(node.streams for node in nodes):
-            return evaluate(
-                model, nodes, [ShareWeight(1, 1)] * len(nodes), capacity_tokens
-            )  # names the least
+        if all(node.streams for node in nodes):  # the least is named
+            return evaluate(model, nodes, [ShareWeight(1, 1)] * len(nodes), capacity_tokens)
         return shortage(model, nodes, bounds, capacity_tokens)
-    in_memory = _in_memory(model, nodes, bounds, capacity_tokens)
+    in_memory: list[Plan | Infeasible] = []  # where nothing streams, if that is possible
+    held = fractions([bound.in_memory for bound in bounds])
+    if held is not None and all(node.keeping.pin != "none" for node in nodes):
+        without_disk = [replace(node, disk_bytes_per_s=None) for node in nodes]
+        in_memory = _of_fractions(model, without_disk, held[0], math.inf, capacity_tokens)
     found = _fastest(in_memory)
     if found is not None and found.layers_s <= _CLOSE / sum(bound.computed_per_s for bound in bounds):
         return found
@@ -95,17 +196,6 @@ def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
     return min(
         (plan for plan in plans if isinstance(plan, Plan)), key=lambda plan: plan.layers_s, default=None
     )
-
-
-def _in_memory(
-    model: ModelFacts, nodes: Sequence[NodeFacts], bounds: Sequence[Bound], capacity_tokens: int
-) -> list[Plan | Infeasible]:
-    """Where nothing streams, if that is possible."""
-    found = fractions([bound.in_memory for bound in bounds])
-    if found is None or any(node.keeping.pin == "none" for node in nodes):
-        return []
-    without_disk = [replace(node, disk_bytes_per_s=None) for node in nodes]
-    return _of_fractions(model, without_disk, found[0], math.inf, capacity_tokens)
 
 
 def _of_fractions(
@@ -133,16 +223,14 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) 
     known: dict[tuple[int, int, int, int, bool], float] = {}
 
     def seconds_of(rank: int, share: NodeShare) -> float:
-        kv_heads, is_last = (
-            kv_share(share.attention, model.shape.group_size),
-            share.ffn.stop == model.shape.ffn_tiles,
-        )
+        kv_heads = kv_share(share.attention, model.shape.group_size)
+        is_last = share.ffn.stop == model.shape.ffn_tiles
         size = rank, len(share.attention), len(kv_heads), len(share.ffn), is_last
         if size not in known:
             need = node_need(model, rank, share, nodes[rank], capacity_tokens)
-            known[size] = (
-                node_seconds(model, share, nodes[rank], need) if isinstance(need, NodeNeed) else math.inf
-            )
+            known[size] = math.inf
+            if isinstance(need, NodeNeed):
+                known[size] = node_seconds(model, share, nodes[rank], need)
         return known[size]
 
     return seconds_of
@@ -151,10 +239,8 @@ def _timed(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) 
 def _fit_whole_units(
     shape: LayerShape, parts: Sequence[float], limit_s: float, seconds_of: _SecondsOf
 ) -> tuple[NodeShare, ...] | None:
-    """Attention within every node's room and time, then the FFN within what attention leaves, both by `parts`.
-
-    KV heads that are replicated take room twice, so if need be only the largest nodes get attention.
-    """
+    """Attention within every node's room and time, then the FFN within what attention leaves, both by `parts`. KV heads
+    that are replicated take room twice, so if need be only the largest nodes get attention."""
 
     def has_room(rank: int, share: NodeShare) -> bool:
         return math.inf > seconds_of(rank, share) <= limit_s

@@ -87,7 +87,12 @@ class ShipServer:
         with contextlib.suppress(EndpointClosed):
             while True:
                 self._receive()
-                self._serve_everyone()
+                now = self._clock.now()
+                for name, customer in list(self._customers.items()):  # one answer for each
+                    if customer.queue and customer.blocked_until <= now:
+                        self._serve_one(name, customer)
+                    elif now - customer.seen_at > _FORGET_S:
+                        del self._customers[name]
 
     def _receive(self) -> None:
         """Queue what has come; wait for it only where there is nothing else to do."""
@@ -97,8 +102,12 @@ class ShipServer:
                 envelope = self._hub.recv(timeout_s)
                 if envelope is None:
                     return
-                if isinstance(envelope.message, Fetch):
-                    self._enqueue(envelope.sender, envelope.message)
+                request = envelope.message
+                if isinstance(request, Fetch):
+                    customer = self._customers.setdefault(envelope.sender, _Customer())
+                    customer.seen_at = self._clock.now()
+                    if len(customer.queue) < _MAX_OPEN_REQUESTS and request not in customer.queue:
+                        customer.queue.append(request)
             except LinkReset as error:
                 # Of the connection before: the worker has asked again, or will.
                 self._customers.pop(error.peer, None)
@@ -112,21 +121,6 @@ class ShipServer:
         if any(customer.blocked_until <= now for customer in waiting):
             return 0.0
         return _BUSY_S if waiting else 0.5
-
-    def _enqueue(self, sender: str, request: Fetch) -> None:
-        customer = self._customers.setdefault(sender, _Customer())
-        customer.seen_at = self._clock.now()
-        if len(customer.queue) < _MAX_OPEN_REQUESTS and request not in customer.queue:
-            customer.queue.append(request)
-
-    def _serve_everyone(self) -> None:
-        """One answer for each worker that waits for one."""
-        now = self._clock.now()
-        for name, customer in list(self._customers.items()):
-            if customer.queue and customer.blocked_until <= now:
-                self._serve_one(name, customer)
-            elif now - customer.seen_at > _FORGET_S:
-                del self._customers[name]
 
     def _serve_one(self, name: str, customer: _Customer) -> None:
         request = customer.queue[0]

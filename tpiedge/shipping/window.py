@@ -78,7 +78,11 @@ class RequestWindow:
         while True:
             while span is not None and len(self._open) < 8:
                 length = min(span.length, self._chunk)
-                self._add(replace(span, length=length))
+                self._number = (self._number + 1) % (1 << 32)
+                message = Fetch(
+                    self._epoch, self._number, self._pack, span.part, span.blob, span.offset, length
+                )
+                self._open[self._number] = _Request(message, replace(span, length=length))
                 left = span.length - length
                 span = replace(span, offset=span.offset + length, length=left) if left else next(spans, None)
             if not self._open:
@@ -95,12 +99,6 @@ class RequestWindow:
             yield first.answer
             # What the caller did with it is not the master's silence.
             self._heard_at = self._clock.now()
-
-    def _add(self, requested: RequestedBytes) -> None:
-        self._number = (self._number + 1) % (1 << 32)
-        part, blob, offset, length = requested.part, requested.blob, requested.offset, requested.length
-        message = Fetch(self._epoch, self._number, self._pack, part, blob, offset, length)
-        self._open[self._number] = _Request(message, requested)
 
     def _ask(self) -> None:
         """Send what was not sent yet; where there is no connection, the next call tries again."""

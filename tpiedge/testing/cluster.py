@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.communicator import Communicator, DeadlineLiveness, LocalCommunicator, Route
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.job import Route
-from tpiedge.collectives.local import DeadlineLiveness, LocalCommunicator
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.carrying import Carrier, Locker

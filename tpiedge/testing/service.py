@@ -14,8 +14,7 @@ from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Forecast
 from tpiedge.master.history import ClusterEvent
-from tpiedge.master.journal import Paused, Resumed, TakenUp
-from tpiedge.master.pending_answer import RequestLine
+from tpiedge.master.journal import Paused, RequestLine, Resumed, TakenUp
 from tpiedge.master.reconciler import CannotDrain
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.master.request_times import Reading

@@ -189,13 +189,18 @@ class Admission:
             return None
         guest = _Guest(key, now, address, now)
         if known is not None:  # no newcomer, and does not get more time
-            guest = replace(guest, since=known.since, has_ticket=known.has_ticket)
-        if known is not None or self._make_room(self._policy, address, now):
-            self._seat(name, guest)
+            self._seat(name, replace(guest, since=known.since, has_ticket=known.has_ticket))
             return name
-        if self._policy.takes is None:
+        crowd, limit = self._crowd(has_ticket=False), self._policy.limit
+        neighbours = [other for other in crowd if self._guests[other].address == address]
+        if len(neighbours) >= self._policy.each:
+            crowd, limit = neighbours, self._policy.each
+        if self._push_out(crowd, limit, now):
+            self._seat(name, guest)
+        elif self._policy.takes is not None:
+            self._keep(name, guest, now)
+        else:
             return None
-        self._keep(name, guest, now)
         return name
 
     def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
@@ -233,13 +238,6 @@ class Admission:
             if one.may_be_connected(now):
                 self._others[other] = one
         self._others[name] = guest
-
-    def _make_room(self, policy: GuestPolicy, address: str, now: float) -> bool:
-        crowd = self._crowd(has_ticket=False)
-        neighbours = [name for name in crowd if self._guests[name].address == address]
-        if len(neighbours) >= policy.each:
-            return self._push_out(neighbours, policy.each, now)
-        return self._push_out(crowd, policy.limit, now)
 
     def _crowd(self, *, has_ticket: bool) -> list[str]:
         return [name for name, guest in self._guests.items() if guest.has_ticket == has_ticket]
@@ -290,9 +288,6 @@ class Gatekeeper:
 
     def guard(self, domain: bytes, admission: Admission) -> None:
         self._domains[domain] = admission
-
-    def forget(self, domain: bytes) -> None:
-        self._domains.pop(domain, None)
 
     def join(self) -> None:
         self._thread.join()

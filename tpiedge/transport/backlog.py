@@ -6,12 +6,11 @@ fails and what had been read of it has a heartbeat of the peer, libzmq 4.3.5 abo
 received again. So a hub's libzmq reads without a bound. The kernel knows how many bytes have come, the hub's owner how
 many it has received; this compares them.
 
-Nor does libzmq end a connection over which nothing comes once its handshake has ended, or know of any limit. Laws:
-1. A connection is a stranger from the moment at which it is accepted until its peer is introduced, and again once
-   that peer is admitted no more.
-2. At most `each` strangers of one address stay, and `limit` in all. Where one more comes, the one goes that has been a
-   stranger for longest: of that address, or of the address that has most. So a newcomer always has some time.
-3. A stranger goes when its time is over. A connection whose peer is known never goes for the sake of a stranger.
+Nor does libzmq end a connection over which nothing comes once its handshake has ended, or know of any limit. Here a
+connection is a stranger until its peer is introduced, and again once that peer is admitted no more, and goes when its
+time is over. At most `each` strangers of one address stay, and `limit` in all. Where one more comes, the one goes that
+has been a stranger for longest, of that address or of the address that has most: so a newcomer always has some time,
+and no peer that is known goes for a stranger.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import zmq
@@ -33,8 +31,7 @@ from tpiedge.transport.cutting import FAREWELL_S, Cutter, TcpConnection, borrowe
 from tpiedge.units import KIB
 
 
-@dataclass(frozen=True, slots=True)
-class _Stay:
+class _Stay(NamedTuple):
     address: str
     until: float
 
@@ -199,7 +196,14 @@ class Backlog:
         if connection is None or not SUPPORTED:  # it would never be forgotten
             return Flow()
         known = self._flows.get(connection)
-        return known or self._flows.setdefault(connection, Flow(_address_of(connection)))
+        if known is not None:
+            return known
+        address = ""  # where the connection is gone; something else may have its descriptor
+        with contextlib.suppress(OSError), borrowed(connection) as lent:
+            match lent.getpeername():
+                case (str(text), int(), *_):
+                    address = text
+        return self._flows.setdefault(connection, Flow(address))
 
     def close(self) -> None:
         """Before the ROUTER is closed. Idempotent."""
@@ -211,13 +215,10 @@ class Backlog:
     def _watch(self) -> None:
         with contextlib.closing(self._events), contextlib.suppress(zmq.ContextTerminated):
             while not self._stopped:
-                if self._events.poll(self._patience_ms()):
+                if self._events.poll(int(max(0.0, self._due - time.monotonic()) * 1000) + 1):
                     self._meet_all()
                 if time.monotonic() >= self._due:
                     self._look()
-
-    def _patience_ms(self) -> int:
-        return int(max(0.0, self._due - time.monotonic()) * 1000) + 1
 
     def _meet_all(self) -> None:
         """Take in new connections, before a crowd of them can use up the descriptors of the process."""
@@ -229,19 +230,16 @@ class Backlog:
                     case zmq.EVENT_LISTENING:  # before any is accepted
                         self._port = int(event["endpoint"].rpartition(b":")[2])
                     case zmq.EVENT_ACCEPTED:
-                        self._meet(connection_of(event["value"], self._port))
+                        connection = connection_of(event["value"], self._port)
+                        if connection is None:
+                            continue
+                        flow = self.flow(connection)
+                        if self._ended_bytes > self._limit:
+                            self._cut(connection, flow)
+                        elif not flow.name:  # it may have said nothing yet
+                            self._take_for_stranger(connection, flow, _STRANGER_S)
                     case _:
                         self._stopped = True
-
-    def _meet(self, connection: TcpConnection | None) -> None:
-        """It may have said nothing yet."""
-        if connection is None:
-            return
-        flow = self.flow(connection)
-        if self._ended_bytes > self._limit:
-            self._cut(connection, flow)
-        elif not flow.name:
-            self._take_for_stranger(connection, flow, _STRANGER_S)
 
     def _look(self) -> None:
         began = time.monotonic()
@@ -250,8 +248,11 @@ class Backlog:
             self._received_until = self._looked  # or longer: until some time after that
         self._looked = began
         for connection, flow in list(self._flows.items()):
-            taken, arrived = flow.taken, _arrived(connection)
-            if arrived is None:
+            taken, arrived = flow.taken, None
+            with contextlib.suppress(OSError), borrowed(connection) as lent:
+                info = lent.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+                arrived = Arrived(*_INFO.unpack(info))
+            if arrived is None:  # the connection is gone
                 self._ended_bytes += self._flows.pop(connection).left
                 self._strangers.left(connection)
             elif flow.cut:
@@ -307,19 +308,3 @@ def _events_of(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     events.rcvhwm = 0
     events.connect(place)
     return events
-
-
-def _address_of(connection: TcpConnection) -> str:
-    """The IP address at its other end, "" where the connection is gone; something else may have its descriptor."""
-    with contextlib.suppress(OSError), borrowed(connection) as lent:
-        match lent.getpeername():
-            case (str(address), int(), *_):
-                return address
-    return ""
-
-
-def _arrived(connection: TcpConnection) -> Arrived | None:
-    """None where the connection is gone."""
-    with contextlib.suppress(OSError), borrowed(connection) as lent:
-        return Arrived(*_INFO.unpack(lent.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)))
-    return None

@@ -61,17 +61,6 @@ def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
         lent.detach()
 
 
-@contextlib.contextmanager
-def _double(descriptor: int) -> Iterator[int]:
-    """Stays the same socket, or whatever it is, for as long as the block takes, whatever libzmq closes and opens
-    meanwhile."""
-    double = os.dup(descriptor)
-    try:
-        yield double
-    finally:
-        os.close(double)
-
-
 class Cutter:
     """Cuts now, or soon, so that what was sent last still leaves."""
 
@@ -79,13 +68,14 @@ class Cutter:
         self._due: deque[tuple[float, TcpConnection]] = deque()
 
     def cut(self, connection: TcpConnection) -> None:
-        with contextlib.suppress(OSError), _double(connection.descriptor) as double:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as ends:
+            # Stays the same socket, or whatever it is, whatever libzmq closes and opens meanwhile.
+            double = os.dup(connection.descriptor)
+            ends.callback(os.close, double)
             if os.fstat(double).st_ino == connection.inode:
                 lent = socket.socket(fileno=double)  # OSError where a file has the descriptor by now
-                try:
-                    lent.shutdown(socket.SHUT_RDWR)
-                finally:
-                    lent.detach()
+                ends.callback(lent.detach)
+                lent.shutdown(socket.SHUT_RDWR)
 
     def cut_soon(self, connection: TcpConnection) -> None:
         """Some time later, by `turn`."""

@@ -93,43 +93,32 @@ class _Uncertain(Exception):
 
 def transport_library() -> TransportLibrary | None:
     """None where there is none, see above."""
-    off = _is_off() or os.environ.get("TPIEDGE_FAST_LINK") == "0"
-    return None if off else _library()
+    dll = None if os.environ.get("TPIEDGE_FAST_LINK") == "0" else packing_library()
+    return None if dll is None else _with_libzmq(dll)
 
 
 def packing_library() -> ctypes.CDLL | None:
     """What packs tensors, of `native/wire.h`."""
-    return None if _is_off() else _dll()
-
-
-def _is_off() -> bool:
-    return os.environ.get("TPIEDGE_NATIVE") == "0"
+    return None if os.environ.get("TPIEDGE_NATIVE") == "0" else _loaded()
 
 
 @functools.cache
-def _library() -> TransportLibrary | None:
-    dll = _dll()
+def _loaded() -> ctypes.CDLL | None:
     try:
-        return None if dll is None else TransportLibrary(dll, _zmq_functions())
-    except (_Uncertain, OSError, AttributeError) as error:
-        _log.debug("all-reduces step by step: %s", error)
-        return None
-
-
-@functools.cache
-def _dll() -> ctypes.CDLL | None:
-    try:
-        return _load(Path(__file__).parent)
-    except (_Uncertain, OSError, AttributeError) as error:
+        path = find_library(Path(__file__).parent)
+        return None if path is None else load_library(path, "tpiedge_transport_abi", _ABI, _SIGNATURES)
+    except (OSError, AttributeError) as error:
         _log.debug("no native side of the transport: %s", error)
         return None
 
 
-def _load(folder: Path) -> ctypes.CDLL:
-    path = find_library(folder)
-    if path is None:
-        raise _Uncertain("the native side of the transport is not built")
-    return load_library(path, "tpiedge_transport_abi", _ABI, _SIGNATURES)
+@functools.cache
+def _with_libzmq(dll: ctypes.CDLL) -> TransportLibrary | None:
+    try:
+        return TransportLibrary(dll, _zmq_functions())
+    except (_Uncertain, OSError, AttributeError) as error:
+        _log.debug("all-reduces step by step: %s", error)
+        return None
 
 
 def _zmq_functions() -> list[int]:
@@ -142,7 +131,10 @@ def _zmq_functions() -> list[int]:
     pyzmq = ctypes.CDLL(extension, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     global_scope = ctypes.CDLL(None)
     addresses = [_address_of(f"zmq_msg_{name}", pyzmq, global_scope) for name in _FUNCTIONS]
-    _check_version(pyzmq)
+    parts = [ctypes.c_int() for _ in range(3)]
+    pyzmq.zmq_version(*map(ctypes.byref, parts))
+    if tuple(part.value for part in parts) != zmq.zmq_version_info():
+        raise _Uncertain("pyzmq names another version of libzmq")
     return addresses
 
 
@@ -152,10 +144,3 @@ def _address_of(name: str, pyzmq: ctypes.CDLL, global_scope: ctypes.CDLL) -> int
     if not address or (other is not None and ctypes.cast(other, _pointer).value != address):
         raise _Uncertain(f"more than one {name}")
     return address
-
-
-def _check_version(pyzmq: ctypes.CDLL) -> None:
-    parts = [ctypes.c_int() for _ in range(3)]
-    pyzmq.zmq_version(*map(ctypes.byref, parts))
-    if tuple(part.value for part in parts) != zmq.zmq_version_info():
-        raise _Uncertain("pyzmq names another version of libzmq")

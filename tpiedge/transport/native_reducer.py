@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from tpiedge.transport.backlog import Flow, curve_bytes
 from tpiedge.transport.native_library import PRECISIONS, ReducePlan, TransportLibrary, View, transport_library
-from tpiedge.wire.codec import FLAT_BYTES
+from tpiedge.wire.codec import FLAT_BYTES, PLACE_AT, PLACE_BYTES
 from tpiedge.wire.tensors import SummandPrecision
 
 if TYPE_CHECKING:
@@ -51,10 +51,8 @@ class Exchange:
     header: bytes
     """The header of the frame that is sent."""
     answers: Mapping[str, bytes]
-    """The header that each peer's frame should have; in the order of ranks."""
-    place_at: int
-    """Where every header has the bytes that change, at the beginning of a call, for `place`."""
-    place_bytes: int
+    """The header that each peer's frame should have; in the order of ranks. `place` of a call stands at PLACE_AT of
+    every header."""
     scratch: bytearray
     """For a tensor of f32 or int32. Overwritten, also in calls that leave off."""
 
@@ -118,8 +116,8 @@ class NativeReducer:
             columns,
             ctypes.addressof(self._sum),
             exchange.header,
-            exchange.place_at,
-            exchange.place_bytes,
+            PLACE_AT,
+            PLACE_BYTES,
         )
         self.handle: int | None = None
         """None while it is closed."""
@@ -234,22 +232,19 @@ class EndpointReducers:
                 return 0
             sent = native.run(place, tensor)
             if sent >= 0:
-                self._leave_off(shape, sent)
+                shape.count_sent(sent)
+                if native.used_up(sent):
+                    shape.count_received()
+                shape.put_back()
+                self._keeper, self.keeps = None, False
+                # The next one is opened for the routes that there are then.
+                native.close()
                 return sent
             self.keeps = sent != DONE
             self._keeper = shape if self.keeps else None
             shape.count_sent()
             shape.count_received()
             return DONE
-
-    def _leave_off(self, shape: "_Shape", sent: int) -> None:
-        shape.count_sent(sent)
-        if shape.native.used_up(sent):
-            shape.count_received()
-        shape.put_back()
-        self._keeper, self.keeps = None, False
-        # The next one is opened for the routes that there are then.
-        shape.native.close()
 
 
 class _Shape:

@@ -1,6 +1,7 @@
 """What listens at an address, and what reaches it: a look from outside, to explain a connection that does not come
 about, or breaks."""
 
+import contextlib
 import fcntl
 import socket
 import struct
@@ -33,26 +34,17 @@ def probe(host: str, port: int, timeout_s: float) -> Listener:
         return Listener.NOBODY
     except OSError:
         return Listener.UNREACHABLE
-    with connection:
-        greeting = _greeting_of(connection, deadline)
-    is_curve = greeting.startswith(b"\xff") and greeting[12:32].rstrip(b"\0") == b"CURVE"
-    return Listener.CURVE if is_curve else Listener.OTHER
-
-
-def _greeting_of(connection: socket.socket, deadline: float) -> bytes:
-    """What the other side says first, 64 bytes at most."""
-    received = b""
-    try:
+    greeting = b""
+    with connection, contextlib.suppress(OSError):
         connection.sendall(_GREETING)
-        while len(received) < _GREETING_BYTES:
+        while len(greeting) < _GREETING_BYTES:
             connection.settimeout(max(0.01, deadline - time.monotonic()))
-            part = connection.recv(_GREETING_BYTES - len(received))
+            part = connection.recv(_GREETING_BYTES - len(greeting))
             if not part:
                 break
-            received += part
-    except OSError:
-        pass
-    return received
+            greeting += part
+    is_curve = greeting.startswith(b"\xff") and greeting[12:32].rstrip(b"\0") == b"CURVE"
+    return Listener.CURVE if is_curve else Listener.OTHER
 
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
@@ -75,25 +67,13 @@ def _passes_large_packets(host: str, port: int, timeout_s: float) -> bool:
         longest = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         try:
             connection.sendall(_GREETING + bytes(2 * longest))
-            while _unconfirmed_bytes(connection):
+            while struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]:
                 if time.monotonic() >= deadline:
                     return False
                 connection.settimeout(_POLL_S)
-                _hear(connection)
+                with contextlib.suppress(TimeoutError):
+                    if not connection.recv(4096):  # the other side has ended the connection
+                        return True
         except ConnectionResetError:
             return True
     return True
-
-
-def _unconfirmed_bytes(connection: socket.socket) -> int:
-    answer = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
-    return int(struct.unpack("i", answer)[0])
-
-
-def _hear(connection: socket.socket) -> None:
-    """Waits a moment. Raises ConnectionResetError where the other side has ended the connection."""
-    try:
-        if not connection.recv(4096):
-            raise ConnectionResetError
-    except TimeoutError:
-        return

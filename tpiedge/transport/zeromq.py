@@ -96,11 +96,19 @@ class ZmqHub(ZmqEndpoint):
         if SUPPORTED:
             self._socket.rcvhwm = 0
         self._backlog = Backlog(self._socket, plane.backlog_limit, self.admission)
-        self._bind(address)
-
-    @property
-    def address(self) -> str:
-        return self._address
+        self._socket.ipv6 = address.startswith("tcp://[")
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            # Not the error's own words, which have the address once more.
+            number = error.errno or 0
+            raise UserError(
+                f"cannot listen on {address.removeprefix('tcp://')}: {zmq.strerror(number)}; "
+                f"{_ADVICE.get(number, _OWN_ADDRESS)}"
+            ) from None
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._port = int(self.address.rpartition(":")[2])
 
     def way_to(self, name: str) -> tuple[bytes, Flow] | None:
         route = self._routes.get(name, b"")
@@ -129,17 +137,14 @@ class ZmqHub(ZmqEndpoint):
                 return
             if farewell is not None:
                 self._hand_over(route, frame_of(farewell, (), self._plane))
-            self._forget(route, at_once=farewell is None)
+            peer = self._known.pop(route)
+            # A descriptor that was used again when the peer's first frame was received is another connection's.
+            connection = peer.connection if peer.flow.route == route else None
+            self._end(route, connection, at_once=farewell is None)
 
     def close(self) -> None:
         self._backlog.close()
         super().close()
-
-    def _forget(self, route: bytes, *, at_once: bool) -> None:
-        """End the connection; what it still sends counts no more."""
-        peer = self._known.pop(route)
-        # A descriptor that was used again when the peer's first frame was received is another connection's.
-        self._end(route, peer.connection if peer.flow.route == route else None, at_once=at_once)
 
     def _end(self, route: bytes, connection: TcpConnection | None, *, at_once: bool) -> None:
         self._cut[route] = connection
@@ -147,21 +152,6 @@ class ZmqHub(ZmqEndpoint):
             del self._cut[next(iter(self._cut))]
         if connection is not None:
             (self._cutter.cut if at_once else self._cutter.cut_soon)(connection)
-
-    def _bind(self, address: str) -> None:
-        self._socket.ipv6 = address.startswith("tcp://[")
-        try:
-            self._socket.bind(address)
-        except zmq.ZMQError as error:
-            self.close()
-            # Not the error's own words, which have the address once more.
-            number = error.errno or 0
-            raise UserError(
-                f"cannot listen on {address.removeprefix('tcp://')}: {zmq.strerror(number)}; "
-                f"{_ADVICE.get(number, _OWN_ADDRESS)}"
-            ) from None
-        self._address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self._port = int(self._address.rpartition(":")[2])
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
         route = self._routes.get(to or "")
@@ -182,16 +172,14 @@ class ZmqHub(ZmqEndpoint):
 
     def _wait_to_send(self, timeout_s: float) -> None:
         """A peer becomes known by what it sends, so take that in meanwhile."""
-        if len(self._held) >= 256 or self._held_bytes() >= self._plane.backlog_limit:
+        held_bytes = sum(len(item[1]) for item in self._held if isinstance(item, tuple))
+        if len(self._held) >= 256 or held_bytes >= self._plane.backlog_limit:
             time.sleep(timeout_s)
             return
         self._silence(self._poller.poll(int(timeout_s * 1000) + 1))
         item = self._take(RECV)
         if item is not None:
             self._held.append(item)
-
-    def _held_bytes(self) -> int:
-        return sum(len(item[1]) for item in self._held if isinstance(item, tuple))
 
     def _receive(self, flags: int) -> Item | None:
         self._cutter.turn()
@@ -221,7 +209,10 @@ class ZmqHub(ZmqEndpoint):
         user: str = frame.get("User-Id")  # type: ignore[assignment]
         address: str = frame.get("Peer-Address")  # type: ignore[assignment]
         self._skip_rest(frame)
-        connection = self._connection_of(route, frame, address)
+        connection = connection_of(frame.get("__fd"), self._port, address)
+        owner = self._backlog.flow(connection).route
+        if owner not in (b"", route) and self._stands(owner):
+            connection = None  # that is gone, though its descriptor was used again for another peer
         if route in self._cut:
             if connection is None or connection == self._cut[route]:
                 self.counters.revoked += 1
@@ -251,32 +242,18 @@ class ZmqHub(ZmqEndpoint):
             self._hand_over(route, DUPLICATE)
             self._end(route, connection, at_once=False)
             return None
-        before = None if known is None else self._part(known)
-        self._routes[user] = route
-        self._known[route] = self._peer(user, route, address, connection)
-        return None if before is None else LinkReset(user, self._reason(before.flow))
-
-    def _part(self, route: bytes) -> _Peer:
-        """Drop the peer's connection before this one: libzmq keeps one that it handed over."""
-        before = self._known.pop(route)
-        if before.connection is not None and before.flow.route == route:
-            self._cutter.cut(before.connection)
-        return before
-
-    def _connection_of(self, route: bytes, frame: Frame, address: str) -> TcpConnection | None:
-        """Over which the frame came; None where it is gone, though its descriptor was used again for another peer."""
-        connection = connection_of(frame.get("__fd"), self._port, address)
-        owner = self._backlog.flow(connection).route
-        return None if owner not in (b"", route) and self._stands(owner) else connection
-
-    def _peer(self, user: str, route: bytes, address: str, connection: TcpConnection | None) -> _Peer:
+        before = None if known is None else self._known.pop(known)
+        if before is not None and before.connection is not None and before.flow.route == known:
+            self._cutter.cut(before.connection)  # libzmq keeps one that it handed over
         flow = self._backlog.flow(connection)
         flow.route, flow.name = route, user
         self.admission.introduced(user, connection)
-        return _Peer(user, address, connection, flow)
-
-    def _reason(self, flow: Flow) -> str:
-        return f"it had sent more than {self._plane.backlog_limit} bytes ahead" if flow.flooded else ""
+        self._routes[user] = route
+        self._known[route] = _Peer(user, address, connection, flow)
+        if before is None:
+            return None
+        flood = f"it had sent more than {self._plane.backlog_limit} bytes ahead"
+        return LinkReset(user, flood if before.flow.flooded else "")
 
     def _stands(self, route: bytes) -> bool:
         """Whether the connection of the route does; tried by a frame that no spoke passes on."""
@@ -325,7 +302,12 @@ class ZmqSpoke(ZmqEndpoint):
         self._socket.immediate = 1
         self.monitor = LinkMonitor(self._socket)
         self._look_at = 0.0
-        self._connect(address)
+        self._socket.ipv6 = address.startswith("tcp://[")
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(f"cannot connect to {address}: {error}") from None
 
     def close(self) -> None:
         self.monitor.close()
@@ -344,14 +326,6 @@ class ZmqSpoke(ZmqEndpoint):
             with contextlib.suppress(zmq.ZMQError):  # it may know the address no more
                 self._socket.disconnect(self.address)
             self._socket.connect(self.address)
-
-    def _connect(self, address: str) -> None:
-        self._socket.ipv6 = address.startswith("tcp://[")
-        try:
-            self._socket.connect(address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise UserError(f"cannot connect to {address}: {error}") from None
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
         if not self._waits_for(to):

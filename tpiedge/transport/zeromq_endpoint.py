@@ -67,8 +67,21 @@ def configure(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
     """Options of both roles; to be set before bind or connect."""
     socket.curve_publickey = keys.public.encode()
     socket.curve_secretkey = keys.secret.encode()
-    _limit(socket, plane)
-    _watch_by_kernel(socket)
+    # A frame beyond `maxmsgsize` ends the connection, and libzmq tells neither side why: its monitor has the same event
+    # for whatever ends a connection. So it looks like a broken link. An honest sender refuses such a frame itself. A
+    # handshake takes up to 4096 bytes, and CURVE adds up to 64 to a frame.
+    socket.maxmsgsize = max(plane.frame_limit, 4096) + 64
+    socket.sndhwm = plane.queue_length
+    socket.rcvhwm = plane.receive_length
+    # The kernel finds the connections whose other end is silently gone, within 6 s: five probes must be lost, as links
+    # that lose packets lose two in a row too often. Who cannot wait for that sends messages of its own. libzmq's
+    # heartbeats stay off: 4.3.5 aborts the process where one is due on a connection that failed while it was not read,
+    # because as many messages as may wait did so.
+    socket.heartbeat_ivl = 0
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
+    socket.tcp_keepalive_cnt = 5
+    socket.tcp_maxrt = 6000
     socket.handshake_ivl = _HANDSHAKE_MS
     # The kernel alone would wait for minutes in the end: a link is to be found mended soon.
     socket.connect_timeout = _HANDSHAKE_MS
@@ -76,31 +89,6 @@ def configure(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
     socket.reconnect_ivl_max = 5000
     socket.rcvtimeo = int(SLICE_S * 1000)
     socket.linger = LINGER_MS
-
-
-def _limit(socket: zmq.Socket[bytes], plane: Plane) -> None:
-    """A frame beyond `maxmsgsize` ends the connection, and libzmq tells neither side why:
-    its monitor has the same event, without a reason, for whatever ends a connection. So it looks like a broken link.
-    An honest sender refuses such a frame itself.
-    """
-    # A handshake takes up to 4096 bytes, and CURVE adds up to 64 to a frame.
-    socket.maxmsgsize = max(plane.frame_limit, 4096) + 64
-    socket.sndhwm = plane.queue_length
-    socket.rcvhwm = plane.receive_length
-
-
-def _watch_by_kernel(socket: zmq.Socket[bytes]) -> None:
-    """The kernel finds the connections whose other end is silently gone, within 6 s: five probes must be lost, as links
-    that lose packets lose two in a row too often. Who cannot wait for that sends messages of its own.
-
-    libzmq's heartbeats stay off: 4.3.5 aborts the process where one is due on a connection that failed while it was
-    not read, because as many messages as may wait did so.
-    """
-    socket.heartbeat_ivl = 0
-    socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
-    socket.tcp_keepalive_cnt = 5
-    socket.tcp_maxrt = 6000
 
 
 class Wakeup:

@@ -56,7 +56,12 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
         raise ProtocolError(f"cannot send this: {kind.__name__} is no message of its own")
     try:
         if kind in _FLAT:
-            data = _written(kind, tag, message)
+            layout, values_of = _FLAT[kind]
+            tensor = message.tensor  # type: ignore[attr-defined]
+            if tensor is None and kind not in _TENSOR_MAY_LACK:
+                raise ValueError("the tensor is missing")
+            values = layout.pack(FLAT_MARK, PROTOCOL, tag, *values_of(message))
+            data = (values + _written_header(tensor)).ljust(FLAT_BYTES, b"\0")
         else:
             fields = _ENCODER.encode(message)
             _decoder(kind).decode(fields)
@@ -122,14 +127,6 @@ def _protocol_of(tag: int) -> int:
     return JOIN_PROTOCOL if tag in JOIN_TAGS else PROTOCOL
 
 
-def _written(kind: Any, tag: int, message: Any) -> bytes:
-    layout, values_of = _FLAT[kind]
-    if message.tensor is None and kind not in _TENSOR_MAY_LACK:
-        raise ValueError("the tensor is missing")
-    values = layout.pack(FLAT_MARK, PROTOCOL, tag, *values_of(message))
-    return (values + _written_header(message.tensor)).ljust(FLAT_BYTES, b"\0")
-
-
 def _read(kind: Any, data: bytes | bytearray | memoryview) -> Any:
     layout, _ = _FLAT[kind]
     if len(data) != FLAT_BYTES:
@@ -140,10 +137,7 @@ def _read(kind: Any, data: bytes | bytearray | memoryview) -> Any:
     return kind(*layout.unpack_from(data)[3:], header)
 
 
-# Most headers of a run are the same few.
-
-
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # most headers of a run are the same few
 def _written_header(header: TensorHeader | None) -> bytes:
     if header is None:
         return b""

@@ -10,7 +10,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -101,10 +100,8 @@ class _Part:
 
 
 class Agent:
-    """One thread calls `run`; any may call `stop`. `say` gets lines for the user.
-
-    The worker has enrolled on `endpoint` already; the caller closes it.
-    """
+    """One thread calls `run`; any may call `stop`. `say` gets lines for the user. The worker has enrolled on `endpoint`
+    already; the caller closes it."""
 
     def __init__(
         self,
@@ -217,7 +214,13 @@ class Agent:
             if envelope is not None:
                 self._hear(envelope.message)
             self._take_fetched()
-            self._fetch_ahead()
+            if self._at_rest and self._preparing is None:  # nobody has use for the link and the disk
+                self._prefetch.go_on()
+            else:
+                self._prefetch.pause()
+            stocked = self._prefetch.taken()
+            if stocked is not None:
+                self._send(stocked)
             self._see()
 
     @property
@@ -275,11 +278,12 @@ class Agent:
             return
         self._drop_preparation()
         self._preparing = _Part(order, CurveKeys.generate())
-        progress, verify = partial(self._progress, order.epoch), self._distrust
-        self._fetching.begin(lambda cancelled: self._weights.fetch(order, progress, cancelled, verify=verify))
 
-    def _progress(self, epoch: int, done_bytes: int, total_bytes: int, bytes_per_s: float) -> None:
-        self._endpoint.post(Preparing(epoch, done_bytes, total_bytes, bytes_per_s))
+        def progress(done_bytes: int, total_bytes: int, bytes_per_s: float) -> None:
+            self._endpoint.post(Preparing(order.epoch, done_bytes, total_bytes, bytes_per_s))
+
+        verify = self._distrust
+        self._fetching.begin(lambda cancelled: self._weights.fetch(order, progress, cancelled, verify=verify))
 
     def _drop_preparation(self) -> None:
         self._fetching.cancel()
@@ -299,16 +303,6 @@ class Agent:
         self._distrust = False
         self._send(Prepared(part.order.epoch, part.keys.public))
 
-    def _fetch_ahead(self) -> None:
-        """What other plans need comes while nobody has use for the link and the disk."""
-        if self._at_rest and self._preparing is None:
-            self._prefetch.go_on()
-        else:
-            self._prefetch.pause()
-        said = self._prefetch.taken()
-        if said is not None:
-            self._send(said)
-
     def _cannot(self, epoch: int, error: TpiedgeError) -> None:
         _log.debug("epoch %d cannot be prepared: %s: %s", epoch, type(error).__name__, error)
         self._standing = ""
@@ -322,9 +316,20 @@ class Agent:
             return
         self._preparing, order = None, part.order
         self._drop_node()
-        self._at_rest = False
+        self._at_rest, settings = False, self._settings
+        bootstrap = NodeBootstrap.of(
+            order.rank,
+            epoch,
+            settings.control_address,
+            settings.master_key,
+            part.keys,
+            order.threads,
+            Timing(order.heartbeat_s, order.timeout_s, order.stall_s),
+            listening_address(settings.control_address),
+            pack=str(part.shards.path),
+        )
         try:
-            pid = self._slot.start(self._bootstrap(part, part.shards.path), order.planned_bytes)
+            pid = self._slot.start(bootstrap, order.planned_bytes)
         except ResourceError as error:
             part.close()
             self._cannot(epoch, error)
@@ -336,20 +341,6 @@ class Agent:
             "epoch %d: rank %d of %d, heads %s, FFN tiles %s", epoch, order.rank, order.ranks, heads, tiles
         )
         self._stand(f"one of {order.ranks}", computing_line(order.ranks))
-
-    def _bootstrap(self, part: _Part, folder: Path) -> NodeBootstrap:
-        settings, order = self._settings, part.order
-        return NodeBootstrap.of(
-            order.rank,
-            order.epoch,
-            settings.control_address,
-            settings.master_key,
-            part.keys,
-            order.threads,
-            Timing(order.heartbeat_s, order.timeout_s, order.stall_s),
-            listening_address(settings.control_address),
-            pack=str(folder),
-        )
 
     def _stand(self, standing: str, line: str) -> None:
         """Says what this machine is for from now on, unless that is what the user was told last."""
@@ -377,14 +368,14 @@ class Agent:
             # Whether the node ended by itself or by Release: its log says if the shards were bad.
             tail = self._slot.log_tail()
             self._distrust = "IntegrityError" in tail or "ReadFault" in tail
-            self._slot.stop(grace_s, self._pulse)
+            # The end of a large node may take longer than the master waits for a sign of life.
+            self._slot.stop(grace_s, lambda: self._send_if_open(AgentPulse(self._epoch)))
             self._running.close()
             self._running = None
 
-    def _pulse(self) -> None:
-        """The end of a large node may take longer than the master waits for a sign of life."""
+    def _send_if_open(self, message: Message) -> None:
         with contextlib.suppress(EndpointClosed):
-            self._send(AgentPulse(self._epoch))
+            self._send(message)
 
     # --- what it watches
 
@@ -448,8 +439,7 @@ class Agent:
         return True
 
     def _close(self) -> None:
-        with contextlib.suppress(EndpointClosed):
-            self._send(Leaving(self._epoch))
+        self._send_if_open(Leaving(self._epoch))
         # Both end while the node does.
         self._drop_preparation()
         self._prefetch.pause()

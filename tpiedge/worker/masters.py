@@ -48,17 +48,12 @@ class TrustedMasters:
 def look_for_master(named: Address, known: Address, key: str) -> WayState:
     """How the way is to the master of that `key`, which a user calls `named` and who was last at `known`. Blocks as
     long as the resolver does, and some seconds."""
-    if _is_elsewhere(named, known, key):
-        return "moved"
-    return "narrow" if passes_large_packets(known.host, known.port, 2.0) is False else "unknown"
-
-
-def _is_elsewhere(named: Address, known: Address, key: str) -> bool:
     try:
         found = resolve_all(named)
     except UserError:  # the name means nothing now: it stays where it was
-        return False
+        found = ()
     others = [address for address in found[:16] if address != known]
-    if known in found and others and who_is_at(known, key, _ANSWER_S) != "nobody":
-        return False
-    return any(who_is_at(address, key, _ANSWER_S) == "the master" for address in others)
+    stays = known in found and others and who_is_at(known, key, _ANSWER_S) != "nobody"
+    if not stays and any(who_is_at(address, key, _ANSWER_S) == "the master" for address in others):
+        return "moved"
+    return "narrow" if passes_large_packets(known.host, known.port, 2.0) is False else "unknown"

@@ -15,9 +15,8 @@ import torch
 from tests.contract.networks import Network
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.codec import CODECS, INTEGERS
-from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.communicator import DeadlineLiveness, Tag
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.local import DeadlineLiveness
 from tpiedge.transport import native_library, native_reducer
 from tpiedge.wire.data import Partial, Reduced, StepPlan
 

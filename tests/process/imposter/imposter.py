@@ -18,7 +18,7 @@ from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import parse_token
 from tpiedge.launch.bootstrap import control_name
-from tpiedge.planner.linking import listens
+from tpiedge.planner.network import listens
 from tpiedge.transport.endpoint import Envelope, Unreachable
 from tpiedge.transport.framing import CONTROL, TENSOR, Plane
 from tpiedge.transport.keys import CurveKeys

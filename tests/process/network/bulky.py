@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.process.command import run_command
 from tests.process.models import build_text_model
 from tests.process.serving.machines import Worker
-from tpiedge.pack.locks import FileLock
+from tpiedge.pack.files import FileLock
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import ShardCopy
 

@@ -17,9 +17,8 @@ from tests.process.network.namespaces import Namespaces
 from tests.process.serving.machines import Process, measured
 from tests.process.serving.serving import START_S
 from tpiedge.host.addresses import Address
-from tpiedge.joining.announced import SERVICE, AnnouncedMaster, labels
 from tpiedge.joining.identity import cluster_name, load_or_create_keys
-from tpiedge.joining.mdns import announced, masters_nearby
+from tpiedge.joining.mdns import SERVICE, AnnouncedMaster, announced, labels, masters_nearby
 from tpiedge.wire.messages import PROTOCOL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")

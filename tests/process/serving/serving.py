@@ -23,8 +23,7 @@ from tests.process.serving.streaming import Streaming
 from tpiedge.host.addresses import Address
 from tpiedge.host.private_file import read_private
 from tpiedge.joining.identity import load_or_create_keys
-from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import JoinToken
+from tpiedge.joining.tokens import JoinToken, TokenStore
 
 HOST = "127.0.0.1"
 #: Generous: the machine may be doing ten other things.

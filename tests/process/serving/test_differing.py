@@ -8,8 +8,8 @@ from tests.process.command import run_command, wait_for
 from tests.process.serving.machines import measured
 from tests.process.serving.serving import START_S, Serving, rank_of
 from tpiedge.joining.connecting import enrol, open_link
+from tpiedge.joining.enrolment import own_numerics
 from tpiedge.joining.identity import peer_name
-from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.tokens import parse_token
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.model.checkpoint import Checkpoint

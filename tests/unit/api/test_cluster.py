@@ -12,7 +12,7 @@ from tpiedge.api.guard import Sender
 from tpiedge.api.service import ModelInfo
 from tpiedge.api.timeline import shown_step
 from tpiedge.master.counters import Counted, StepTimeline
-from tpiedge.master.pending_answer import RequestLine
+from tpiedge.master.journal import RequestLine
 from tpiedge.master.request_times import Totals
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.wire.control import Stats, StepSpans

@@ -14,9 +14,8 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
-from tpiedge.api.model_cards import SHOW
+from tpiedge.api.lookups import LOOKUPS, looked_up
 from tpiedge.api.openapi import document
-from tpiedge.api.texts import _text, _tokens
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 
@@ -31,11 +30,10 @@ MORE: Final[dict[str, list[dict[str, Any]]]] = {
     "/api/generate": [{"prompt": "x"}],
     "/v1/chat/completions": [{"messages": MESSAGES, "stream": True, "stream_options": {}}],
 }
-#: What is read before the table is.
-BEFORE: Final = {"functions", "function_call"}
 OTHERS: Final[dict[str, Callable[..., object]]] = {
-    "/tokenize": lambda values, service, _name: _tokens(values, service),
-    "/detokenize": lambda values, service, _name: _text(values, service),
+    path: lambda values, service, _name, path=path: looked_up(path, values, service)
+    for path in LOOKUPS
+    if path not in READERS
 }
 
 
@@ -98,9 +96,8 @@ def test_every_field_in_it_is_read(service: FakeService, monkeypatch: pytest.Mon
         for key, schema in table.items()
         if schema.get("description", "").startswith(("Has no effect", "is not supported"))
     }
-    assert table.keys() - read - without <= BEFORE
+    assert table.keys() - read - without == set()
 
 
 def test_every_body_is_compared() -> None:
-    assert tables().keys() == {*READERS, *OTHERS, "/api/show"}
-    assert tables()["/api/show"] == SHOW
+    assert tables().keys() == {*READERS, *OTHERS}

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpiedge.api.body import MAX_DEPTH, parse_object
-from tpiedge.api.chat_request import read_chat
-from tpiedge.api.completion_request import read_completion
 from tpiedge.api.errors import ApiError
+from tpiedge.api.openai_request import CHAT, COMPLETION
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
@@ -39,14 +38,14 @@ def service():
 
 def completion(service, **fields):
     values = {"model": "babbler", "prompt": "hello"} | fields
-    asked = read_completion(values, service, "cmpl-1")
+    asked = COMPLETION.asked(values, service, "cmpl-1")
     (choice,) = asked.choices
     return choice.request, asked.reply
 
 
 def chat(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    asked = read_chat(values, service, "chatcmpl-1")
+    asked = CHAT.asked(values, service, "chatcmpl-1")
     (choice,) = asked.choices
     return choice.request, asked.reply
 
@@ -54,7 +53,7 @@ def chat(service, **fields):
 def vain(service, **fields):
     """Names of the fields without an effect."""
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return read_chat(values, service, "chatcmpl-1").ignored
+    return CHAT.asked(values, service, "chatcmpl-1").ignored
 
 
 @pytest.mark.parametrize("ask", [completion, chat])

@@ -11,30 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.http.conftest import DEMO, KnowingTemplate
-from tpiedge.api.anthropic import count_tokens, read_messages_request
 from tpiedge.api.asked import AnsweredAtOnce
-from tpiedge.api.chat_request import read_chat
-from tpiedge.api.completion_request import read_completion
-from tpiedge.api.embeddings import read_embeddings
+from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.errors import ApiError
-from tpiedge.api.ollama import read_embed, read_generate, read_old_embeddings, read_ollama_chat
-from tpiedge.api.responses_request import read_response
+from tpiedge.api.lookups import looked_up
 from tpiedge.api.service import Service
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
 
 CORPUS: Final = Path(__file__).parents[2] / "corpus"
 READERS: Final[dict[str, Callable[[dict[str, object], Service, str], object]]] = {
-    "/v1/chat/completions": read_chat,
-    "/v1/completions": read_completion,
-    "/v1/embeddings": read_embeddings,
-    "/v1/responses": read_response,
-    "/v1/messages": read_messages_request,
-    "/v1/messages/count_tokens": lambda values, service, _name: count_tokens(values, service),
-    "/api/chat": read_ollama_chat,
-    "/api/generate": read_generate,
-    "/api/embed": read_embed,
-    "/api/embeddings": read_old_embeddings,
+    **{form.path: form.asked for form in ANSWER_FORMS.values() if form.path},
+    "/v1/messages/count_tokens": lambda values, service, _name: looked_up(
+        "/v1/messages/count_tokens", values, service
+    ),
 }
 JUNK: Final = st.sampled_from(
     [

@@ -7,8 +7,7 @@ import pytest
 
 from tests.unit.api.test_requests import VOCABULARY, InstantTemplate, chat, service, vain
 from tpiedge.api.errors import ApiError
-from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields
-from tpiedge.api.tables import body
+from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields, body
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService

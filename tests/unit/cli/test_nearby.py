@@ -12,8 +12,8 @@ from tpiedge.cli import nearby
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining import mdns
-from tpiedge.joining.announced import AnnouncedMaster
 from tpiedge.joining.identity import cluster_name
+from tpiedge.joining.mdns import AnnouncedMaster
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.messages import PROTOCOL
 
@@ -178,6 +178,17 @@ def test_a_master_that_cannot_be_announced_says_so_and_serves(announce):
         assert told.wait(WAIT_S)
     words = "this master is not announced: others claim the names; on another machine:  "
     assert said == [f"{words}tpiedge worker --connect 192.168.1.10:7070"]
+
+
+def test_a_master_whose_system_starts_no_thread_says_so_and_serves(announce, monkeypatch, said):
+    def refused(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with announce(None, said.append):
+        assert said[0].startswith(
+            "this master is not announced: can't start new thread; on another machine:  "
+        )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1", "pi.local"])

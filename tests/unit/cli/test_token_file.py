@@ -6,8 +6,7 @@ from tests.redeeming import redeem
 from tpiedge.cli.token import await_token, invitation, offered
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
-from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import parse_token
+from tpiedge.joining.tokens import TokenStore, parse_token
 from tpiedge.transport.keys import CurveKeys
 
 KEY = CurveKeys.generate().public

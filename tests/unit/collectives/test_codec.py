@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.collectives.arrays import F32Array, IntArray
 from tpiedge.collectives.codec import CODECS, INTEGERS, Codec, read_array, rounded
+from tpiedge.collectives.summation import F32Array, IntArray
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.data import Hidden

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.collectives import codec
-from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import CODECS
+from tpiedge.collectives.summation import F32Array
 from tpiedge.transport.native_library import packing_library
 
 pytestmark = pytest.mark.skipif(packing_library() is None, reason="native: the transport is not built")

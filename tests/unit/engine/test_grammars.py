@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from tests.unit.model.vocabularies import KINDS
-from tpiedge.engine.grammar_process import FATE, HEAD, GrammarLink, GrammarProcess
+from tpiedge.engine.grammar_process import FATE, GrammarLink, GrammarProcess
 from tpiedge.engine.grammars import Constraint, Grammars
 from tpiedge.errors import ChildLost, GrammarRefused, UserError
+from tpiedge.model.text_child import HEAD
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.requests import GenerationRequest, Grammar
@@ -160,8 +161,7 @@ class Process:
         self._link.sendall(HEAD.pack(len(body), letter, number) + body)
 
     def mask(self, cost_s: float) -> None:
-        self.say(b"c", int(cost_s * 1e6).to_bytes(4, "little"))
-        self.say(b"m", bytes(3))
+        self.say(b"m", int(cost_s * 1e6).to_bytes(4, "little") + bytes(3))
 
     def end(self, status: int | None = None, spent_s: float = 0.0) -> None:
         """With an exit status, negative of a signal; without one whoever was to tell it has ended, too."""
@@ -277,7 +277,7 @@ def test_an_answer_whose_process_is_killed_goes_on_in_another_one(status: int | 
         assert child.hear() == (b"d", array("I", [7]).tobytes())
         child.mask(0.0)
         assert not child.constraint.known()
-        child.say(b"d", bytes(3))
+        child.say(b"d", bytes(4 + 3))
         assert child.constraint.known()
         assert len(list(child.constraint.masks(shared=True))) == 2
         child.process.end(status)
@@ -292,20 +292,20 @@ def test_guesses_that_were_given_up_do_not_count() -> None:
         assert child.constraint.ready()
         child.constraint.guess([5])
         child.constraint.guess([6, 7])
-        child.say(b"d", bytes(3))
+        child.say(b"d", bytes(4 + 3))
         assert not child.constraint.known()
-        child.say(b"d", bytes(6))
+        child.say(b"d", bytes(4 + 6))
         assert len(list(child.constraint.masks(shared=True))) == 3
         child.constraint.guess([5])
         child.constraint.guess([])
-        child.say(b"d", bytes(3))
+        child.say(b"d", bytes(4 + 3))
         assert len(list(child.constraint.masks(shared=True))) == 1
 
 
 def steps(child: Child, cost_s: float, step_s: float, *, shared: bool, most: int = 1000) -> int:
     """How many masks of that cost there are until the grammar is refused; at most so many."""
     if not child.constraint.ready():
-        child.say(b"m", bytes(3))
+        child.mask(0.0)
     list(child.constraint.masks(shared=shared))
     for number in range(most):
         child.constraint.accept([5])

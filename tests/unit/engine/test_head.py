@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from tpiedge.engine.head import Head
-from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PanelShape
 from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.kernels.shared_library import kernel_library
-from tpiedge.memory.weights import Weights
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
 
 VOCABULARY, HIDDEN, TILE = 150, 32, 64
@@ -58,7 +57,7 @@ def linear(bits: int | None) -> Iterator[Linear]:
 def test_the_scores_of_a_text(positions: int, bits: int | None, linear: Linear) -> None:
     tiles = Tiles(bits)
     config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5))
-    head = Head(config, cast(Weights, tiles), linear)
+    head = Head(config, cast(NodeWeights, tiles), linear)
     x_MH, ids_M = torch.randn(positions, HIDDEN), torch.randint(VOCABULARY, (positions,))
     ids_M[0] = VOCABULARY - 1
     scores, best = head.scores(x_MH, ids_M, LIKELIEST)

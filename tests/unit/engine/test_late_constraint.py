@@ -19,7 +19,7 @@ from tests.unit.model.vocabularies import byte_level
 from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar
 from tpiedge.api.grammar_schema import grammar_schema
 from tpiedge.api.tools import AskedTools, text_parameters
-from tpiedge.engine.constraints import LateConstraint, begin_late
+from tpiedge.engine.constraints import LateConstraint, begin_constraint
 from tpiedge.engine.grammars import Grammars, await_any
 from tpiedge.model.call_reader import CALL_MARKS, CallBegun, CallEnded, CallForm, ReadTool
 from tpiedge.model.speech import SpeechForm, SpeechReader
@@ -150,8 +150,8 @@ class Model:
         request = GenerationRequest(
             "r", tuple(self.ids(prompt)), 999, stop_ids=(stop,), answer_ids=tuple(answer), grammar=grammar
         )
-        late = begin_late(self.grammars, request, grammar)
-        assert late is not None
+        late = begin_constraint(self.grammars, request)
+        assert isinstance(late, LateConstraint)
         while not late.ready():
             await_any([late], LIMIT_S)
         return late
@@ -303,7 +303,7 @@ def late_with(child: Child, answer: Sequence[int]) -> LateConstraint:
     """Of an answer that an earlier epoch began; 7 begins the grammar."""
     grammar = Grammar("regex", "a*", begins=7)
     request = GenerationRequest("r", (1,), 99, stop_ids=(END,), answer_ids=tuple(answer), grammar=grammar)
-    child.say(b"m", bytes(3))
+    child.mask(0.0)
     return LateConstraint(child.constraint, grammar, request)
 
 
@@ -315,17 +315,17 @@ def test_an_answer_is_held_until_its_calls_are_caught_up_with() -> None:
             assert not late.ready()
             assert child.hear() == (b"b", array("I", asked).tobytes())
             assert not late.ready()
-            child.say(b"k", kept.to_bytes(4, "little"))
+            child.say(b"f", kept.to_bytes(4, "little"))
             child.mask(0.9)
         assert late.ready()
         assert draw(late, [5]) == [False]
     with closing(Child(again=True)) as child:
         late = late_with(child, [7, 7, 7])
         assert not late.ready()
-        child.say(b"k", bytes(4))
+        child.say(b"f", bytes(4))
         child.mask(0.0)
         assert not late.ready()
-        child.say(b"k", (1).to_bytes(4, "little"))
+        child.say(b"f", (1).to_bytes(4, "little"))
         child.mask(0.0)
         assert late.ready()
         assert draw(late, [5]) == [False]
@@ -367,7 +367,7 @@ def test_a_grammar_that_fails_leaves_the_answer_free(
     wrong = Grammar("lark", "start: nothing_of_that_name", begins=opener[0])
     with closing(model.begin(wrong)) as late:
         assert set(draw(late, [*opener, *model.ids("rm -rf")])) == {None}
-    assert begin_late(model.grammars, GenerationRequest("r", (1,), 9, grammar=wrong), wrong) is None
+    assert begin_constraint(model.grammars, GenerationRequest("r", (1,), 9, grammar=wrong)) is None
     refused, unending = (record.getMessage() for record in caplog.records)
     assert refused.startswith("calls of an answer are not kept to its tools: their grammar was refused")
     assert "do not ignore it" in unending

@@ -9,9 +9,8 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Tag
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import Chunk, ChunkRows, OverlappedReduces, StepCancelled
-from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.grid import NOT_A_NUMBER, Grid
-from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.wire.fields import WirePrecision
 
 HIDDEN = 4

@@ -11,8 +11,8 @@ import torch
 from tpiedge.engine.sampler import Sampler, uniform
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import InternalError, UserError
-from tpiedge.kernels import numpy_draw
 from tpiedge.kernels.draw import Filters
+from tpiedge.kernels.draw import survivors as kept
 from tpiedge.wire.requests import Sampling
 
 GREEDY = Sampling()
@@ -32,7 +32,7 @@ def random_logits(vocab: int, seed: int, scale: float = 3.0) -> torch.Tensor:
 
 def survivors(logits_V: torch.Tensor, sampling: Sampling) -> set[int]:
     filters = Filters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-    ids, _ = numpy_draw.survivors(logits_V.numpy(), filters)
+    ids, _ = kept(logits_V.numpy(), filters)
     return set(ids.tolist())
 
 

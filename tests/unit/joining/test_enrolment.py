@@ -3,10 +3,9 @@
 import pytest
 
 from tpiedge.errors import ProtocolError, UserError
-from tpiedge.joining.enrolment import Enrolment, EnrolmentReply
+from tpiedge.joining.enrolment import Enrolment, EnrolmentReply, Numerics
 from tpiedge.joining.identity import peer_name
-from tpiedge.joining.members import KnownWorker, MemberTable
-from tpiedge.joining.numerics import Numerics
+from tpiedge.joining.members import KnownWorker, MemberTable, Redemption
 from tpiedge.joining.pairing import (
     MAX_PENDING,
     MAX_PER_SOURCE,
@@ -15,7 +14,6 @@ from tpiedge.joining.pairing import (
     PairingWorker,
     normal_code,
 )
-from tpiedge.joining.tokens import Redemption
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.join import Challenge, Enrol, Enrolled, Knock, Refused, Reveal, Verdict

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.joining.numerics import own_numerics
+from tpiedge.joining.enrolment import own_numerics
 
 
 @pytest.mark.parametrize(

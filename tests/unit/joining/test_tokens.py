@@ -10,20 +10,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.members import KnownWorker, MemberJournal
-from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import (
-    CLOCK_TOLERANCE_S,
-    JoinToken,
-    TokenTable,
-    parse_token,
-    ticket_of,
-)
+from tpiedge.joining.tokens import CLOCK_TOLERANCE_S, JoinToken, TokenStore, parse_token, ticket_of
 from tpiedge.transport.keys import CurveKeys
 
 KEYS, OTHER = CurveKeys.generate(), CurveKeys.generate().public
@@ -38,14 +31,36 @@ ADDRESSES = [
 ]
 
 
-def made(address: Address = ADDRESSES[0]) -> tuple[JoinToken, str]:
-    _, _, secret = TokenTable().create(T0, HOUR, 1)
-    return JoinToken(KEYS.public, secret, address), secret
+SECRET = "mfrggzdfmztwq2lknnwg23tpoa"
+
+
+def made(address: Address = ADDRESSES[0]) -> JoinToken:
+    return JoinToken(KEYS.public, SECRET, address)
+
+
+class Now:
+    """A clock that the test sets."""
+
+    def __init__(self, seconds: float = T0) -> None:
+        self.seconds = seconds
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def store(tmp_path: Path, now: Now) -> TokenStore:
+    return TokenStore(tmp_path, now)
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 def test_a_token_is_one_word_for_a_shell_and_reads_back(address: Address) -> None:
-    token, _ = made(address)
+    token = made(address)
     assert shlex.quote(token.text) == token.text
     shown = subprocess.run(
         ["sh", "-c", f"printf %s {token.text}"], capture_output=True, text=True, check=True
@@ -54,19 +69,20 @@ def test_a_token_is_one_word_for_a_shell_and_reads_back(address: Address) -> Non
     assert re.fullmatch(r"tpi1_[a-z2-7]{52}_[a-z2-7]{32}_.*", token.text)
 
 
-def test_nothing_shows_the_secret() -> None:
-    token, secret = made()
-    _, record, _ = TokenTable().create(T0, HOUR, 1)
-    assert secret not in repr(token)
-    assert record.hashed not in repr(record)
+def test_nothing_shows_the_secret(store: TokenStore) -> None:
+    token = made()
+    record, secret = store.create()
+    assert parse_token(replace(token, secret=secret).text).secret == secret
+    assert SECRET not in repr(token)
+    assert record.sha256 not in repr(record)
     with pytest.raises(UserError) as caught:
         parse_token(token.text[:-3])
-    assert secret[:8] not in str(caught.value)
+    assert SECRET[:8] not in str(caught.value)
 
 
 @given(st.integers(5, 110), st.sampled_from("abz27_:.A"))
 def test_a_changed_token_is_refused(place: int, letter: str) -> None:
-    text = made()[0].text
+    text = made().text
     place = min(place, len(text) - 1)
     changed = text[:place] + letter + text[place + 1 :]
     if changed != text:
@@ -80,8 +96,8 @@ def test_a_changed_token_is_refused(place: int, letter: str) -> None:
         ("", "not a token: it starts with tpi1_"),
         ("192.168.1.20:7070", "not a token: it starts with tpi1_"),
         ("tpi1_", "the token is incomplete"),
-        (made()[0].text[:40], "the token is incomplete"),
-        (made()[0].text[:-3], "the token is incomplete"),
+        (made().text[:40], "the token is incomplete"),
+        (made().text[:-3], "the token is incomplete"),
     ],
     ids=["nothing", "address", "beginning", "key", "without its end"],
 )
@@ -101,52 +117,63 @@ def test_a_part_of_a_token_is_said_to_be_one(text: str, words: str) -> None:
         (-CLOCK_TOLERANCE_S - 1, "expired"),
     ],
 )
-def test_a_token_lives_from_its_creation_to_its_expiry(later_s: float, outcome: str) -> None:
-    table, _, secret = TokenTable().create(T0, HOUR, 1)
-    assert table.judge(secret, T0 + later_s)[0] == outcome
+def test_a_token_lives_from_its_creation_to_its_expiry(
+    store: TokenStore, now: Now, later_s: float, outcome: str
+) -> None:
+    _, secret = store.create(HOUR)
+    now.seconds += later_s
+    assert store.judge(secret, {})[0] == outcome
 
 
-def test_a_token_of_a_clock_that_is_not_set_lives_from_when_it_is() -> None:
-    table, _, secret = TokenTable().create(60.0, HOUR, None)
-    assert table.judge(secret, 90.0)[0] == "ok"
-    assert table.judge(secret, 90.0 + HOUR)[0] == "expired"
-    assert table.judge(secret, T0)[0] == "ok"
-    table = table.started(T0)
-    assert table.judge(secret, T0 + HOUR - 1)[0] == "ok"
-    assert table.judge(secret, T0 + HOUR)[0] == "expired"  # its life begins once
-    assert table.started(T0 + 5 * HOUR) == table
+def test_a_token_of_a_clock_that_is_not_set_lives_from_when_it_is(store: TokenStore, now: Now) -> None:
+    now.seconds = 60.0
+    record, secret = store.create(HOUR, None)
+    ticket = ticket_of(secret, "w-1")
+    for seconds, outcome in [(90.0, "ok"), (90.0 + HOUR, "expired")]:
+        now.seconds = seconds
+        assert store.judge(secret, {})[0] == outcome
+        assert store.takes(ticket, "w-1") == (outcome == "ok")
+    assert store.list()[0][0] == record
+    # Its life begins once.
+    for seconds, outcome in [(T0, "ok"), (T0 + HOUR - 1, "ok"), (T0 + HOUR, "expired"), (60.0, "expired")]:
+        now.seconds = seconds
+        assert store.judge(secret, {})[0] == outcome
+        assert store.takes(ticket, "w-1") == (outcome == "ok")
 
 
-def test_a_ticket_is_good_for_one_name_and_as_long_as_its_token() -> None:
-    table, record, secret = TokenTable().create(T0, HOUR, 1)
+def test_a_ticket_is_good_for_one_name_and_as_long_as_its_token(store: TokenStore, now: Now) -> None:
+    record, secret = store.create(HOUR)
     ticket = ticket_of(secret, "w-1")
     assert secret not in ticket
-    assert record.hashed not in ticket
-    assert table.takes(ticket, "w-1", T0)
-    assert not table.takes(ticket, "w-2", T0)
-    assert not table.takes(ticket, "w-1", T0 + HOUR)
-    assert not table.less({record.id: 1}).takes(ticket, "w-1", T0)
-    assert not table.revoke(record.id).takes(ticket, "w-1", T0)
+    assert record.sha256 not in ticket
+    assert store.takes(ticket, "w-1")
+    assert not store.takes(ticket, "w-2")
     for other in ("", ticket[:-1], "é" * len(ticket), ticket_of("another", "w-1")):
-        assert not table.takes(other, "w-1", T0)
+        assert not store.takes(other, "w-1")
+    now.seconds += HOUR
+    assert not store.takes(ticket, "w-1")
+    now.seconds = T0
+    store.revoke(record.id)
+    assert not store.takes(ticket, "w-1")
 
 
 @pytest.mark.parametrize(("expires_s", "uses"), [(0.0, 1), (1e9, 1), (HOUR, 0), (HOUR, 10**6)])
-def test_limits_of_a_token(expires_s: float, uses: int) -> None:
+def test_limits_of_a_token(store: TokenStore, expires_s: float, uses: int) -> None:
     with pytest.raises(UserError, match="a token l"):
-        TokenTable().create(T0, expires_s, uses)
+        store.create(expires_s, uses)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 2 * HOUR)), max_size=30))
-def test_never_more_uses_than_given(steps: list[tuple[int, float]]) -> None:
-    table, secrets, spent = TokenTable(), [], Counter[str]()
-    for uses in (1, 2, 3):
-        table, _, secret = table.create(T0, HOUR, uses)
-        secrets.append(secret)
-    accepted = [0, 0, 0, 0]
+def test_never_more_uses_than_given(store: TokenStore, now: Now, steps: list[tuple[int, float]]) -> None:
+    now.seconds = T0
+    for record, _ in store.list():
+        store.revoke(record.id)
+    secrets = [store.create(HOUR, uses)[1] for uses in (1, 2, 3)]
+    spent, accepted = Counter[str](), [0, 0, 0, 0]
     for which, after in steps:
-        outcome, token_id = table.less(spent).judge([*secrets, "wrong"][which], T0 + after)
+        now.seconds = T0 + after
+        outcome, token_id = store.judge([*secrets, "wrong"][which], spent)
         spent[token_id] += outcome == "ok"
         accepted[which] += outcome == "ok"
         assert outcome != "ok" or after < HOUR
@@ -163,8 +190,10 @@ def test_the_file_holds_no_secret_and_is_private(tmp_path: Path) -> None:
     other = TokenStore(tmp_path / "master", lambda: T0)
     assert other.list() == ((record, "ok"),)
     journal, joining = MemberJournal(tmp_path / "master"), partial(store.judge, secret)
+    assert other.takes(ticket_of(secret, "w-1"), "w-1")
     assert journal.join(KnownWorker(KEYS.public, "pi", T0, "token"), joining) == "ok"
     assert other.list() == ((replace(record, left=0), "used"),)
+    assert not other.takes(ticket_of(secret, "w-1"), "w-1")
     assert MemberJournal(tmp_path / "master").join(KnownWorker(OTHER, "pi", T0, "token"), joining) == "used"
     assert secret not in (tmp_path / "master" / "members.json").read_text()
     store.revoke(record.id)
@@ -180,6 +209,7 @@ def test_the_file_holds_no_secret_and_is_private(tmp_path: Path) -> None:
         '{"tokens": 1}',
         '{"tokens": [{}]}',
         '{"tokens": [{"id": "a", "sha256": "b", "created": NaN, "expires": 1, "left": 1}]}',
+        '{"tokens": [{"id": "a", "sha256": "é", "created": 0, "expires": 1, "left": 1}]}',
         "[" * 100_000,
     ],
 )

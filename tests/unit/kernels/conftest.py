@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.linear import Arithmetic, Linear
 
 
 @pytest.fixture(autouse=True)

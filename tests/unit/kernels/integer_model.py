@@ -16,15 +16,14 @@ from torch import Tensor
 from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.panel_reference import F32, I64, lay_out, share_of
 from tpiedge.kernels.attention import kv_of_heads
-from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, RotaryRows
+from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, FusedLayers
+from tpiedge.kernels.elementwise import tables
 from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import NOT_A_NUMBER, Grid, add_sums
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.rope import tables
-from tpiedge.kernels.stack import FusedLayers
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.share import Share, kv_share
 from tpiedge.wire.fields import KVPrecision
@@ -193,8 +192,10 @@ def on_nodes(
     for tokens in steps:
         rows = x_TH[start : start + tokens]
         for layer in range(len(model)):
-            rotary = RotaryRows(cos_Tr, sin_Tr, start)
-            attended = [node.blocks[layer][0].run(rows, node.spans(start, tokens), rotary) for node in nodes]
+            rotated = cos_Tr[start : start + tokens], sin_Tr[start : start + tokens]
+            attended = [
+                node.blocks[layer][0].run(rows, node.spans(start, tokens), *rotated) for node in nodes
+            ]
             add_sums(rows, _total(attended), grid, pool)
             add_sums(rows, _total([node.blocks[layer][1].run(rows) for node in nodes]), grid, pool)
         start += tokens

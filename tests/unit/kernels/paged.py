@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.unit.kernels.kv_rows import QuantisedRows, Rows
 from tpiedge.kernels.attention import attention_pages
-from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.kernels.kv_pages import KEYS, PageLayout, Span, Spans
+from tpiedge.kernels.kv_format import KEYS, KVFormat
+from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
 from tpiedge.kernels.library import Pool
 from tpiedge.pack.layout import whole_pages
 from tpiedge.wire.fields import KVPrecision

@@ -125,6 +125,11 @@ def values(random: np.random.Generator, tokens: int, inputs: int, kind: str) -> 
     return x
 
 
+def sides(w: PanelMatrix) -> tuple[int, int]:
+    """Outputs and inputs."""
+    return (w.cols, w.rows) if w.transposed else (w.rows, w.cols)
+
+
 def share_of(w: PanelMatrix, start: int, stop: int) -> PanelMatrix:
     """These units of a matrix, as a node would hold them."""
     first, last = (min(unit * w.rows_per_unit, w.rows) for unit in (start, stop))
@@ -152,16 +157,16 @@ def product(x_TI: F32, w: Quantised) -> F32:
     """Of a column-parallel matrix: [T, O]."""
     ((codes, scales),) = w.parts
     return np.stack(
-        [np.zeros((w.matrix.outputs,), np.float32), *(_fold(row, codes, scales) for row in x_TI)]
+        [np.zeros((sides(w.matrix)[0],), np.float32), *(_fold(row, codes, scales) for row in x_TI)]
     )[1:]
 
 
 def sums(x_TI: F32, w: Quantised, exponent: int) -> I64:
     """Of a row-parallel matrix, in steps of 2**exponent: [T, O]. The fold of each unit begins at 0."""
-    result = np.zeros((len(x_TI), w.matrix.outputs), np.int64)
+    result = np.zeros((len(x_TI), sides(w.matrix)[0]), np.int64)
     for t, row in enumerate(x_TI):
         parts = [_fold(part, *of_unit, exponent) for part, *of_unit in _units(row, w)]
-        result[t] = [added(part[o] for part in parts) for o in range(w.matrix.outputs)]
+        result[t] = [added(part[o] for part in parts) for o in range(sides(w.matrix)[0])]
     return result
 
 

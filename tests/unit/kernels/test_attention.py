@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.attention import kv_of_heads
-from tpiedge.kernels.torch_attention import attention
+from tpiedge.kernels.attention import attention, kv_of_heads
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, kv: tuple[int, ...], first: int, window: int | None) -> Tensor:

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 import tpiedge.kernels
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tpiedge.kernels import draw as module
-from tpiedge.kernels import numpy_draw
-from tpiedge.kernels.draw import Filters, draw, likeliest
-from tpiedge.kernels.numpy_draw import Scores, mass_bits, survivors
+from tpiedge.kernels.draw import (
+    Filters,
+    Scores,
+    draw,
+    draw_by_numpy,
+    likeliest,
+    mass_bits,
+    survivors,
+)
 from tpiedge.kernels.shared_library import KernelLibrary, find_library, load
 
 ALMOST_ONE = 1 - 2.0**-53
@@ -86,7 +92,7 @@ def assert_alike(isa: str, scores_V: Scores, filters: Filters, numbers: Iterable
     with pytest.MonkeyPatch.context() as patch:
         use(patch, native_library(isa))
         for number in numbers:
-            assert draw(scores_V, filters, number) == numpy_draw.draw(scores_V, filters, number)
+            assert draw(scores_V, filters, number) == draw_by_numpy(scores_V, filters, number)
 
 
 @pytest.mark.parametrize("isa", [isa for isa in AVAILABLE if isa in ("portable", "avx2", "neon")])
@@ -134,7 +140,7 @@ class TestNumpy:
         """A change here changes every user's answers for a given seed."""
         scores_V = (np.arange(1000) * 7919 % 1000 / 128).astype(np.float32)
         tenths = [tenth / 10 for tenth in range(10)]
-        drawn = [numpy_draw.draw(scores_V, Filters(0.8, 300, 0.9, 0.01), number) for number in tenths]
+        drawn = [draw_by_numpy(scores_V, Filters(0.8, 300, 0.9, 0.01), number) for number in tenths]
         assert drawn == [1, 101, 210, 298, 408, 507, 605, 704, 804, 903]
 
 

@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from tpiedge.kernels.norm import rms_norm
-from tpiedge.kernels.rope import rope, tables
-from tpiedge.kernels.swiglu import swiglu
+from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (5, 100), (3, 4, 60)])

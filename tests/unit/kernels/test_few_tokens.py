@@ -9,13 +9,10 @@ from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.paged import attend
 from tests.unit.kernels.test_attention import HEADS, cache, naive
 from tests.unit.kernels.test_linear import open_library, opened, weights
-from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.dispatch import NATIVE_TOKENS
+from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
 from tpiedge.kernels.ffn import ffn
-from tpiedge.kernels.library import MAX_PRODUCTS, Pool
-from tpiedge.kernels.norm import rms_norm
-from tpiedge.kernels.rope import rope, tables
-from tpiedge.kernels.swiglu import swiglu
+from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Pool
+from tpiedge.kernels.linear import Arithmetic
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [2, 20, 60, 64, 100, 128, 256]

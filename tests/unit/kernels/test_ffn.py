@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.engine.steps import StepLimits
-from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, mini_sequences
+from tpiedge.kernels.linear import Arithmetic
 
 
 @given(st.integers(0, 5000), st.integers(0, 100_000), st.integers(0, 100_000), st.sampled_from(Arithmetic))

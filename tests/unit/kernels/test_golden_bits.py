@@ -9,8 +9,8 @@ import pytest
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.integer_model import FFN_UNITS, HEADS, digest, on_nodes, stacked
 from tests.unit.kernels.test_linear import opened
-from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.grid import Grid
+from tpiedge.kernels.linear import Arithmetic
 from tpiedge.wire.fields import KVPrecision
 
 GOLDEN: dict[tuple[int, KVPrecision], str] = {

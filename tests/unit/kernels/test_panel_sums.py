@@ -19,12 +19,13 @@ from tests.unit.kernels.panel_reference import (
     Quantised,
     random_matrix,
     share_of,
+    sides,
     sums,
     values,
 )
 from tests.unit.kernels.test_linear import opened
-from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.grid import Grid
+from tpiedge.kernels.linear import Arithmetic
 from tpiedge.kernels.panel_matrix import PanelMatrix
 
 INT8 = Arithmetic.INT8
@@ -75,7 +76,7 @@ def test_native_sums_are_those_of_the_definition(
 ) -> None:
     random = np.random.default_rng(seed)
     w = random_matrix(random, bits, *shape, True, slack)
-    x = values(random, tokens, w.matrix.inputs, kind)
+    x = values(random, tokens, sides(w.matrix)[1], kind)
     grid = Grid(exponent, most)
     expected = sums(x, w, exponent)
     for isa in AVAILABLE:

@@ -16,12 +16,12 @@ from tests.unit.kernels.panel_reference import (
     lay_out,
     product,
     random_matrix,
+    sides,
     values,
 )
 from tests.unit.kernels.test_linear import opened
-from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.grid import Grid
-from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PanelShape
 from tpiedge.kernels.quantise import dequantise_unit
@@ -56,7 +56,7 @@ def test_native_products_have_the_bits_of_the_definition(
     """Sums of row-parallel matrices: test_panel_sums.py."""
     random = np.random.default_rng(seed)
     w = random_matrix(random, bits, *shape, False, slack)
-    x = values(random, tokens, w.matrix.inputs, kind)
+    x = values(random, tokens, sides(w.matrix)[1], kind)
     expected = product(x, w)
     for isa in AVAILABLE:
         with opened(isa, INT8, 2) as linear:
@@ -121,7 +121,7 @@ def test_bits_depend_neither_on_other_tokens_nor_threads_nor_instruction_set(
     large: dict[tuple[int, bool], Quantised], isa: str, bits: int, transposed: bool
 ) -> None:
     w = large[bits, transposed].matrix
-    x = torch.randn(200, w.inputs)
+    x = torch.randn(200, sides(w)[1])
     with opened("portable", INT8) as linear:
         expected = multiply(linear, x, w)
     for threads in (1, 2, 3):

@@ -7,13 +7,12 @@ import torch
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.panel_reference import Quantised, random_matrix
 from tests.unit.kernels.test_linear import opened
-from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.dispatch import NATIVE_TOKENS
+from tpiedge.kernels.elementwise import rms_norm, swiglu
 from tpiedge.kernels.ffn import ffn
 from tpiedge.kernels.grid import MOST, Grid
-from tpiedge.kernels.norm import rms_norm
+from tpiedge.kernels.library import NATIVE_TOKENS
+from tpiedge.kernels.linear import Arithmetic
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.swiglu import swiglu
 
 INT8 = Arithmetic.INT8
 GRID = Grid(-18)

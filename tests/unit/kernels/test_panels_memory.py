@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.kernels.panel_reference import random_matrix
 from tests.unit.kernels.test_linear import open_library
-from tpiedge.kernels.library import Pool, pack_row_parallel
+from tpiedge.kernels.library import Pool, pack_panels, pack_row_parallel
 from tpiedge.kernels.panel_matrix import PanelMatrix
 
 
@@ -34,15 +34,16 @@ WIDE = [
 def _contract_panels(pool: Pool, w: PanelMatrix, wide: bool) -> bool:
     sums_TO = torch.empty((1, 16), dtype=torch.int64)
     packed = pack_row_parallel(w, -10, 1 << 30, sums_TO.data_ptr())
-    return pool.contract_panels(packed, ONE.data_ptr(), 1, wide)
+    return pool.call("tpiedge_panels_contract", ONE.data_ptr(), 1, packed, wide)
 
 
 def test_a_product_without_memory_says_so_to_its_own_caller() -> None:
     with closing(Pool(open_library(), 2)) as pool, ThreadPoolExecutor(2) as at_once:
 
         def fail(_: int) -> None:
+            packed = pack_panels(WIDE[0], ONES.data_ptr())
             with pytest.raises(MemoryError):
-                pool.project_panels(ONE, [WIDE[0]], [torch.empty(1, 16)])
+                pool.call("tpiedge_panels_project", ONE.data_ptr(), 1, packed, 1)
 
         def succeed(_: int) -> None:
             assert _contract_panels(pool, SMALL[1], False)

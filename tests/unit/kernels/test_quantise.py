@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def by_engine(name: str) -> Any:
     if path is None:
         pytest.skip("native: the kernels are not built")
     try:
-        return module._Native(shared_library.KernelLibrary(shared_library.load(path), name))
+        library = shared_library.KernelLibrary(shared_library.load(path), name)
+        return partial(module._native_quantise, library)
     except ValueError as error:
         pytest.skip(f"system: {error}")
 
@@ -43,7 +45,7 @@ def by_engine(name: str) -> Any:
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """All of the module goes this way."""
     quantise = by_engine(request.param)
-    monkeypatch.setattr(module, "_native_quantise", lambda: quantise)
+    monkeypatch.setattr(module, "_native_quantise", lambda _, *rest: quantise(*rest))
     return str(request.param)
 
 
@@ -149,7 +151,7 @@ def test_numbers_that_cannot_be_quantised(engine: str, bits: int, wrong: float, 
 
 def test_quantising_needs_no_torch() -> None:
     program = (
-        "import sys, tpiedge.kernels.quantise as q; q._native_quantise(); sys.exit('torch' in sys.modules)"
+        "import sys, tpiedge.kernels.quantise as q; q.kernel_library(); sys.exit('torch' in sys.modules)"
     )
     root = str(Path(tpiedge.kernels.__path__[0]).parents[1])
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True)

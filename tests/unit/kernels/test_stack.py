@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.unit.kernels.paged import PagedCache
-from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention
+from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, FusedLayers
+from tpiedge.kernels.elementwise import tables
 from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
@@ -15,8 +16,6 @@ from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PanelShape
 from tpiedge.kernels.quantise import quantise_unit
-from tpiedge.kernels.rope import tables
-from tpiedge.kernels.stack import FusedLayers
 from tpiedge.wire.fields import KVPrecision
 
 HIDDEN, EPS = 72, 1e-5

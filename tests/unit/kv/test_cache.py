@@ -35,12 +35,12 @@ def append(cache: KVCache, slot: int, start: int, x_TKd: torch.Tensor, pool: Poo
     """The same numbers as keys and as values, of every layer."""
     spans = Spans([cache.span(slot, start, len(x_TKd))], cache.format.page_positions)
     for layer in range(2):
-        append_pages(x_TKd, -x_TKd, spans, cache.layout(layer), pool)
+        append_pages(x_TKd, -x_TKd, spans, cache.layouts[layer], pool)
 
 
 def attended(cache: KVCache, slot: int, q_TKd: torch.Tensor, start: int, pool: Pool | None) -> torch.Tensor:
     spans = Spans([cache.span(slot, start, len(q_TKd))], cache.format.page_positions)
-    return attention_pages(q_TKd, spans, cache.layout(1), (0, 1, 2), pool=pool)
+    return attention_pages(q_TKd, spans, cache.layouts[1], (0, 1, 2), pool=pool)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import UserError
 from tpiedge.local.packing import keep_text_files
 from tpiedge.local.prepare import prepare
-from tpiedge.model.pooling import pooling_config, usual_pooling
+from tpiedge.model.config import pooling_config, usual_pooling
 
 
 def of(folder: Path, **values: object) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from tpiedge.launch.bootstrap import control_name
-from tpiedge.planner.linking import listens
+from tpiedge.planner.network import listens
 from tpiedge.testing.inprocess import InProcessSpoke
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import (

@@ -7,14 +7,13 @@ from typing import cast
 from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan, Served
-from tpiedge.master.journal import Paused
+from tpiedge.master.journal import Paused, PendingAnswer
 from tpiedge.master.master import Master
-from tpiedge.master.pending_answer import PendingAnswer
 from tpiedge.master.roster import Machine
 from tpiedge.master.session_manager import RankZero
 from tpiedge.master.status import NodeStatus
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.reasons import SpareReason
+from tpiedge.planner.capacity import SpareReason
 from tpiedge.testing.clock import ManualClock
 from tpiedge.testing.inprocess import InProcessHub
 from tpiedge.transport.admission import Admission

@@ -9,7 +9,7 @@ from tests.unit.master.test_session import EPOCH, Run
 from tpiedge.errors import PeerLost
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import STAR_S
-from tpiedge.planner.linking import listens
+from tpiedge.planner.network import listens
 from tpiedge.wire.control import Assign, Failed, Hello, Listening, Ready
 from tpiedge.wire.epochs import NodeEnded
 from tpiedge.wire.fields import CollectiveChoice

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.master.test_request_queue import Book, events, finished, token
 from tpiedge.errors import Cancelled, ChildLost, GrammarRefused, InternalError
-from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.journal import PendingAnswer
 from tpiedge.wire.control import Compiled, Failed, Finished
 from tpiedge.wire.requests import GenerationRequest, Grammar
 

@@ -12,8 +12,9 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
-from tpiedge.master.epoch import Epoch, EpochEvent, Membership, NodeState
-from tpiedge.planner.linking import listens
+from tpiedge.launch.bootstrap import Timing
+from tpiedge.master.epoch import Epoch, EpochEvent
+from tpiedge.planner.network import listens
 from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import (
     Assign,
@@ -23,6 +24,7 @@ from tpiedge.wire.control import (
     Heartbeat,
     Hello,
     Listening,
+    Loading,
     Lost,
     PromptScores,
     Ready,
@@ -46,12 +48,12 @@ class Nodes:
         self.clock = ManualClock()
         self.posted: list[tuple[int, Message]] = []
         self.events: list[EpochEvent] = []
-        membership = Membership(count, 0.0, timeout_s=1.5, start_s=60.0)
         self.count = count
         self.epoch = Epoch(
             3,
             self.clock,
-            membership,
+            count,
+            Timing(start_s=60.0),
             self._assign,
             lambda message, rank: self.posted.append((rank, message)),
             self.events.append,
@@ -224,22 +226,26 @@ def test_what_is_not_a_nodes_to_send_costs_it_its_place(rank: int, message: Mess
     assert error.rank == rank
 
 
-def make(nodes: int = 2) -> Membership:
-    return Membership(nodes, 0.0, timeout_s=1.5, start_s=60.0)
-
-
 def test_a_loading_node_is_given_more_time() -> None:
-    cluster = make(1)
-    cluster.reach(0, NodeState.JOINED, 0.0)
-    cluster.reach(0, NodeState.LOADING, 0.0)
-    assert cluster.overdue(8.9) == {}
-    assert cluster.overdue(9.1) == {0: "silent for 9.1 s (killed, frozen or cut off)"}
+    nodes = Nodes(1)
+    nodes.hello(0)
+    nodes.epoch.handle(0, Loading(3, 0, 0, 1))
+    nodes.clock.advance(8.9)
+    nodes.epoch.tick()
+    assert len(nodes.events) == 1
+    nodes.clock.advance(0.2)
+    nodes.epoch.tick()
+    assert str(nodes.events[1]).endswith("silent for 9.1 s (killed, frozen or cut off)")
 
 
 def test_a_node_that_never_joins_is_lost_after_the_start_limit() -> None:
-    cluster = make(1)
-    assert cluster.overdue(59.0) == {}
-    assert cluster.overdue(61.0) == {0: "it did not start within 60 s"}
+    nodes = Nodes(1)
+    nodes.clock.advance(59.0)
+    nodes.epoch.tick()
+    assert not nodes.events
+    nodes.clock.advance(2.0)
+    nodes.epoch.tick()
+    assert str(nodes.error()).endswith("it did not start within 60 s")
 
 
 def test_who_does_not_say_where_it_listens_is_lost_and_not_those_who_wait_for_it() -> None:

@@ -11,8 +11,7 @@ from tests.unit.master.stories import Story, two_machines
 from tpiedge.errors import PeerError
 from tpiedge.master.blame import Failure
 from tpiedge.master.history import LOSS_CAUSES, History, LossCause
-from tpiedge.master.journal import Paused
-from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.journal import Paused, PendingAnswer
 from tpiedge.master.roster import STOPPED, Roster
 from tpiedge.master.status import NodeStatus
 from tpiedge.master.workers import WorkerEvent

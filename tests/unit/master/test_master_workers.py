@@ -7,7 +7,7 @@ import pytest
 from tests.unit.master.players import FakeAgent, offer
 from tests.unit.master.stories import Story, assignments_of, outcome, two_machines
 from tpiedge.master.workers import FIRST_S
-from tpiedge.planner.reasons import SpareReason
+from tpiedge.planner.capacity import SpareReason
 from tpiedge.wire.control import Pulse, Shutdown
 from tpiedge.wire.epochs import Launch, MasterPulse, Prepare, Spare
 

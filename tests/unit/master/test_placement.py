@@ -11,9 +11,9 @@ from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.roster import Machine
 from tpiedge.planner import prediction
-from tpiedge.planner.needs import ModelFacts
-from tpiedge.planner.partition import LayerShape, ShareWeight, parse_shares
+from tpiedge.planner.needs import LayerShape, ModelFacts
 from tpiedge.planner.prediction import Demand
+from tpiedge.planner.solve import ShareWeight, parse_shares
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.probing import LinkSpeed

@@ -10,8 +10,7 @@ from msgspec import structs
 
 from tests.unit.master.stories import request
 from tpiedge.errors import InternalError, PeerLost, TpiedgeError, UserError
-from tpiedge.master.journal import GUILTY, SUSPECT, Paused, TakenUp
-from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.journal import GUILTY, SUSPECT, Paused, PendingAnswer, TakenUp
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import POSTPONED_LIMIT, Dismissed, QueueFull, RequestQueue
 from tpiedge.master.request_times import Reading, Totals

@@ -3,8 +3,8 @@
 from msgspec import structs
 
 from tests.unit.master.players import STATS
+from tpiedge.master.counters import RequestWatch
 from tpiedge.master.epoch import Member, NodeState
-from tpiedge.master.request_watch import RequestWatch
 
 LIMIT_S = 60.0
 

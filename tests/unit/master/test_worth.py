@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import SERVED, Story, assignments_of, paused, request, two_machines
-from tpiedge.master.pending_answer import PendingAnswer
+from tpiedge.master.journal import PendingAnswer
 from tpiedge.wire.requests import GenerationRequest
 
 

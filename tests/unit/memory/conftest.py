@@ -7,9 +7,9 @@ import pytest
 
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack.dtypes import STORED
+from tpiedge.pack.layout import Storage, storage_of
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
-from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.writer import write_pack
 
 HIDDEN, FFN, VOCABULARY, HEAD_DIM = 60, 200, 1003, 20

@@ -15,10 +15,10 @@ from tpiedge.lab.random_weights import random_rows
 from tpiedge.memory import sweep
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import NodeWeights
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.storage import Storage
 
 MakePack = Callable[..., Pack]
 EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))

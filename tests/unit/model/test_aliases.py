@@ -5,8 +5,8 @@ import re
 import pytest
 
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.hub.cache import HubName, parse_hub_name
 from tpiedge.model.presets import PRESETS, aliases, preset
+from tpiedge.model.source import HubName, parse_hub_name
 
 
 @pytest.mark.parametrize("name", list(aliases()))

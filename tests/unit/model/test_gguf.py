@@ -16,11 +16,11 @@ from tpiedge.model.gguf.model import GgufModel, gguf_name
 from tpiedge.model.rope import rope_frequencies
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.export import export_safetensors
-from tpiedge.pack.quality import load_quality
+from tpiedge.pack.layout import Storage
+from tpiedge.pack.panel_writer import load_quality
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.storage import Storage
 from tpiedge.pack.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -105,7 +105,7 @@ def test_other_types_are_read_as_the_package_does(tmp_path: Path, kind: str) -> 
     """The package writes few of them: any bits are valid blocks."""
     import gguf
 
-    from tpiedge.pack.ggml import BLOCKS, BlockTensor
+    from tpiedge.pack.quantised import BLOCKS, BlockTensor
 
     weights, nbytes = BLOCKS[kind]
     random = np.random.default_rng(2)
@@ -114,7 +114,7 @@ def test_other_types_are_read_as_the_package_does(tmp_path: Path, kind: str) -> 
     path.write_bytes(bytes(7) + raw.tobytes())
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
-    with closing(CheckpointSource({"w": BlockTensor((12, 512), path, kind, 7)})) as source:
+    with closing(CheckpointSource({"w": BlockTensor(kind, (12, 512), path, 7)})) as source:
         np.testing.assert_array_equal(source.read_rows("w", 2, 5), expected[2:7])
         np.testing.assert_array_equal(source.read_columns("w", 130, 200), expected[:, 130:330])
         np.testing.assert_array_equal(source.read_block("w", 3, 4, 255, 2), expected[3:7, 255:257])

@@ -10,11 +10,10 @@ import pytest
 
 from tests.hub_server import Hub, Repo, commit_of, running_hub
 from tpiedge.errors import HubError, TpiedgeError, UserError
-from tpiedge.model.hub.cache import HubCache, HubName, parse_hub_name
 from tpiedge.model.hub.client import PullReport, pull
 from tpiedge.model.presets import preset
-from tpiedge.model.source import resolve_model
-from tpiedge.pack.target import lock_target
+from tpiedge.model.source import HubCache, HubName, parse_hub_name, resolve_model
+from tpiedge.pack.files import lock_target
 
 NAME = "org/tiny"
 WEIGHTS = bytes(range(256)) * 1200

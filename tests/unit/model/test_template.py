@@ -254,7 +254,7 @@ def test_a_process_that_was_killed_from_outside_is_begun_again(monkeypatch: pyte
 def test_a_process_that_is_killed_again_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = _Killed(9)
     monkeypatch.setattr(subprocess, "Popen", killed)
-    with pytest.raises(ChildLost, match=r"was killed twice .*: try again later") as raised:
+    with pytest.raises(ChildLost, match=r"was killed twice, .*: try again later") as raised:
         render(CHATML)
     assert killed.began == 2
     answer = of_exception(raised.value)

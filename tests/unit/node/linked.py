@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.contract.networks import Network
 from tpiedge.clock import MonotonicClock
-from tpiedge.launch.bootstrap import NodeBootstrap
-from tpiedge.master.epoch import Epoch, EpochEvent, Membership
+from tpiedge.launch.bootstrap import NodeBootstrap, Timing
+from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.node.control_link import ClusterLiveness
 from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
 from tpiedge.transport.keys import CurveKeys
@@ -46,8 +46,8 @@ class Joining:
         self._keys = [CurveKeys.generate() for _ in range(size)]
         self._lock = threading.Lock()
         self._resources = [ExitStack() for _ in range(size)]
-        membership = Membership(size, self.clock.now(), timeout_s=60.0, start_s=60.0)
-        self._epoch = Epoch(EPOCH, self.clock, membership, self.part, self._post, self.events.append)
+        timing = Timing(timeout_s=60.0, start_s=60.0)
+        self._epoch = Epoch(EPOCH, self.clock, size, timing, self.part, self._post, self.events.append)
 
     def __enter__(self) -> "Joining":
         for rank in range(self.size):

@@ -52,7 +52,7 @@ def clocked(one_thread, monkeypatch):
             Linear, "create", lambda arithmetic, threads: Clocked(arithmetic, threads, library())
         )
         monkeypatch.setattr(capacity, "time", clock)
-        monkeypatch.setattr(capacity, "_buffer_bytes", lambda: BUFFER)
+        monkeypatch.setattr(capacity, "_BUFFER_BYTES", BUFFER)
         return measure(1), clock
 
     return begin

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.collectives.job import Route
+from tpiedge.collectives.communicator import Route
 from tpiedge.node.data_plane import route, worker_links
 from tpiedge.planner.network import NetworkFacts, PairFacts
 from tpiedge.wire.control import WorkerLink

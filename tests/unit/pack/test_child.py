@@ -13,11 +13,11 @@ import pytest
 
 from tpiedge.errors import Cancelled, DiskFull, InternalError, OutOfMemory, ResourceError, UserError
 from tpiedge.pack import process
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.process import PackRequest, run_pack_child
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.source import SourceTensor
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
-from tpiedge.pack.storage import Storage
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(process.__file__).parents[2])}
 _CHILD = ("-P", "-m", "tpiedge.pack.process")

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from tpiedge.kernels.panels import PanelShape
 from tpiedge.kernels.quantise import dequantise_unit
-from tpiedge.pack.codes import Codes, panels_of
+from tpiedge.pack.dtypes import Codes
+from tpiedge.pack.panel_writer import panels_of
 
 
 def random_codes(bits: int, outputs: int, inputs: int, seed: int = 0) -> Codes:

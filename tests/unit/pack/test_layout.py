@@ -1,8 +1,10 @@
-from dataclasses import replace
+import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tpiedge.errors import UserError
 from tpiedge.pack.layout import (
@@ -16,7 +18,15 @@ from tpiedge.pack.layout import (
     share_of_matrix,
 )
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
+from tpiedge.pack.specs import (
+    BlobSpec,
+    MatrixSpec,
+    ModelSpec,
+    Precision,
+    VectorSpec,
+    model_spec_from_json,
+    model_spec_to_json,
+)
 
 F32, BF16 = Precision.F32, Precision.BF16
 
@@ -178,10 +188,14 @@ def test_share_of_a_layer(spec: ModelSpec) -> None:
         {"transposed": 1},
     ],
 )
-def test_a_matrix_from_a_manifest_is_checked(fields: dict[str, object]) -> None:
+def test_a_matrix_from_a_manifest_is_checked(spec: ModelSpec, fields: dict[str, object]) -> None:
     good = {"name": "q", "source": "s", "rows": 4, "cols": 4, "rows_per_unit": 2, "transposed": False}
-    with pytest.raises(UserError, match="pack layout"):
-        MatrixSpec(**(good | fields))  # type: ignore[arg-type]
+    document: Any = json.loads(json.dumps(model_spec_to_json(spec)))
+    document["layers"][0]["matrices"][0] = list(good.values())
+    model_spec_from_json(document)
+    document["layers"][0]["matrices"][0] = list((good | fields).values())
+    with pytest.raises(UserError, match=r"pack layout: .*at `\$\.layers\[0\]\.matrices\[0\]\[\d\]`"):
+        model_spec_from_json(document)
 
 
 def test_a_blob_is_bounded() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.pack.locks import FileLock, PackHold, remove_packs
+from tpiedge.pack.files import FileLock, lock_target
 from tpiedge.pack.manifest import MANIFEST_NAME
-from tpiedge.pack.presence import Presence
-from tpiedge.pack.target import lock_target
+from tpiedge.pack.reader import PackHold, remove_packs
+from tpiedge.pack.shard_copy import Presence
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack import export
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.layout import PanelLayout
-from tpiedge.pack.quality import QUALITY_NAME, load_quality
+from tpiedge.pack.panel_writer import QUALITY_NAME, load_quality
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import ModelSpec, Precision
 

@@ -14,12 +14,12 @@ from tests.unit.pack.stored import as_f32, check_matrix
 from tpiedge.errors import UserError
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.pack import panel_writer
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import MANIFEST_NAME
-from tpiedge.pack.quality import QUALITY_NAME, load_quality
+from tpiedge.pack.panel_writer import QUALITY_NAME, load_quality
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import ModelSpec, Precision
-from tpiedge.pack.storage import Storage
 from tpiedge.pack.writer import write_pack
 
 F32, BF16, Q8, Q4 = Precision

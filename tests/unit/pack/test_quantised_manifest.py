@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import IntegrityError, UserError
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.storage import Storage
 
 Q8, Q4 = Precision.Q8, Precision.Q4
 MakePack = Callable[..., Pack]

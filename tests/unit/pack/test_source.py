@@ -1,9 +1,9 @@
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tpiedge.errors import UserError
 from tpiedge.pack.source import CheckpointSource, SourceFile, SourceTensor

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from tpiedge.errors import UserError
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, Precision, VectorSpec
-from tpiedge.pack.storage import Storage
 
 F32, BF16, Q8, Q4 = Precision
 

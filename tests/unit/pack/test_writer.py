@@ -10,14 +10,13 @@ import pytest
 
 from tpiedge.errors import DiskFull, UserError
 from tpiedge.lab.random_weights import RandomSource
-from tpiedge.pack import blob_writer
-from tpiedge.pack.blob_writer import BlobSink
+from tpiedge.pack import writer
 from tpiedge.pack.dtypes import STORED, convert
 from tpiedge.pack.layout import RowLayout
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import ModelSpec, Precision
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writer import BlobSink, write_pack
 
 F32, BF16 = Precision.F32, Precision.BF16
 MakeSpec = Callable[..., ModelSpec]
@@ -41,8 +40,8 @@ def test_every_number_arrives_in_its_place(
     tile_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blob_writer, "TILE_BYTES", tile_bytes)
-    monkeypatch.setattr(blob_writer, "STRIP_BYTES", tile_bytes)
+    monkeypatch.setattr(writer, "TILE_BYTES", tile_bytes)
+    monkeypatch.setattr(writer, "STRIP_BYTES", tile_bytes)
     spec = make_spec(layers=1)
     source, arrays = make_checkpoint(spec, dtype)
     write_pack(spec, source, precision, tmp_path / "pack")

@@ -3,8 +3,8 @@
 import pytest
 
 from tpiedge.errors import UserError
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.storage import Storage
 from tpiedge.planner import arithmetic
 from tpiedge.planner.arithmetic import (
     check_compute,

@@ -9,12 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpiedge.planner import solve as solve_module
-from tpiedge.planner.capacity import MOST_MACHINES, Allocation, allocate
-from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts
-from tpiedge.planner.partition import LayerShape, ShareWeight
+from tpiedge.planner.capacity import MOST_MACHINES, Allocation, allocate, master_too_small, too_small
+from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, LayerShape, ModelFacts, node_need
 from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, machine_bounds, predict
-from tpiedge.planner.reasons import master_too_small, too_small
-from tpiedge.planner.streaming import node_need
+from tpiedge.planner.solve import ShareWeight
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.weights import Keeping
 

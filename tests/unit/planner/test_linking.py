@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.planner.linking import are_linked, connects_to, listens
+from tpiedge.planner.network import are_linked, connects_to, listens
 from tpiedge.wire.fields import CollectiveChoice
 
 CHOICES: tuple[CollectiveChoice, ...] = ("auto", "star", "mesh", "two-shot")

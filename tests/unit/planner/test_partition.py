@@ -7,14 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
-from tpiedge.planner.partition import (
-    LayerShape,
-    ShareWeight,
-    apportion,
-    apportion_within,
-    parse_shares,
-    partition,
-)
+from tpiedge.planner.needs import LayerShape
+from tpiedge.planner.solve import ShareWeight, apportion, apportion_within, parse_shares, partition
 
 
 def both(*weights: float) -> list[ShareWeight]:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts, NodeFacts
-from tpiedge.planner.partition import LayerShape
+from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, LayerShape, ModelFacts, NodeFacts
 from tpiedge.planner.solve import Plan, solve
 from tpiedge.units import GIB, MIB
 

@@ -10,23 +10,24 @@ from hypothesis import strategies as st
 from tpiedge.lab.random_weights import RandomSource
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision
-from tpiedge.pack.storage import Storage
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner.needs import (
     Infeasible,
+    LayerShape,
     ModelFacts,
     NodeFacts,
     NodeNeed,
     model_facts,
+    node_need,
     pieces_of_blocks,
+    smallest_bytes,
     whole_need,
 )
-from tpiedge.planner.partition import LayerShape
 from tpiedge.planner.solve import solve
-from tpiedge.planner.streaming import node_need, smallest_bytes
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.weights import Keeping
 

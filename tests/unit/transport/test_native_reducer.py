@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from tpiedge.transport.native_library import TransportLibrary, transport_library
 from tpiedge.transport.native_reducer import DONE, Combine, Exchange, NativeReducer
-from tpiedge.wire.codec import FLAT_BYTES
+from tpiedge.wire.codec import FLAT_BYTES, PLACE_AT
 
 pytestmark = pytest.mark.skipif(transport_library() is None, reason="native: the transport is not built")
 
 _int, _size, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 PLACE = bytes(range(16))
-PLACE_AT = 7
 HUB, SPOKE = 1, 2
 ROUTE = b"node-1/nonce"
 OWN, OTHER = (1.0, 2.0), (10.0, 20.0)
@@ -140,8 +139,6 @@ class Rank:
             (1, len(OWN)),
             header(100 + rank),
             {f"node-{peer}": header(100 + peer) for peer in others},
-            PLACE_AT,
-            len(PLACE),
             self.scratch,
         )
         self._zmq = zmq

@@ -1,4 +1,4 @@
-// Drawing a token from scores, and finding the likeliest: what numpy_draw.py defines, to the same tokens. Nothing is
+// Drawing a token from scores, and finding the likeliest: what draw.py defines, to the same tokens. Nothing is
 // sorted but what is given back: a threshold is looked for in the bits of the scores, eleven at a time.
 #include <math.h>
 #include <stddef.h>
@@ -239,7 +239,7 @@ void find_likeliest(const Tokens &all, int64_t wanted, int64_t *ids) {
 
 }  // namespace
 
-// The id of a token drawn from `count` scores, of which none is NaN and one is above -inf, with the rules of numpy_draw.py;
+// The id of a token drawn from `count` scores, of which none is NaN and one is above -inf, with the rules of draw.py;
 // `number`, from [0, 1), says which. `level`: the instruction set, 0 any, 1 AVX2. Returns -1 where there is no memory.
 TPIEDGE_EXPORT int64_t tpiedge_draw(int64_t level, const float *scores, int64_t count, double temperature, int64_t top_k,
                                     double top_p, double min_p, double number) {

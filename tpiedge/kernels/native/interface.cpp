@@ -111,7 +111,7 @@ void project(Context &context, const float *x, int64_t tokens, int64_t cols, con
 }
 
 // The slices' sums take at most CONTRACT_SLICES * tokens * cols floats: callers bring few tokens (NATIVE_TOKENS in
-// dispatch.py).
+// library.py).
 TPIEDGE_STATUS contract(Context &context, const float *x, const Weight &w, int64_t tokens, int64_t cols) {
     const std::lock_guard<std::mutex> one_caller(context.rooms);
     const Kernels &kernels = *context.kernels;

@@ -61,7 +61,7 @@ struct AttentionBlock {  // as packed by attention_block.py; the first query hea
     double scale;
 };
 
-struct PanelLayer {  // as packed by stack.py
+struct PanelLayer {  // as packed by attention_block.py
     const AttentionBlock *attention;
     const PanelWeight *ffn;  // gate, up, down
     const float *ffn_norm;

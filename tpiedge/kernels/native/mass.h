@@ -7,7 +7,7 @@
 namespace tpiedge {
 
 // The likeliest token's mass is 2^bits: below 2^51, and the masses of `count` tokens together below 2^62. As mass_bits in
-// numpy_draw.py.
+// draw.py.
 inline int mass_bits(int64_t count) {
     int length = 0;
     for (; count; count >>= 1) length++;

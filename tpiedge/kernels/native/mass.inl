@@ -1,5 +1,5 @@
 // MassKernel (mass.h) with the vectors V (LANES, Floats, Doubles, Longs): additions, multiplications and a division of f64,
-// each rounded once, so the same bits whatever the width. numpy_draw.py does the same, operation by operation.
+// each rounded once, so the same bits whatever the width. draw.py does the same, operation by operation.
 #include "compiler.h"
 
 namespace {

@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tpiedge.errors import OutOfMemory
-from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
+from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
 from tpiedge.kernels.ffn import ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
-from tpiedge.kernels.linear import Linear
-from tpiedge.kernels.norm import rms_norm
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PanelShape, join_panels, split_panels
-from tpiedge.kernels.rope import rope, tables
-from tpiedge.kernels.swiglu import swiglu
 from tpiedge.pack.layout import whole_pages
 from tpiedge.units import MIB, counted, format_bytes
 from tpiedge.wire.fields import KVPrecision

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tpiedge.kernels.dispatch import NATIVE_TOKENS
+from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.probes import Probes
 from tpiedge.kernels.shared_library import KernelLibrary

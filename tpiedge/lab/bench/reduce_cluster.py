@@ -14,9 +14,8 @@ from typing import Any, NoReturn, Self
 import torch
 
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.collectives.communicator import Communicator, DeadlineLiveness, Tag
 from tpiedge.collectives.group import Group
-from tpiedge.collectives.local import DeadlineLiveness
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerError
 from tpiedge.launch.child import Child, Place
@@ -83,7 +82,8 @@ def confirm(group: Communicator, step: int, moment: int) -> None:
     """Returns at rank 0 once all ranks have called it. A rank that is still in the step before drops what is of the
     survey, and so rank 0's first probe; one that is still in its survey drops what is not of the survey, and so the
     first part of another rank, which began the next step before it."""
-    group.gather(torch.zeros(1, 1), Tag(step, moment, 0))
+    for rank in range(1, group.size) if group.rank == 0 else (group.rank,):
+        group.send_up(torch.zeros(1, 1), rank, Tag(step, moment, 0))
 
 
 def _take_part(group: Communicator, plan: StepPlan) -> None:

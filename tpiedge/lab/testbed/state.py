@@ -21,7 +21,7 @@ import psutil
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.lab.testbed.description import Link, parse_description
 from tpiedge.lab.testbed.topology import Topology
-from tpiedge.pack.locks import open_lock
+from tpiedge.pack.files import open_lock
 
 ROOT = Path("/run/tpiedge/testbeds")
 

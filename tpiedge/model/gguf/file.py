@@ -25,7 +25,7 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
-from tpiedge.pack.ggml import BLOCKS
+from tpiedge.pack.quantised import BLOCKS
 from tpiedge.sanitise import quote
 from tpiedge.units import MIB, format_bytes
 

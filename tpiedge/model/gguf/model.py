@@ -18,10 +18,10 @@ from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
 from tpiedge.model.gguf.tokenizer import TextFiles, text_files
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
-from tpiedge.pack.ggml import EXACT_BITS, BlockTensor
+from tpiedge.pack.layout import Storage
+from tpiedge.pack.quantised import EXACT_BITS, BlockTensor
 from tpiedge.pack.source import CheckpointSource, TensorSource
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, Precision
-from tpiedge.pack.storage import Storage
 from tpiedge.units import counted
 
 _FLOATS = MappingProxyType({"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32})
@@ -235,7 +235,7 @@ def _tensor(header: GgufHeader, config: ModelConfig, source: str, shape: tuple[i
     paired = (
         config.model_type == _PAIRED_ARCHITECTURE and source not in _OUTER and _parts(source)[1] in _PAIRED
     )
-    return BlockTensor(shape, header.path, info.kind, info.offset, config.head_dim if paired else 0)
+    return BlockTensor(info.kind, shape, header.path, info.offset, config.head_dim if paired else 0)
 
 
 def _unknown(header: GgufHeader, known: set[str]) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Models of the hub: `client` pulls (`listing`), `cache` finds what was pulled without a network."""
+"""Models of the hub: `client` pulls what `listing` names; `model/source.py` finds what was pulled."""

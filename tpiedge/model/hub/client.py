@@ -20,7 +20,6 @@ from typing import BinaryIO
 from tpiedge.errors import HubError, TpiedgeError, UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import read_json
-from tpiedge.model.hub.cache import HubCache, HubName
 from tpiedge.model.hub.listing import (
     INDEX,
     Listing,
@@ -31,7 +30,8 @@ from tpiedge.model.hub.listing import (
     texts,
     weights_of,
 )
-from tpiedge.pack.target import check_free_space, explain_write_errors, lock_target
+from tpiedge.model.source import HubCache, HubName
+from tpiedge.pack.files import check_free_space, explain_write_errors, lock_target
 from tpiedge.progress import ProgressCallback
 from tpiedge.sanitise import quote, sanitised_line
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from tpiedge.errors import UserError
-from tpiedge.model.pooling import POOLING_FILE, POOLING_FOLDER
+from tpiedge.model.config import POOLING_FILE, POOLING_FOLDER
 from tpiedge.model.quantisation import OLD_FILES
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote

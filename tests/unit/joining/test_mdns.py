@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.host.addresses import Address, parse_address
-from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, labels
+from tpiedge.joining.mdns import SERVICE, AnnouncedMaster, heard, labels
 
 PROTOCOL = 41
 
 
 OWN = [ipaddress.IPv4Network(one) for one in ("127.0.0.0/8", "192.168.1.0/24", "10.0.0.0/16")]
 CLUSTER = "0f3a9bc2"
-SAID = {name.encode(): value.encode() for name, value in announcement(PROTOCOL, CLUSTER).items()}
+SAID = {b"protocol": str(PROTOCOL).encode(), b"cluster": CLUSTER.encode()}
 
 
 def desk(name=f"desk.{SERVICE}", addresses=("192.168.1.10",), port=7070, said=SAID):

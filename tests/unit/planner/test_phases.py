@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from tpiedge.collectives.shape import phases
+from tpiedge.planner.network import phases
 from tpiedge.wire.fields import CollectiveName
 
 

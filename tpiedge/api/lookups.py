@@ -1,0 +1,219 @@
+"""What is answered at once, without the cluster: about the model, of which there is one, for clients of OpenAI,
+Anthropic and Ollama; about texts, in the forms of vLLM, llama.cpp's server and Anthropic; and about this server."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tpiedge import __version__
+from tpiedge.api import fields as t
+from tpiedge.api.anthropic import COUNT, count_tokens
+from tpiedge.api.asked import MODEL, TOKEN_IDS, check_characters, check_model, encode, read_token_ids
+from tpiedge.api.errors import ApiError, is_anthropic, refused
+from tpiedge.api.fields import BodyFields, ignored_header
+from tpiedge.api.formats import Json
+from tpiedge.api.intake import Intake
+from tpiedge.api.messages import MESSAGES, read_messages
+from tpiedge.api.ollama import moment
+from tpiedge.api.openai_request import SWITCHES, read_variables, render_chat
+from tpiedge.api.service import ModelInfo, Service
+from tpiedge.model.call_reader import call_form
+from tpiedge.model.speech import thinking_after
+
+#: Of Ollama whose API this is, for clients that want one which is new enough.
+_RELEASE: Final = "0.12.0"
+_SHOW: Final = t.body("model", model=MODEL, **t.vain("verbose", "system", "template", "options"))
+_TOKENIZE: Final = t.body(
+    model=MODEL,
+    prompt=t.text(),
+    content=t.text("As llama.cpp names it."),
+    messages=MESSAGES,
+    chat_template_kwargs=SWITCHES,
+    add_special_tokens=t.flag("Whether a `prompt` begins as the model's texts do; true without."),
+    add_special=t.flag("The same of a `content`; false without."),
+    parse_special=t.flag("Whether special tokens that stand in the text are tokens, not text; true without."),
+    return_token_strs=t.flag("Whether the text of each token is told."),
+    with_pieces=t.flag("The same, as llama.cpp names it."),
+)
+_DETOKENIZE: Final = t.body("tokens", model=MODEL, tokens=TOKEN_IDS)
+
+
+def lookup_routes(service: Service, intake: Intake) -> list[Route]:
+    """They take no place in the queue; what reads a body takes one among the requests that arrive."""
+
+    def asked(path: str) -> Route:
+        async def answer(request: Request) -> Response:
+            found, ignored = await intake.done(request, lambda values: looked_up(path, values, service))
+            return JSONResponse(found, headers=ignored_header(ignored))
+
+        return Route(path, answer, methods=["POST"])
+
+    def told(path: str, find: Callable[[Request], Json]) -> Route:
+        async def answer(request: Request) -> Response:
+            return JSONResponse(find(request))
+
+        return Route(path, answer, methods=["GET"])
+
+    return [
+        told("/v1/models", lambda request: _models(request, service.model())),
+        told("/v1/models/{name:path}", lambda request: _one_model(request, service.model())),
+        told("/version", lambda _: {"version": __version__}),
+        told("/api/version", lambda _: {"version": _RELEASE, "tpiedge": __version__}),
+        told("/api/tags", lambda _: {"models": [_tag(service, name) for name in service.model().names]}),
+        told("/api/ps", lambda _: {"models": [_running(service)]}),
+        *map(asked, LOOKUPS),
+    ]
+
+
+def looked_up(path: str, values: dict[str, object], service: Service) -> tuple[Json, tuple[str, ...]]:
+    """What is answered there, and the names of the fields without an effect. Raises ApiError."""
+    _, table, find = LOOKUPS[path]
+    if path == "/api/show" and "model" not in values and "name" in values:  # as it was called before
+        values = {"model": values["name"], **{key: values[key] for key in values if key != "name"}}
+    fields = BodyFields(values, table)
+    check_model(fields, service)
+    return find(fields, service), fields.ignored
+
+
+def _models(request: Request, model: ModelInfo) -> Json:
+    if not is_anthropic(request.scope["headers"]):
+        return {"object": "list", "data": [_card(model, name) for name in model.names]}
+    cards = [_anthropic_card(model, name) for name in model.names]
+    return {"data": cards, "has_more": False, "first_id": model.names[0], "last_id": model.names[-1]}
+
+
+def _one_model(request: Request, model: ModelInfo) -> Json:
+    """The model under its first name, whichever the client knows it by."""
+    name = request.path_params["name"]
+    if not model.is_called(name):
+        raise ApiError(404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model")
+    return (_anthropic_card if is_anthropic(request.scope["headers"]) else _card)(model, model.name)
+
+
+def _card(model: ModelInfo, name: str) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "tpiedge",
+        "context_length": model.context_tokens,
+        "also_called": [other for other in model.names if other != name],
+    }
+
+
+def _anthropic_card(model: ModelInfo, name: str) -> Json:
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": moment(model.created),
+        "lifecycle": "active",
+        "max_input_tokens": model.context_tokens,
+        "max_tokens": model.context_tokens,
+    }
+
+
+def _tag(service: Service, name: str) -> Json:
+    """The model under one of its names, as Ollama has it."""
+    model = service.model()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": moment(model.created),
+        "size": model.nbytes,
+        "digest": model.digest,
+        "details": _details(service),
+    }
+
+
+def _running(service: Service) -> Json:
+    model = service.model()
+    loaded = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": model.context_tokens}
+    return _tag(service, model.name) | loaded
+
+
+def _details(service: Service) -> Json:
+    model = service.model()
+    return {
+        "parent_model": "",
+        "format": "tpiedge",
+        "family": model.family,
+        "families": [model.family],
+        "parameter_size": "",
+        "quantization_level": model.precision,
+    }
+
+
+def _shown(_fields: BodyFields, service: Service) -> Json:
+    model = service.model()
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "modified_at": moment(model.created),
+        "details": _details(service),
+        "model_info": {
+            "general.architecture": model.family,
+            f"{model.family}.context_length": model.context_tokens,
+            f"{model.family}.embedding_length": model.width,
+        },
+        "capabilities": list(_capabilities(service)),
+    }
+
+
+def _capabilities(service: Service) -> Iterator[str]:
+    """As far as a client that offers tools, or shows thoughts, asks for them."""
+    if service.tokenizer is not None:
+        yield from ("completion", "embedding")
+    template = "" if service.template is None else service.template.source(tools=True)
+    if "tools" in template and call_form(template):
+        yield "tools"
+    if thinking_after("", template):
+        yield "thinking"
+
+
+def _tokens(fields: BodyFields, service: Service) -> Json:
+    """Raises ApiError."""
+    found = [key for key in ("messages", "content", "prompt") if fields.raw(key) is not None]
+    if not found:
+        raise refused("'prompt' or 'messages' is missing", "prompt", "missing_required_parameter")
+    param, *others = found
+    # llama.cpp adds special tokens only on demand.
+    wish = {"content": "add_special", "prompt": "add_special_tokens"}.get(param, "")
+    for other in (*others, "add_special", "add_special_tokens"):
+        if other != wish and fields.raw(other) is not None:
+            fields.note(other)
+    if param == "messages":
+        ids = render_chat(read_messages(fields), read_variables(fields), service)
+    else:
+        given = fields.needed(param)
+        special, parse = fields.flag(wish, param == "prompt"), fields.flag("parse_special", True)
+        check_characters(param, [given], service)
+        ids = encode(given, service, param, add_special=special, parse_special=parse)
+    said: Json = {"tokens": ids, "count": len(ids), "max_model_len": service.max_sequence}
+    if (fields.flag("return_token_strs") or fields.flag("with_pieces")) and service.tokenizer is not None:
+        said["token_strs"] = [service.tokenizer.decode([token], skip_special=False) for token in ids]
+    return said
+
+
+def _text(fields: BodyFields, service: Service) -> Json:
+    """Raises ApiError."""
+    if service.tokenizer is None:
+        raise refused("the model has no tokenizer", "tokens")
+    tokens, most = fields.raw("tokens"), service.max_sequence
+    if len(tokens) > most:
+        raise fields.wrong("tokens", f"has more than {most} tokens, all that the context has")
+    found = service.tokenizer.decode(read_token_ids(tokens, "tokens", service), skip_special=False)
+    return {"prompt": found, "content": found}
+
+
+LOOKUPS: Final[Mapping[str, tuple[str, t.JsonSchema, Callable[[BodyFields, Service], Json]]]] = {
+    "/tokenize": ("The tokens of a text or a chat", _TOKENIZE, _tokens),
+    "/detokenize": ("The text of tokens", _DETOKENIZE, _text),
+    "/v1/messages/count_tokens": ("The tokens of such a request", COUNT, count_tokens),
+    "/api/show": ("What is known of the model", _SHOW, _shown),
+}
+"""What reads a body, by its path: what it is for, the table of the body, and what finds the answer."""

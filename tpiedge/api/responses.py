@@ -1,0 +1,494 @@
+"""OpenAI's /v1/responses: requests, as chats; answers, as items, whole or in numbered events that have names. Nothing
+is stored: what goes on with an earlier answer is refused."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from tpiedge.api import fields as t
+from tpiedge.api.answer_grammar import FORM
+from tpiedge.api.asked import (
+    LIMIT,
+    MAX_ECHO,
+    MAX_TOOL_NAME,
+    MAX_TOOLS,
+    MODEL,
+    SAMPLING,
+    STREAM,
+    TOP_LOGPROBS,
+    Asked,
+    FormatName,
+)
+from tpiedge.api.errors import ApiError
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, named_event
+from tpiedge.api.messages import CITED_TEXT, content_text
+from tpiedge.api.openai_request import Chat, Dialect, copied
+from tpiedge.api.service import Service
+from tpiedge.api.tools import is_function
+from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, Transcript, call_id
+from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
+from tpiedge.model.speech import Said, SpokenText
+
+_VAIN: Final = (
+    "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "max_tool_calls", "context_management", "moderation",
+)  # fmt: skip
+_COPIED: Final = {
+    "max_output_tokens": "max_tokens",
+    **{key: key for key in ("temperature", "top_p", "parallel_tool_calls")},
+}
+_NAMES: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "tools[].function": "tools[]",
+}
+_JOINT: Final = "__"
+_SCORES: Final = "message.output_text.logprobs"
+_ECHOED: Final = (
+    "temperature", "top_p", "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "tool_choice", "truncation",
+    "top_logprobs", "user", "safety_identifier", "prompt_cache_key", "reasoning", "text", "metadata", "instructions",
+    "tools",
+)  # fmt: skip
+"""The fields of a request that its answer repeats."""
+_OF_SERVERS: Final = (
+    "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "tool_search_call",
+    "tool_search_output", "web_search_call",
+)  # fmt: skip
+"""Items about tools that no client runs, which another server answered with."""
+
+_PARTS: Final = t.tagged(
+    "type",
+    **dict.fromkeys(("input_text", "output_text", "text"), CITED_TEXT),
+    refusal=t.body("refusal", refusal=t.TEXT),
+    input_file=t.body(filename=t.text(), file_data=t.text()),
+)
+_THOUGHTS: Final = t.tagged("type", **dict.fromkeys(("reasoning_text", "text"), CITED_TEXT))
+_CONTENT: Final = t.text_or(_PARTS)
+_ITEM: Final[dict[str, t.JsonSchema]] = t.vain("id", "status", "phase")
+_CALL: Final[dict[str, t.JsonSchema]] = {
+    **_ITEM,
+    "call_id": t.TEXT,
+    "name": t.TEXT,
+    "namespace": t.text(),
+}
+_OUTPUT: Final = t.body("call_id", **_ITEM, call_id=t.TEXT, output=_CONTENT, **t.vain("name", "namespace"))
+_ITEMS: Final = t.tagged(
+    "type",
+    message=t.body(
+        "role", **_ITEM, role=t.word("system", "developer", "user", "assistant"), content=_CONTENT
+    ),
+    function_call=t.body("call_id", "name", "arguments", **_CALL, arguments=t.TEXT),
+    custom_tool_call=t.body("call_id", "name", "input", **_CALL, input=t.TEXT),
+    function_call_output=_OUTPUT,
+    custom_tool_call_output=_OUTPUT,
+    reasoning=t.body(**_ITEM, content=t.array(t.OBJECT), **t.vain("summary", "encrypted_content")),
+)
+_ITEMS["message"]["required"].remove("type")
+_FUNCTION: Final = t.body(
+    "name",
+    type={"const": "function"},
+    name=t.TEXT,
+    description=t.text(),
+    parameters=t.OBJECT,
+    strict=t.flag(""),
+)
+_NAMESPACE: Final = t.body(
+    "name", "tools", type={"const": "namespace"}, name=t.TEXT, tools=t.array(t.OBJECT), description=t.VAIN
+)
+_CHOSEN: Final = t.tagged("type", function=t.body("name", name=t.TEXT, namespace=t.text()))
+_CHOICES: Final = _CHOSEN | t.tagged(
+    "type",
+    allowed_tools=t.body(
+        "tools", mode=t.word("auto", "required"), tools=t.array(t.any_of(*_CHOSEN.values()))
+    ),
+)
+_NOT_STORED: Final = t.unsupported(why=", as no answer is stored: send the whole conversation as 'input'")
+_RESPONSES: Final = t.body(
+    "model",
+    "input",
+    **FORM,
+    model=MODEL,
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), _NOT_STORED),
+    background=t.unsupported(False),
+    input=t.text_or(_ITEMS),
+    instructions=t.text(),
+    max_output_tokens=LIMIT,
+    temperature=SAMPLING["temperature"],
+    top_p=SAMPLING["top_p"],
+    stream=STREAM,
+    stream_options=t.optional(t.body(**t.vain("include_obfuscation")), "Has no effect."),
+    text=t.optional(t.body(format=t.OBJECT, verbosity=t.VAIN), "The form of the text."),
+    reasoning=t.optional(t.body(effort=t.text(), **t.vain("summary", "generate_summary"))),
+    tools=t.array(t.OBJECT, most=MAX_TOOLS),
+    tool_choice=t.any_of({"enum": ["none", "auto", "required", None]}, *_CHOICES.values()),
+    parallel_tool_calls=t.flag("Whether several tools may be called at once; true without."),
+    include=t.array(t.TEXT, f"With `{_SCORES}`, probabilities are told."),
+    top_logprobs=TOP_LOGPROBS,
+    truncation=t.word(
+        "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
+    ),
+    **t.vain(*_VAIN),
+)
+_DESCRIBED: Final = ("name", "schema", "strict", "description")
+_FORMAT: Final = t.body("type", type=t.TEXT, **{key: {} for key in _DESCRIBED})
+
+
+def _read_response(fields: BodyFields, service: Service, name: str) -> Asked:
+    if fields.raw("truncation") == "auto":
+        fields.note("truncation")
+    chat: Chat = {"stream": fields.flag("stream")}
+    copied(fields, chat, _COPIED)
+    included, top = fields.raw("include") or [], fields.integer("top_logprobs")
+    if any(one != _SCORES for one in included):
+        fields.note("include")
+    if top or _SCORES in included:
+        chat |= {"logprobs": True, "top_logprobs": top}
+    text = fields.nested("text")
+    form, schema = text.raw("format"), dict[str, object]()
+    if form is not None and form.get("type") == "json_schema":
+        copied(text.inner(form, "format", _FORMAT), schema, {key: key for key in _DESCRIBED})
+        form = {"type": "json_schema", "json_schema": schema}
+    if form is not None:
+        chat["response_format"] = form
+    copied(fields.nested("reasoning"), chat, {"effort": "reasoning_effort"})
+    tools, choice = [*_unfolded(fields)], fields.raw("tool_choice")
+    if tools:
+        chat["tools"] = [function for _, _, function in tools]
+    if choice is not None:
+        chat["tool_choice"] = _tool_choice(fields, choice) if isinstance(choice, dict) else choice
+    instructions = fields.text("instructions")
+    told: list[Chat] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    chat["messages"] = [*told, *_input(fields)]
+    asked = Dialect("response", _NAMES).asked(chat, fields, service, name)
+    namespaces = {tool: namespace for namespace, tool, _ in tools}
+    found = tuple(namespaces.get(tool, "") for tool in asked.reply.tools)
+    # The answer repeats these fields: all that fit, the small fields first.
+    echo, length = dict[str, object](), 2
+    for key in _ECHOED:
+        value = fields.values.get(key)
+        more = len(json.dumps({key: value}))
+        if value is not None and length + more <= MAX_ECHO:
+            echo[key] = value
+            length += more
+    reply = replace(asked.reply, echo=json.dumps(echo), namespaces=found if any(found) else ())
+    return replace(asked, reply=reply)
+
+
+def _full_name(namespace: str | None, name: str) -> str:
+    """The function's name for the model. Codex sends tools of MCP servers in namespaces: their names begin with that,
+    unless both are too long for one name."""
+    full = f"{_prefix(namespace or '')}{name}"
+    return full if len(full) <= MAX_TOOL_NAME else name
+
+
+def _prefix(namespace: str) -> str:
+    return namespace if not namespace or namespace.endswith(_JOINT) else f"{namespace}{_JOINT}"
+
+
+def _input(fields: BodyFields) -> list[Chat]:
+    value = fields.raw("input")
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise fields.wrong_type("input", "a string or an array", value)
+    found: list[Chat] = []
+    thoughts = ""
+    for where, given in fields.entries("input"):
+        if given.get("type") in _OF_SERVERS:
+            fields.note(f"{where}.{given['type']}")
+            continue
+        kind, item = fields.kind(given, where, _ITEMS, usual="message")
+        match kind:
+            case "message":
+                found.append({"role": item.raw("role"), "content": content_text(item, "content", _PARTS)})
+            case "function_call":
+                _add_call(found, item, item.needed("arguments"))
+            case "custom_tool_call":
+                _add_call(found, item, json.dumps({"input": item.needed("input")}))
+            case "reasoning":  # of the assistant's next message, which an answer of ours has as they were
+                thoughts = content_text(item, "content", _THOUGHTS) if item.raw("content") else ""
+                continue
+            case _:
+                output = content_text(item, "output", _PARTS)
+                found.append({"role": "tool", "tool_call_id": item.needed("call_id"), "content": output})
+        if thoughts and found[-1]["role"] == "assistant":
+            found[-1].setdefault("reasoning_content", thoughts)
+        thoughts = ""
+    if not found:
+        raise fields.wrong("input", "is empty: give at least one message")
+    return found
+
+
+def _add_call(found: list[Chat], item: BodyFields, arguments: str) -> None:
+    """A call of a function is the assistant's, in one message with what it said before, and with its other calls."""
+    function = {"name": _full_name(item.text("namespace"), item.needed("name")), "arguments": arguments}
+    call: Chat = {"id": item.needed("call_id"), "type": "function", "function": function}
+    if not found or found[-1]["role"] != "assistant":
+        found.append({"role": "assistant", "content": None})
+    before = found[-1].get("tool_calls")
+    found[-1]["tool_calls"] = [*(before if isinstance(before, list) else []), call]
+
+
+def _tool_choice(fields: BodyFields, given: object) -> Chat:
+    """One function, or some of which one may be called, or must be."""
+    kind, choice = fields.kind(given, "tool_choice", _CHOICES)
+    if kind == "function":
+        return _chosen(choice)
+    tools = [_chosen(tool) for _, tool in choice.kinds("tools", _CHOSEN)]
+    return {"type": kind, "allowed_tools": {"mode": choice.raw("mode"), "tools": tools}}
+
+
+def _chosen(choice: BodyFields) -> Chat:
+    name = _full_name(choice.text("namespace"), choice.needed("name"))
+    return {"type": "function", "function": {"name": name}}
+
+
+def _unfolded(fields: BodyFields) -> Iterator[tuple[str, str, Chat]]:
+    """The functions, also those of namespaces: namespace, name for the model, and what a chat has of it; nothing for
+    what is no function."""
+    for where, item in fields.entries("tools"):
+        namespace, inner = "", [(where, item)]
+        outer = fields
+        if item.get("type") == "namespace":
+            outer = fields.inner(item, where, _NAMESPACE)
+            namespace, inner = outer.needed("name"), [*outer.entries("tools")]
+        for place, one in inner:
+            if is_function(outer, place, one):
+                tool = outer.inner(one, place, _FUNCTION)
+                name = _full_name(namespace, tool.needed("name"))
+                function: Chat = {"name": name}
+                copied(tool, function, {key: key for key in ("description", "parameters", "strict")})
+                yield namespace, name, {"type": "function", "function": function}
+
+
+class ResponsesFormat(AnswerFormat):
+    """Responses, of one choice. Neighbouring texts of a kind are one item."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        super().__init__(head)
+        self._echo: dict[str, Any] = json.loads(head.reply.echo or "{}")
+        self._spoken = SpokenChoice(head.reply.speech)
+        self._number = 0
+        self._last = ""
+        self._items: list[Json] = []
+        #: The text of the item that is written, the last one, where one is.
+        self._written: str | None = None
+        #: Scores of its tokens, and of those whose text is not shown yet.
+        self._written_scores: list[Json] = []
+        self._untold: list[Json] = []
+        self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0, without_bytes=[])
+        #: Of the call that is written, if one is.
+        self._arguments = ""
+
+    def opening(self) -> Sequence[bytes]:
+        begun = self._response("in_progress", [])
+        return [
+            self._event("response.created", response=begun),
+            self._event("response.in_progress", response=begun),
+        ]
+
+    def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
+        return self._taken(piece)
+
+    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
+        (only,) = transcripts
+        response = self._ended(only)
+        return [self._event(f"response.{response['status']}", response=response)]
+
+    def broken(self, error: ApiError, tokens: int) -> bytes:
+        failed = self._response("failed", self._items) | self._usage(tokens, 0)
+        failed["error"] = {"code": "server_error", "message": error.message}
+        return self._event("response.failed", response=failed)
+
+    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
+        """Of the items that a stream of it would have written."""
+        (parts,), (only,) = pieces, transcripts
+        for piece in parts:
+            self._taken(piece)
+        return self._ended(only)
+
+    # --- items
+
+    def _taken(self, piece: TextPiece) -> list[bytes]:
+        if self.head.reply.logprobs is not None:
+            self._untold += self._scores.told(piece.tokens)
+        frames = [frame for said in self._spoken.take(piece) for frame in self._said(said)]
+        if piece.last is None:
+            return frames
+        self._last = piece.last
+        if self._written is not None and self._items[-1]["type"] == "message":
+            self._written_scores += self._tell()  # of tokens without a text
+        if not self._items:
+            frames += self._begun("message")
+        return frames + self._done()
+
+    def _said(self, said: Said) -> list[bytes]:
+        match said:
+            case CallBegun():
+                return self._call_begun(said)
+            case CallArguments(text=text):
+                self._arguments += text
+                return [self._event("response.function_call_arguments.delta", **self._call_place, delta=text)]
+            case CallEnded(broken=broken):
+                return self._call_ended("incomplete" if broken else "completed")
+            case SpokenText(thought=thought):
+                frames = self._begun("reasoning" if thought else "message")
+                return [*frames, self._delta(said)]
+
+    def _begun(self, kind: str) -> list[bytes]:
+        """What begins an item, unless one of this kind is written."""
+        if self._written is not None and self._items[-1]["type"] == kind:
+            return []
+        frames = self._done()
+        item = self._new(kind, {"role": "assistant"} if kind == "message" else {"summary": []})
+        self._written, self._written_scores = "", []
+        frames.append(self._event("response.output_item.added", output_index=self._index, item=item))
+        return [*frames, self._event("response.content_part.added", **self._place, part=self._part)]
+
+    def _delta(self, said: SpokenText) -> bytes:
+        self._written = (self._written or "") + said.text
+        scores = self._tell()
+        if said.thought:
+            return self._event("response.reasoning_text.delta", **self._place, delta=said.text)
+        self._written_scores += scores
+        return self._event("response.output_text.delta", **self._place, delta=said.text, logprobs=scores)
+
+    def _tell(self) -> list[Json]:
+        """The scores that were not told yet."""
+        told, self._untold = self._untold, []
+        return told
+
+    def _done(self) -> list[bytes]:
+        """What ends the item that is written, if one is."""
+        if self._written is None:
+            return []
+        item, part, place = self._items[-1], self._part, self._place
+        kind = "output_text" if item["type"] == "message" else "reasoning_text"
+        more: Json = {"logprobs": self._written_scores} if kind == "output_text" else {}
+        item |= {"status": "incomplete" if self._last == "length" else "completed", "content": [part]}
+        frames = [
+            self._event(f"response.{kind}.done", **place, text=self._written, **more),
+            self._event("response.content_part.done", **place, part=part),
+            self._event("response.output_item.done", output_index=self._index, item=item),
+        ]
+        self._written = None
+        return frames
+
+    def _call_begun(self, call: CallBegun) -> list[bytes]:
+        frames = self._done()
+        named = {"call_id": call_id(self.head.id, 0, call.index), **self._named(call.name)}
+        item = self._new("function_call", {**named, "arguments": ""})
+        self._arguments = ""
+        return [*frames, self._event("response.output_item.added", output_index=self._index, item=item)]
+
+    def _named(self, name: str) -> Json:
+        """The function's own name, and its namespace if it has one."""
+        reply = self.head.reply
+        namespace = dict(zip(reply.tools, reply.namespaces, strict=False)).get(name, "")
+        own: Json = {"name": name.removeprefix(_prefix(namespace))}
+        return own | {"namespace": namespace} if namespace else own
+
+    def _call_ended(self, status: str) -> list[bytes]:
+        self._tell()
+        item, place = self._items[-1], self._call_place
+        item |= {"status": status, "arguments": self._arguments}
+        whole = {"arguments": self._arguments, "name": item["name"]}
+        return [
+            self._event("response.function_call_arguments.done", **place, **whole),
+            self._event("response.output_item.done", output_index=self._index, item=item),
+        ]
+
+    def _new(self, kind: str, more: Json) -> Json:
+        number = len(self._items)
+        identity = f"{kind}-{number}-{self.head.id.partition('-')[2]}"
+        item: Json = {"id": identity, "type": kind, "status": "in_progress", **more}
+        if kind != "function_call":
+            item["content"] = []
+        self._items.append(item)
+        return item
+
+    @property
+    def _index(self) -> int:
+        return len(self._items) - 1
+
+    @property
+    def _call_place(self) -> Json:
+        return {"item_id": self._items[-1]["id"], "output_index": self._index}
+
+    @property
+    def _place(self) -> Json:
+        return {"item_id": self._items[-1]["id"], "output_index": self._index, "content_index": 0}
+
+    @property
+    def _part(self) -> Json:
+        text = self._written or ""
+        if self._items[-1]["type"] == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._written_scores}
+
+    # --- the rest
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return named_event(kind, {"type": kind, **fields, "sequence_number": number})
+
+    def _ended(self, transcript: Transcript) -> Json:
+        cut = self._last == "length"
+        found = self._response("incomplete" if cut else "completed", self._items)
+        if cut:
+            found["incomplete_details"] = {"reason": "max_output_tokens"}
+        ended = transcript.finished
+        return found | self._usage(transcript.count, ended.cached_tokens if ended is not None else 0)
+
+    def _response(self, status: str, output: list[Json]) -> Json:
+        return {
+            "id": self.head.id,
+            "object": "response",
+            "created_at": self.head.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": {},
+            "model": self.head.model,
+            "output": output,
+            "parallel_tool_calls": self.head.reply.several,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": None,
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": None,
+            "truncation": "disabled",
+            "usage": None,
+            **self._echo,
+            "text": {"format": {"type": "text"}, **self._echo.get("text", {})},
+        }
+
+    def _usage(self, tokens: int, cached: int) -> Json:
+        prompt = sum(self.head.prompt_tokens)
+        usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + tokens,
+        }
+        return {"usage": usage}
+
+
+FORMS: Final[Mapping[FormatName, AnswerForm]] = {
+    "response": AnswerForm(
+        "/v1/responses",
+        "Answer, in the form of OpenAI's responses; none is stored",
+        "resp",
+        _RESPONSES,
+        _read_response,
+        ResponsesFormat,
+        "response",
+    ),
+}

@@ -1,0 +1,119 @@
+"""Root-mean-square norm, rotary positions in Hugging Face's half-split form, and the gated activation of Llama's FFN.
+
+T tokens, N heads, d head width, r rotated width (r <= d; r = d for all but partially rotating models).
+
+With the native kernels of a `pool` a token's bits do not depend on the others. Sines and cosines are made here, of
+additions and multiplications in f64, because those of libraries differ in their last bits from one instruction set to
+another.
+"""
+
+import math
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tpiedge.kernels.library import Pool, check_f32
+
+_F64 = NDArray[np.float64]
+
+# pi / 2 in three parts: the first two have 25 bits, so that they times a number of quarter turns below 2**27 are exact.
+_QUARTER: Final = tuple(map(float.fromhex, ("0x1.921fb5p+0", "0x1.110b46p-26", "0x1.1a62633145c07p-54")))
+_ROWS: Final = 256  # whose angles exist in f64 at a time
+# Taylor's series around 0 of (sin(x) - x) / x**3 and (cos(x) - 1) / x**2, in x**2, the last coefficients first.
+_SERIES: Final = [
+    np.array([[[(-1) ** n / math.factorial(2 * n + 1)]], [[(-1) ** n / math.factorial(2 * n)]]])
+    for n in range(7, 0, -1)
+]
+# What becomes of cos and sin a quarter turn later, and after two and three.
+_COSINE_SIGNS: Final = np.array([1.0, -1.0, -1.0, 1.0])
+_SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
+    """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, f32, in the order of Hugging Face's Llama.
+
+    x is [T, H], or [T, N, d] for the norm of each query or key head (weight is then [d]).
+    """
+    if pool is None:
+        variance = x.pow(2).mean(-1, keepdim=True)
+        return weight * (x * torch.rsqrt(variance + eps))
+    x_TNd = x if x.dim() == 3 else x[:, None]
+    check_f32("the norm's weight", weight, (x_TNd.shape[2],))
+    y = torch.empty(x.shape)
+    _by_rows(pool, "tpiedge_rms_norm", x_TNd, y, weight.data_ptr(), eps)
+    return y
+
+
+def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:
+    """Rotate the first r columns of every head; the others pass through."""
+    tokens, _, head_width = x_TNd.shape
+    width = cos_Tr.shape[-1]
+    if pool is not None:
+        if width % 2 or width > head_width:
+            raise ValueError(f"{width} of {head_width} columns are to be rotated")
+        for table in (cos_Tr, sin_Tr):
+            check_f32("a table of rotations", table, (tokens, width))
+        y_TNd = torch.empty(x_TNd.shape)
+        _by_rows(pool, "tpiedge_rope", x_TNd, y_TNd, cos_Tr.data_ptr(), sin_Tr.data_ptr(), width)
+        return y_TNd
+    x = x_TNd[..., :width]
+    low, high = x.chunk(2, dim=-1)
+    rotated = x * cos_Tr[:, None, :] + torch.cat((-high, low), dim=-1) * sin_Tr[:, None, :]
+    return rotated if width == head_width else torch.cat((rotated, x_TNd[..., width:]), dim=-1)
+
+
+def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
+    """silu(gate) * up, which takes the memory of `gate`, or not. Zero columns (the padding of a short tile) stay
+    zero."""
+    if pool is None:
+        return F.silu(gate_TF, inplace=True).mul_(up_TF)
+    for x_TF in (gate_TF, up_TF):
+        check_f32("gate or up", x_TF, gate_TF.shape)
+    y_TF = torch.empty(gate_TF.shape)
+    pool.call("tpiedge_swiglu", gate_TF.data_ptr(), up_TF.data_ptr(), y_TF.data_ptr(), y_TF.numel())
+    return y_TF
+
+
+def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, r] f32 of integer positions for r/2 inverse frequencies; `scale` multiplies both. Angles are f32,
+    as Hugging Face has them, and below 2**27."""
+    positions_T1, inv_freq = positions_T.to(torch.float32)[:, None], inv_freq.to(torch.float32)
+    cos_Tr, sin_Tr = (torch.empty(len(positions_T), 2 * len(inv_freq)) for _ in range(2))
+    for first in range(0, len(positions_T), _ROWS):
+        rows = slice(first, first + _ROWS)
+        angles = (positions_T1[rows] * inv_freq).numpy().astype(np.float64)
+        for table_Tr, values in zip((cos_Tr, sin_Tr), _turned(angles), strict=True):
+            half = torch.from_numpy(values.astype(np.float32)) * scale
+            torch.cat((half, half), dim=-1, out=table_Tr[rows])
+    return cos_Tr, sin_Tr
+
+
+def _turned(angles: _F64) -> tuple[_F64, _F64]:
+    """cos and sin, to 2**-48."""
+    turns = np.rint(angles * (2 / math.pi))
+    rest = angles
+    for part in _QUARTER:
+        rest = rest - turns * part
+    square = rest * rest
+    series = _SERIES[0]
+    for coefficient in _SERIES[1:]:
+        series = series * square + coefficient
+    series = series * square
+    sin, cos = rest + rest * series[0], 1 + series[1]
+    quarter = turns.astype(np.int64) & 3
+    swapped = (quarter & 1).astype(np.bool_)
+    return (
+        np.where(swapped, sin, cos) * _COSINE_SIGNS[quarter],
+        np.where(swapped, cos, sin) * _SINE_SIGNS[quarter],
+    )
+
+
+def _by_rows(pool: Pool, function: str, x_TNd: Tensor, y: Tensor, *arguments: float) -> None:
+    """Have each head of each token of x computed, which may lie at strides but in its last dimension, into y."""
+    check_f32("rows", x_TNd, x_TNd.shape, contiguous=False)
+    x_TNd = x_TNd if x_TNd.stride(2) == 1 else x_TNd.contiguous()
+    pool.call(function, x_TNd.data_ptr(), y.data_ptr(), *x_TNd.stride()[:2], *x_TNd.shape, *arguments)

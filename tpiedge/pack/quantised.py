@@ -1,0 +1,266 @@
+"""Tensors that others have quantised, in GGUF files and in GPTQ and AWQ checkpoints.
+
+GGUF: a row is a whole number of blocks. Q4_0: 32 weights, an f16 scale d, then 16 bytes, byte j with the code of weight
+j in its lower four bits and that of weight 16 + j in its upper four; the weight is d * (code - 8). Q8_0: an f16 scale d
+and 32 signed bytes; the weight is d * byte. These are the numbers of a pack's q4 and q8. Other quantised blocks become
+f32 here by the `gguf` package, whose numpy code is their reference.
+
+GPTQ and AWQ: a matrix of 4-bit weights is stored as the libraries of these names write it. For O outputs and I inputs
+in G groups of inputs, all of them row-major and little-endian:
+
+- `scales` [G, O], f16. `qzeros` [G, O / 8], int32: eight outputs' zero points in a word.
+- GPTQ: `qweight` [I / 8, O], int32: word (r, o) holds the codes of inputs 8 r + k in bits 4 k to 4 k + 3. So does a
+  word of qzeros for its outputs, but each is one less than the zero point (not so in the format "gptq_v2").
+- AWQ ("gemm"): `qweight` [I, O / 8], int32: word (i, c) holds the code of output 8 c + AWQ_ORDER[k] in bits 4 k to
+  4 k + 3. So does a word of qzeros.
+- The weight of o and i is scales[g, o] * (code - zero point), where g is i // group or, with "act order", g_idx[i].
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tpiedge.errors import UserError
+from tpiedge.kernels.panels import GROUP, OFFSETS, Array
+from tpiedge.pack.dtypes import Codes, SourceDtype, f32_from_bf16, numpy_dtype
+from tpiedge.pack.source import OpenFiles, SourceTensor, StoredTensor
+
+_PLAIN: Mapping[str, SourceDtype] = MappingProxyType({"F32": "F32", "F16": "F16", "BF16": "BF16"})
+
+BLOCKS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2),
+        "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+        "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+        "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
+    }
+)  # fmt: skip
+"""Type -> (weights, bytes) of a block."""
+
+EXACT_BITS: Mapping[str, int] = MappingProxyType({"Q4_0": 4, "Q8_0": 8})
+"""Type -> the bits of the pack's weights that hold it without a loss."""
+
+
+class BlockTensor(msgspec.Struct, frozen=True):
+    """Rows of blocks of the type `kind`, from `offset` of `file` on.
+
+    `paired` is 0, or the rows of a head whose rows lie in the order of a rotation of neighbours: row 2 i + a of a head
+    is the row a * paired / 2 + i of the checkpoint. (A vector's numbers count as rows.)
+    """
+
+    kind: str = msgspec.field(name="blocks")
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    paired: int = 0
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.file,)
+
+    @property
+    def dtype(self) -> SourceDtype:
+        return _PLAIN.get(self.kind, "F32")
+
+    @property
+    def row_nbytes(self) -> int:
+        per_block, block_nbytes = BLOCKS[self.kind]
+        return self.shape[-1] // per_block * block_nbytes
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        if len(self.shape) == 1:
+            _, raw = self._stored(files, range(1), range(self.shape[0]))
+            values: Array = _decoded(self.kind, raw)
+            if self.paired:
+                values = values[:, self._stored_rows(range(self.shape[0]))]
+            return values[:, cols.start : cols.stop]
+        first, raw = self._blocks(files, rows, cols)
+        return np.ascontiguousarray(_decoded(self.kind, raw)[:, first : first + len(cols)])
+
+    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
+        if len(self.shape) == 1 or cols.start % GROUP or EXACT_BITS.get(self.kind, bits + 1) > bits:
+            return None
+        _, raw = self._blocks(files, rows, cols)
+        found = _codes(self.kind, raw)
+        if found.bits < bits:
+            found = Codes(8, found.codes_OI + np.uint8(128 - 8), found.scales_OG)
+        return found[:, : len(cols)] if np.isfinite(found.scales_OG).all() else None
+
+    def _blocks(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
+        """(where `cols` begins in them, the blocks that hold the rectangle), rows in the checkpoint's order."""
+        if not self.paired:
+            return self._stored(files, rows, cols)
+        first_row = rows.start // self.paired * self.paired
+        heads = range(first_row, -(-rows.stop // self.paired) * self.paired)
+        first, raw = self._stored(files, heads, cols)
+        return first, raw[self._stored_rows(rows) - first_row]
+
+    def _stored(self, files: OpenFiles, rows: range, cols: range) -> tuple[int, Array]:
+        per_block, block_nbytes = BLOCKS[self.kind]
+        blocks = range(cols.start // per_block, -(-cols.stop // per_block))
+        offset = self.offset + rows.start * self.row_nbytes + blocks.start * block_nbytes
+        shape = len(rows), len(blocks) * block_nbytes
+        raw = files[self.file].strided(offset, self.row_nbytes, shape, np.dtype(np.uint8))
+        return cols.start - blocks.start * per_block, raw
+
+    def _stored_rows(self, rows: range) -> Array:
+        wanted = np.arange(rows.start, rows.stop)
+        half, pair = np.divmod(wanted % self.paired, self.paired // 2)
+        stored: Array = wanted // self.paired * self.paired + 2 * pair + half
+        return stored
+
+
+def _decoded(kind: str, raw_RB: Array) -> Array:
+    """uint8 [rows, bytes of whole blocks] -> the weights [rows, cols], F32, F16 or bits of BF16."""
+    if kind in _PLAIN:
+        plain: Array = raw_RB.view(numpy_dtype(kind))
+        return plain
+    if kind in EXACT_BITS:
+        return _codes(kind, raw_RB).values()
+    from gguf import GGMLQuantizationType  # slow to import, and seldom needed
+    from gguf.quants import dequantize
+
+    with np.errstate(all="ignore"):  # a damaged file has any scale
+        values: Array = dequantize(raw_RB, GGMLQuantizationType[kind])
+    return values
+
+
+def _codes(kind: str, raw_RB: Array) -> Codes:
+    rows = raw_RB.shape[0]
+    blocks = raw_RB.reshape(rows, -1, BLOCKS[kind][1])
+    scales = np.ascontiguousarray(blocks[:, :, :2]).view("<f2").reshape(rows, -1)
+    data = blocks[:, :, 2:]
+    if kind == "Q8_0":
+        return Codes(8, (data ^ np.uint8(128)).reshape(rows, -1), scales)
+    halves = np.concatenate((data & np.uint8(15), data >> np.uint8(4)), axis=2)
+    return Codes(4, halves.reshape(rows, -1, GROUP).reshape(rows, -1), scales)
+
+
+WORD = 8
+"""Codes in a word."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def unpack_words(words: Array, axis: int, order: tuple[int, ...] = tuple(range(WORD))) -> Array:
+    """uint32 [a, b] -> codes uint8, eight times as many along `axis`; nibble k becomes code `order[k]` of its word."""
+    shape = (words.shape[0], WORD, words.shape[1]) if axis == 0 else (*words.shape, WORD)
+    codes = np.empty(shape, np.uint8)
+    for nibble, place in enumerate(order):
+        part = ((words >> np.uint32(4 * nibble)) & np.uint32(15)).astype(np.uint8)
+        if axis == 0:
+            codes[:, place] = part
+        else:
+            codes[:, :, place] = part
+    return codes.reshape(-1, words.shape[1]) if axis == 0 else codes.reshape(words.shape[0], -1)
+
+
+_WORDS = np.dtype("<u4")
+
+
+class Int4Tensor(msgspec.Struct, frozen=True):
+    """The parts of a matrix of a GPTQ or AWQ checkpoint; `scheme` is "gptq" or "awq".
+
+    `group` inputs share a scale, `zero_offset` is added to a stored zero point. `group_of` holds the group of each
+    input where they do not lie in order.
+    """
+
+    scheme: str
+    shape: tuple[int, ...]
+    group: int
+    zero_offset: int
+    qweight: SourceTensor
+    qzeros: SourceTensor
+    scales: SourceTensor
+    group_of: SourceTensor | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        parts = (self.qweight, self.qzeros, self.scales, self.group_of)
+        return tuple(dict.fromkeys(part.file for part in parts if part))
+
+    @property
+    def dtype(self) -> SourceDtype:
+        return "F32"
+
+    def read(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        zeros, scales = self._zeros(files, rows), self._scales(files, rows)
+        groups = self._groups(files)[cols.start : cols.stop]
+        values = self._codes(files, rows, cols).astype(np.float32)
+        for first in range(0, len(rows), 64):  # the factors of all rows would take as much again, twice
+            part = slice(first, first + 64)
+            values[part] -= zeros[part, groups]
+            with np.errstate(all="ignore"):  # a damaged file has any scale
+                values[part] *= scales[part, groups]
+        return values
+
+    def codes(self, files: OpenFiles, rows: range, cols: range, bits: int) -> Codes | None:
+        groups = self._groups(files)[cols.start : cols.stop]
+        firsts = groups[::GROUP]
+        if not np.array_equal(np.repeat(firsts, GROUP)[: len(groups)], groups):
+            return None
+        scales, zeros = self._scales(files, rows)[:, firsts], self._zeros(files, rows)
+        with np.errstate(over="ignore"):
+            halves = scales.astype(np.float16)
+        if not np.array_equal(halves.astype(np.float32), scales) or not np.isfinite(halves).all():
+            return None
+        if bits == 4:
+            return Codes(4, self._codes(files, rows, cols), halves) if (zeros == OFFSETS[4]).all() else None
+        wide = self._codes(files, rows, cols)
+        wide += np.uint8(OFFSETS[8])
+        wide -= zeros[:, groups]
+        return Codes(8, wide, halves)
+
+    def _codes(self, files: OpenFiles, rows: range, cols: range) -> Array:
+        """uint8 [rows, cols]."""
+        if self.scheme == "awq":
+            codes = _unpack_outputs(files, self.qweight, cols, rows, AWQ_ORDER)
+        else:
+            word_rows = range(cols.start // WORD, -(-cols.stop // WORD))
+            first = cols.start - word_rows.start * WORD
+            codes = unpack_words(self.qweight.rectangle(files, word_rows, rows, _WORDS), 0)
+            codes = codes[first : first + len(cols)]
+        return np.ascontiguousarray(codes.T)
+
+    def _zeros(self, files: OpenFiles, rows: range) -> Array:
+        """uint8 [rows, groups]: 0 to 16."""
+        order = AWQ_ORDER if self.scheme == "awq" else tuple(range(WORD))
+        zeros = _unpack_outputs(files, self.qzeros, range(self.qzeros.shape[0]), rows, order)
+        return np.ascontiguousarray(zeros.T) + np.uint8(self.zero_offset)
+
+    def _scales(self, files: OpenFiles, rows: range) -> Array:
+        """float32 [rows, groups]."""
+        dtype = numpy_dtype(self.scales.dtype)
+        stored = self.scales.rectangle(files, range(self.scales.shape[0]), rows, dtype)
+        values = f32_from_bf16(stored) if self.scales.dtype == "BF16" else stored.astype(np.float32)
+        return np.ascontiguousarray(values.T)
+
+    def _groups(self, files: OpenFiles) -> Array:
+        """The group of each input."""
+        part = self.group_of
+        if part is None:
+            return np.arange(self.shape[1]) // self.group
+        groups = files[part.file].array(part.offset, part.shape, np.dtype("<i4"))
+        if groups.min() < 0 or groups.max() >= self.scales.shape[0]:
+            raise UserError(f"{part.file}: g_idx names a group that is not there; download the model again")
+        return groups
+
+
+def _unpack_outputs(
+    files: OpenFiles, part: SourceTensor, rows: range, outputs: range, order: tuple[int, ...]
+) -> Array:
+    """[rows, outputs] of a part that has eight outputs in a word."""
+    words = range(outputs.start // WORD, -(-outputs.stop // WORD))
+    first = outputs.start - words.start * WORD
+    return unpack_words(part.rectangle(files, rows, words, _WORDS), 1, order)[:, first : first + len(outputs)]
+
+
+def tensor_from_json(value: Any) -> StoredTensor:
+    """Reads only what `tensor_to_json` wrote: a malformed value is a ValidationError of msgspec."""
+    kind: type[StoredTensor] = SourceTensor
+    if isinstance(value, dict):
+        kind = BlockTensor if "blocks" in value else Int4Tensor
+    return msgspec.convert(value, kind, dec_hook=lambda path, text: path(text))
