@@ -52,7 +52,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(serve, program):
-    """What the client heard; a refusal says that it may come again at once."""
+    """Returns what the client heard."""
     url = serve(limits=Limits(ping_s=0.2)).url + "/v1"
 
     def asked(*, stream=False, retries=0):

@@ -47,7 +47,7 @@ def _hostile(browser: Browser, host: str) -> Iterator[int]:
 
 
 def _attack(browser: Browser, base: str) -> dict[str, str]:
-    """What the page made of each attempt."""
+    """Returns what the page made of each attempt."""
     browser.run("attack(arguments[0])", base)
     browser.wait(lambda: browser.driver.title == "done", _ATTACK_S)
     found: dict[str, str] = browser.run("return window.results")

@@ -60,7 +60,7 @@ def cluster(clusters) -> Serving:
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Fault]:
-    """Of one machine: an answer stands still, and nobody is silent for that."""
+    """One machine is held: an answer stands still, and nobody is silent for that."""
     fault = Fault("held", tmp_path / "held")
     yield fault
     fault.end()
@@ -68,7 +68,7 @@ def held(tmp_path: Path) -> Iterator[Fault]:
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Fault]:
-    """Of one machine: an answer lasts, and nobody is silent for that."""
+    """One machine is slow: an answer lasts, and nobody is silent for that."""
     fault = Fault("slow", tmp_path / "slow")
     yield fault
     fault.end()

@@ -1,4 +1,4 @@
-"""Where the master's model lies: no client is told, and another master may use it, too."""
+"""No client is told where the master's model lies, and another master may use its pack at the same time."""
 
 import json
 import re
