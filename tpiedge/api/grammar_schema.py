@@ -7,6 +7,7 @@ properties. What a grammar cannot hold is left out and named; words without a me
 always it follows from their types and tags.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +24,14 @@ _FORMATS: Final = (
 )  # fmt: skip
 #: Whose values are taken as they are.
 _PLAIN: Final = (
-    "const", "enum", "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength",
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    "required", "minProperties", "maxProperties", "minItems", "maxItems", "minLength", "maxLength", "multipleOf",
 )  # fmt: skip
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _UNHELD: Final = (
     "uniqueItems", "contains", "not", "if", "dependentRequired", "dependentSchemas", "dependencies",
 )  # fmt: skip
+#: Up to here doubles are exact, and the largest of them that is a signed integer of 64 bits.
+_EXACT, _LARGEST = 1 << 53, (1 << 63) - (1 << 10)
 _CHOICES: Final = ("anyOf", "oneOf")
 _OWN: Final = ("properties", "patternProperties")
 #: Beside one of these a part of a schema holds for the same object as another one.
@@ -129,7 +132,15 @@ class _Rewriting:
                 self._leave_out(path, "type")
         # Clients in Go write null for no list; as a constant it is a value.
         found |= {key: schema[key] for key in _PLAIN if schema.get(key) is not None}
-        found |= {"const": None} if schema.get("const", 0) is None else {}
+        for key in ("const", "enum"):
+            if key not in schema or (key == "enum" and schema[key] is None):
+                continue
+            if _is_exact(schema[key]):
+                found[key] = schema[key]
+            else:
+                self._leave_out(path, key)
+        whole = kinds == ["integer"]
+        found |= {key: _within(schema[key], key, whole) for key in _BOUNDS if schema.get(key) is not None}
         if schema.get("format") in _FORMATS:
             found["format"] = schema["format"]
         pattern = schema.get("pattern")
@@ -227,6 +238,32 @@ class _Rewriting:
         tag = given.get("propertyName") if isinstance(given, dict) else None
         if isinstance(tag, str) and schema.get("required") in (None, []):
             found["required"] = [tag]
+
+
+def _is_exact(value: object) -> bool:
+    """Whether the library of grammars, which counts in doubles, reads all whole numbers of a constant as they are."""
+    match value:
+        case dict():
+            return all(map(_is_exact, value.values()))
+        case list():
+            return all(map(_is_exact, value))
+        case int():
+            return abs(value) <= _EXACT
+    return True
+
+
+def _within(bound: object, word: str, whole: bool) -> object:
+    """Returns the bound, or where the library of grammars would round it, the nearest one inside that it reads as it
+    is. `whole`: only integers are meant, and those it counts with 64 bits."""
+    if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
+        return bound
+    if whole:
+        bound = max(-_LARGEST, min(_LARGEST, bound))
+    upwards = word in ("minimum", "exclusiveMinimum")
+    near = float(bound)
+    if near < bound if upwards else near > bound:
+        near = math.nextafter(near, math.inf if upwards else -math.inf)
+    return int(near)
 
 
 def _target(reference: str, root: object) -> object:

@@ -156,6 +156,9 @@ def test_references_are_to_definitions_of_the_schema(schema: dict[str, Any]) -> 
         ({"oneOf": [of(a=NUMBER), of(b=TEXT)]}, []),
         ({"type": "object", "propertyNames": {"enum": ["a"]}}, ["propertyNames"]),
         ({"allOf": [A, B], "unevaluatedProperties": False}, ["unevaluatedProperties"]),
+        (of(f={"const": 1 << 53}, g={"enum": ["a", None, 1.5, 10**300]}), ["properties.g.enum"]),
+        (of(f=NUMBER | {"const": (1 << 53) + 1}), ["properties.f.const"]),
+        (of(f={"enum": [{"id": [175928847299117063]}]}), ["properties.f.enum"]),
     ],
 )
 def test_what_cannot_be_held_is_left_out_and_named(schema: dict[str, Any], left_out: list[str]) -> None:
@@ -247,6 +250,28 @@ def test_ordinary_types_are_held(schema: dict[str, Any], value: Any) -> None:
     draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
     held = grammar_schema(of("f", f=schema) | draft)
     assert fits(held.schema, {"f": value})
+
+
+INT64 = 1 << 63
+
+
+@pytest.mark.parametrize(
+    ("bounds", "allowed", "refused"),
+    [
+        ({"minimum": -INT64, "maximum": INT64 - 1}, [0, -INT64 + 1024, INT64 - 1024], [-INT64, INT64]),
+        ({"maximum": (1 << 53) + 3}, [(1 << 53) + 2], [(1 << 53) + 4]),
+        ({"minimum": (1 << 53) + 1}, [(1 << 53) + 2], [1 << 53]),
+        ({"exclusiveMinimum": -(1 << 53) - 3}, [-(1 << 53)], [-(1 << 53) - 3, -(1 << 53) - 4]),
+        ({"minimum": 0, "maximum": (1 << 64) - 1}, [0, 7], [-1, 1 << 64]),
+    ],
+)
+def test_a_bound_beyond_doubles_is_never_exceeded(
+    bounds: dict[str, Any], allowed: list[int], refused: list[int]
+) -> None:
+    held = grammar_schema(NUMBER | bounds)
+    assert held.left_out == ()
+    assert all(fits(held.schema, value) for value in allowed)
+    assert not any(fits(held.schema, value) for value in refused)
 
 
 HELD = [
