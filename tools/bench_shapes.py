@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpiedge.local.launch import model_facts_of
+from tpiedge.local.layout import model_facts_of
 from tpiedge.local.prepare import prepare
 from tpiedge.planner.needs import NodeFacts, smallest_bytes
 from tpiedge.planner.solve import Plan, ShareWeight, evaluate

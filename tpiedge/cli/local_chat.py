@@ -14,7 +14,8 @@ from tpiedge.cli.options import Ending, is_default, new_seed
 from tpiedge.errors import ContextFull, UserError
 from tpiedge.host.process import peak_rss_bytes
 from tpiedge.local.cluster import Answer, LocalCluster, collect
-from tpiedge.local.launch import Layout, check_context, chosen_context, launch, plan_cluster, plan_json
+from tpiedge.local.launch import launch, plan_json
+from tpiedge.local.layout import Layout, check_context, chosen_context, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats

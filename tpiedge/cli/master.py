@@ -47,7 +47,7 @@ from tpiedge.host.private_file import master_state
 from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, check_descriptors
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.launch.offer import MemoryOffer
-from tpiedge.local.launch import chosen_kv_tokens
+from tpiedge.local.layout import chosen_kv_tokens
 from tpiedge.local.prepare import prepare
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.supervision import Supervisor

@@ -32,7 +32,7 @@ from tpiedge.joining.front_door import FrontDoor, guest_policy
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.launch.bootstrap import NOT_MEASURED, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
-from tpiedge.local.launch import Layout, chosen_context, chosen_kv_tokens, model_facts_of
+from tpiedge.local.layout import Layout, chosen_context, chosen_kv_tokens, model_facts_of
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master

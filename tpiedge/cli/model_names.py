@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from tpiedge.cli.options import CompletedName
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
-from tpiedge.local.launch import Devices
+from tpiedge.local.layout import Devices
 from tpiedge.model.presets import aliases
 from tpiedge.model.source import DEMO, HubCache, cache_folder
 

@@ -33,7 +33,8 @@ from tpiedge.cli.options import (
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.local.cluster import collect
-from tpiedge.local.launch import Layout, launch, plan_cluster, roomy_context
+from tpiedge.local.launch import launch
+from tpiedge.local.layout import Layout, plan_cluster, roomy_context
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.model.source import DEMO
 from tpiedge.tracing.collection import Collection, Joined

@@ -21,7 +21,7 @@ from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_memory_bytes
 from tpiedge.host.process import rss_bytes
 from tpiedge.lab.eval_text import EvalText, Window
-from tpiedge.local.launch import Layout, plan_cluster
+from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.memory.sweep import elastic_bytes, placed
 from tpiedge.memory.weights import NodeWeights

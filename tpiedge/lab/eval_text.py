@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tpiedge.errors import InternalError, UserError
 from tpiedge.local.cluster import LocalCluster
-from tpiedge.local.launch import check_context
+from tpiedge.local.layout import check_context
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.model.source import DEMO
 from tpiedge.model.tokenizer import Tokenizer

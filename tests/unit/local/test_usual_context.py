@@ -7,11 +7,7 @@ import pytest
 
 from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import UserError
-from tpiedge.local.launch import (
-    Layout,
-    chosen_context,
-    chosen_kv_tokens,
-)
+from tpiedge.local.layout import Layout, chosen_context, chosen_kv_tokens
 from tpiedge.local.prepare import PreparedModel, prepare
 
 # Keys and values of a token: 8 layers, 8 KV heads of 64 numbers in bf16.
@@ -44,7 +40,7 @@ def test_the_cache_takes_an_eighth_of_the_memory(
     memory_gb: int,
     tokens: int,
 ) -> None:
-    monkeypatch.setattr("tpiedge.local.launch.available_memory_bytes", lambda: 100_000_000_000)
+    monkeypatch.setattr("tpiedge.local.layout.available_memory_bytes", lambda: 100_000_000_000)
     memory = memory_gb * 1_000_000_000
     found = chosen_context(long, Layout(1, None, 1, memory), None)
     assert found == tokens
@@ -73,5 +69,5 @@ def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.Monke
     def plan(_model: PreparedModel, _layout: Layout, tokens: int) -> SimpleNamespace:
         return SimpleNamespace(needs=[SimpleNamespace(streamed_bytes=max(0, tokens - 20_000), kv_bytes=0)])
 
-    monkeypatch.setattr("tpiedge.local.launch.plan_cluster", plan)
+    monkeypatch.setattr("tpiedge.local.layout.plan_cluster", plan)
     assert chosen_context(long, Layout(1, None, 1, 700_000_000), None) == 16_384

@@ -18,7 +18,8 @@ from tpiedge.host.disk_speed import DiskSpeed
 from tpiedge.lab.bench.figures import ask, spread
 from tpiedge.lab.memory_group import ENTER, memory_group
 from tpiedge.launch.child import Place
-from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.launch import launch
+from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
 from tpiedge.memory.sweep import Placement, Sweep, placed

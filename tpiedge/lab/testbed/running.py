@@ -237,7 +237,7 @@ def _running(given: str, name: str | None) -> TestbedState | None:
 @dataclass(frozen=True)
 class Emulated:
     """The testbed's name or file, and its first devices: one per node, in the order of ranks. `timing` suits its
-    slowest and its worst way. It is a `Devices` of `local/launch.py`."""
+    slowest and its worst way. It is a `Devices` of `local/layout.py`."""
 
     given: str
     devices: tuple[Device, ...]

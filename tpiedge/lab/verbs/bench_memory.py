@@ -25,7 +25,7 @@ from tpiedge.lab.bench.memory_runs import (
     whole,
 )
 from tpiedge.lab.verbs.flags import json_option, nodes_options, repeats_option, threads_option
-from tpiedge.local.launch import Layout
+from tpiedge.local.layout import Layout
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import counted, format_bytes, format_seconds
 from tpiedge.wire.fields import Compute, KVPrecision

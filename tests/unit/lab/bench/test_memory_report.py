@@ -6,7 +6,7 @@ import pytest
 
 from tpiedge.lab.bench.memory_runs import Budget, GroupPeak, NodeSample, Sample, SettingRun, report
 from tpiedge.lab.verbs.bench_memory import print_report
-from tpiedge.local.launch import Layout
+from tpiedge.local.layout import Layout
 from tpiedge.local.prepare import PreparedModel
 
 MODEL = cast(PreparedModel, None)

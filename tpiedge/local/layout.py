@@ -1,0 +1,214 @@
+"""The user's choices for a cluster, its usual context, and a plan for a prepared model within the user's limits."""
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tpiedge.errors import OutOfMemory, UserError
+from tpiedge.host.device import available_memory_bytes, default_memory_bytes, default_threads
+from tpiedge.host.process import LEAST_TO_COMPUTE, check_address_space, rss_bytes
+from tpiedge.launch.bootstrap import Timing
+from tpiedge.launch.child import Place
+from tpiedge.local.prepare import PreparedModel
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, model_facts
+from tpiedge.planner.solve import Plan, ShareWeight, evaluate, parse_shares, solve
+from tpiedge.progress import say
+from tpiedge.units import counted
+from tpiedge.wire.fields import CollectiveChoice, WirePrecision
+from tpiedge.wire.weights import Keeping
+
+_MOST_KV_TOKENS = (1 << 32) - 1
+
+
+class Devices(Protocol):
+    """Where the nodes run in place of this computer, one on each device, in rank order: a testbed's devices."""
+
+    @property
+    def most_threads(self) -> int:
+        """The processors of the smallest device: all nodes get the same number of threads."""
+
+    @property
+    def speeds(self) -> Sequence[float]:
+        """The devices' processors."""
+
+    @property
+    def timing(self) -> Timing:
+        """What suits the worst way between two of them."""
+
+    def memory_bytes(self, rank: int, wanted: int | None) -> int | None:
+        """The smaller of the device's limit and `wanted`; None if there is neither."""
+
+    def places(self) -> AbstractContextManager[tuple[Place, ...]]:
+        """The nodes' places. Within the block this thread's network is the first device's."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The user's choices: how many nodes, of which size, on which testbed, how they add up their parts, and how many
+    tokens a step may draft (as in Assign)."""
+
+    nodes: int
+    shares: str | None
+    threads: int | None
+    memory_bytes: int | None
+    keeping: Keeping = field(default_factory=Keeping)
+    testbed: Devices | None = None
+    collective: CollectiveChoice = "auto"
+    wire: WirePrecision = "f32"
+    speculate: int = 0
+
+    @property
+    def threads_per_node(self) -> int:
+        """--threads, or else the physical cores that this process may use, divided among the nodes; on a testbed at
+        most the processors of its smallest device.
+        """
+        if self.threads is not None:
+            return self.threads
+        threads = max(1, default_threads() // self.nodes)
+        return threads if self.testbed is None else min(threads, self.testbed.most_threads)
+
+    def memory_bytes_of(self, rank: int, wanted: int | None) -> int | None:
+        """`wanted`, or on a testbed the device's own limit where that is less; None where there is neither."""
+        return wanted if self.testbed is None else self.testbed.memory_bytes(rank, wanted)
+
+    def check(self) -> None:
+        """Raises UserError for any flag that is out of range."""
+        _ = self.weights
+
+    @property
+    def weights(self) -> tuple[ShareWeight, ...] | None:
+        """The nodes' relative weights; None: the planner decides. Raises UserError for any flag that is out of
+        range."""
+        if not 1 <= self.nodes <= 64:
+            raise UserError(f"--nodes {self.nodes} is out of range: 1 to 64")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UserError(f"--threads {self.threads} is out of range: 1 to 1024")
+        return None if self.shares is None else parse_shares(self.shares, self.nodes)
+
+
+def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
+    """A plan with the shares of --shares or the planner's, within --memory or this computer's memory.
+
+    Raises UserError, OutOfMemory with the numbers, or ResourceError where a process may map too little.
+    """
+    check_address_space(LEAST_TO_COMPUTE)
+    if layout.memory_bytes is not None:
+        plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
+    else:
+        plan = _plan_for_this_computer(model, layout, capacity_tokens)
+    if isinstance(plan, Infeasible):
+        raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
+    # A cluster that swaps would be unusable.
+    needed = sum(need.total_bytes for need in plan.needs)
+    available = available_memory_bytes() + rss_bytes(os.getpid())
+    if needed > available:
+        precision = model_facts_of(model).smaller_precision
+        smaller = f", or --precision {precision}" if precision else ""
+        raise OutOfMemory(
+            f"{model.name} on {counted(len(plan.needs), 'node')} needs {needed / 1e9:.1f} GB in all, this computer has "
+            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context{smaller}"
+        )
+    return plan
+
+
+def _plan_for_this_computer(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan | Infeasible:
+    """A plan within the default part of the free memory, or, if that is too little, within all of it."""
+    plan = _plan(model, layout, None, capacity_tokens)
+    available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
+    for free in (default_memory_bytes(available), available):
+        if isinstance(plan, Plan) and sum(need.total_bytes for need in plan.needs) <= free:
+            break
+        plan = _plan(model, layout, free // layout.nodes, capacity_tokens)
+    return plan
+
+
+def _plan(
+    model: PreparedModel, layout: Layout, memory_bytes: int | None, capacity_tokens: int
+) -> Plan | Infeasible:
+    weights = layout.weights
+    facts = model_facts_of(model)
+    nodes = [
+        NodeFacts(
+            1.0 if layout.testbed is None else layout.testbed.speeds[rank],
+            layout.memory_bytes_of(rank, memory_bytes),
+            disk_bytes_per_s=0.1,  # relative to the speed of computing; all nodes have the same disk
+            keeping=layout.keeping,
+            alone=rank > 0,  # this process is counted with rank 0
+        )
+        for rank in range(layout.nodes)
+    ]
+    if weights is None:
+        return solve(facts, nodes, capacity_tokens)
+    return evaluate(facts, nodes, weights, capacity_tokens)
+
+
+def model_facts_of(model: PreparedModel) -> ModelFacts:
+    return model_facts(model.pack, head_dim=model.config.head_dim, kv=model.kv)
+
+
+def check_context(model: PreparedModel, context: int) -> int:
+    """Returns --context; raises UserError if the model has fewer positions."""
+    limit = model.context_tokens
+    if not 1 <= context <= limit:
+        raise UserError(f"--context {context} is out of range: the model has 1 to {limit} positions")
+    return context
+
+
+def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
+    """--context; without it the model's own where there is room for it, at least 4096 tokens or the model's own, which
+    is said. Raises UserError for more than the model has."""
+    if wanted is not None:
+        return check_context(model, wanted)
+    own = model.context_tokens
+    tokens = roomy_context(model, layout, own, min(4096, own))
+    if tokens == own:
+        say(f"context: {tokens} tokens, all that the model has")
+    else:
+        say(
+            f"context: {tokens} of the model's {own} tokens, for which there is memory; --context takes another number"
+        )
+    return tokens
+
+
+def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int) -> int:
+    """`tokens`, halved until their KV cache costs no weights their place in memory and takes an eighth of the memory at
+    most, but not below `least`.
+    """
+    usual = default_memory_bytes() // layout.nodes
+    limits = [layout.memory_bytes_of(rank, layout.memory_bytes) for rank in range(layout.nodes)]
+    memory = sum(usual if limit is None else limit for limit in limits)
+
+    def needs(tokens: int) -> tuple[int, int] | None:
+        """Bytes that stream, and of the KV cache; None where there is no plan."""
+        try:
+            plan = plan_cluster(model, layout, tokens)
+        except OutOfMemory:  # which the plan of whoever asks says in its own words
+            return None
+        return sum(need.streamed_bytes for need in plan.needs), sum(need.kv_bytes for need in plan.needs)
+
+    at_least = needs(least)
+    while at_least is not None and tokens > least:
+        found = needs(tokens)
+        if found is not None and found[0] <= at_least[0] and found[1] <= memory // 8:
+            return tokens
+        tokens //= 2
+    return least
+
+
+def chosen_kv_tokens(context: int, wanted: int | None) -> int:
+    """--kv-tokens, or without it the context. Raises UserError for fewer, or for more than any cluster has."""
+    if wanted is None:
+        return context
+    if wanted < context:
+        raise UserError(
+            f"--kv-tokens {wanted} is less than the context of {context} tokens: give at least {context}, or a smaller "
+            "--context"
+        )
+    if wanted > _MOST_KV_TOKENS:
+        raise UserError(f"--kv-tokens {wanted} is out of range: at most {_MOST_KV_TOKENS}")
+    return wanted
