@@ -1,5 +1,6 @@
 """The text at the border of prompt and answer: both together are the tokenizer's text of all their tokens."""
 
+import itertools
 import json
 
 import httpx
@@ -10,7 +11,7 @@ from tests.unit.model.vocabularies import TOKENIZERS
 from tpiedge.testing.service import FakeService
 
 PROMPTS = ("the house", "the house\n", "the 你", "你好吗" * 8, "é\ufffd")
-STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+MORE = (" cat", "cat", "\ncat", "好", "好 cat")
 
 
 class PlainTemplate(InstantTemplate):
@@ -60,16 +61,15 @@ def completed(url, **body):
     return "".join(choice["text"] for choice in choices), offsets
 
 
-@STREAMS
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("more", [" cat", "cat", "\ncat", "好", "好 cat"])
-def test_an_echo_and_its_answer_are_one_text(service, url, prompt, more, stream):
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_echo_and_its_answer_are_one_text(service, url, stream):
     tokenizer = service.tokenizer
-    ids = rest_of(tokenizer, "a", more)
-    says(service, ids)
-    whole = tokenizer.decode([*tokenizer.encode(prompt), *ids])
-    echoed, offsets = completed(url, prompt=prompt, echo=True, logprobs=1, stream=stream)
-    alone, _ = completed(url, prompt=prompt, stream=stream)
-    assert (echoed, prompt + alone) == (whole, whole)
-    assert offsets == sorted(offsets)
-    assert offsets[len(tokenizer.encode(prompt))] == len(prompt)
+    for prompt, more in itertools.product(PROMPTS, MORE):
+        ids = rest_of(tokenizer, "a", more)
+        says(service, ids)
+        whole = tokenizer.decode([*tokenizer.encode(prompt), *ids])
+        echoed, offsets = completed(url, prompt=prompt, echo=True, logprobs=1, stream=stream)
+        alone, _ = completed(url, prompt=prompt, stream=stream)
+        assert (echoed, prompt + alone) == (whole, whole), (prompt, more)
+        assert offsets == sorted(offsets), (prompt, more)
+        assert offsets[len(tokenizer.encode(prompt))] == len(prompt), (prompt, more)

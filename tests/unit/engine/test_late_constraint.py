@@ -157,10 +157,12 @@ class Model:
         return late
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Iterator[Model]:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """One for all: its grammars have a process, which takes as long to start as a test."""
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
-    model = Model(tmp_path)
+    model = Model(tmp_path_factory.mktemp("model"))
+    model.begin(model.grammar("hermes")).close()  # started here, the process is not a test's
     yield model
     model.grammars.close()
 
