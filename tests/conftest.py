@@ -1,6 +1,7 @@
 """For every test: the reference models, one thread for torch, a cache that is not the user's, and the leak check."""
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.lab)
         seen[function] += 1
     items.sort(key=order)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spares the collections of tests, and of the check for leaks after them, the million objects of all the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _only_in_all(item: pytest.Item, number: int) -> bool:
