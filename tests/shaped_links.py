@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from tpiedge.testing.inprocess import InProcessHub, InProcessPeer, InProcessSpoke, Receiver
+from tests.fakes.inprocess import InProcessHub, InProcessPeer, InProcessSpoke, Receiver
 
 _NS: Final = 1e9
 _MASK: Final = (1 << 64) - 1

@@ -29,6 +29,7 @@ from hypothesis import seed as seeded
 from tokenizers import Tokenizer as Backend
 
 from tests.cluster.schemas import schemas
+from tests.fakes.service import FakeService
 from tools.grammar_flood import measure
 from tpiedge.api.call_grammars import begun_call_grammar
 from tpiedge.api.tools import AskedTools
@@ -38,7 +39,6 @@ from tpiedge.errors import UserError
 from tpiedge.local.prepare import prepare
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.manifest import TEXT_FOLDER
-from tpiedge.testing.service import FakeService
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 MOST_TOKENS = 400

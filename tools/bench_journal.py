@@ -16,11 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpiedge.answers.generation import AnswerEvent
-from tpiedge.answers.hearing import FurtherChoices
 from tpiedge.answers.log import AnswerLog, Parting
 from tpiedge.api.asked import Asked, Choice, Reply
-from tpiedge.api.record_folder import RecordFolder
-from tpiedge.api.records import AcceptedRequest
+from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -96,7 +94,7 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
     record = None if folder is None else folder.begin(_ACCEPTED)
     log = AnswerLog(_ACCEPTED.question(_ACCEPTED.choices, None), record, time.monotonic)
     reader = log.read()
-    log.follow({0: generation}, FurtherChoices({}, lambda *_, **__: generation))
+    log.follow({0: generation}, {}, lambda *_, **__: generation)
     while True:
         event = await reader.next(_LATE_S)
         if event is not None and isinstance(event[1], Finished):

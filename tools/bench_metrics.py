@@ -13,6 +13,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
@@ -103,25 +105,20 @@ def _look_us() -> float:
 
 
 def _picture_us() -> float:
-    status, requests, pictures = _status(), _running(1), ClusterPicture()
-    model, events = ModelInfo("bench", 1024, 0), (ClusterEvent(1.7e9, "joined", "attic", "a line"),) * EVENTS
-
+    status, requests = _status(), _running(1)
+    events = (ClusterEvent(1.7e9, "joined", "attic", "a line"),) * EVENTS
+    service: Any = SimpleNamespace(
+        model=lambda: ModelInfo("bench", 1024, 0),
+        request_lines=lambda: requests.lines,
+        events=lambda: events,
+    )
+    pictures = ClusterPicture(service, lambda _client: None)
     timeline = StepTimeline(status.epoch, 1.7e9, tuple(_spans(rank) for rank in range(len(status.nodes))))
 
     def look() -> None:
         for number in range(_LOOKS):
-            json.dumps(
-                pictures.of(
-                    status,
-                    model,
-                    requests.lines,
-                    events,
-                    (),
-                    shown_step(timeline, status.nodes, status.epoch),
-                    float(number),
-                    lambda _request: None,
-                )
-            )
+            shown = shown_step(timeline, status.nodes, status.epoch)
+            json.dumps(pictures.of(status, (), shown, float(number)))
 
     return _us(look, _LOOKS)
 

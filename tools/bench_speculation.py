@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.fakes.cluster import InProcessCluster
 from tests.shaped_links import LinkModel, LinkSettings, ShapedNetwork
 from tpiedge.cli.listing import print_table
 from tpiedge.collectives.communicator import Route
@@ -41,7 +42,6 @@ from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import ShareWeight, partition
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import AnswerPart, Token
 from tpiedge.wire.requests import GenerationRequest
 

@@ -12,15 +12,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from tpiedge.errors import InternalError
-from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.child import Child
 from tpiedge.launch.slot import Standby
 from tpiedge.local.cluster import ClusterSpec, LocalCluster
+from tpiedge.master.assignments import Assignment, Served
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 
@@ -39,8 +38,10 @@ def main() -> int:
     spec = whole_model(arguments.pack, arguments.threads)
     times: dict[str, list[float]] = {"report": [], "promoted": [], "cold": []}
     for _ in range(arguments.repeats):
+        started = time.perf_counter()
         standby = Standby(arguments.threads, measure=True)
-        times["report"].append(seconds(partial(get_ready, standby)))
+        print(standby.report(time.monotonic() + _REPORT_S), file=sys.stderr)
+        times["report"].append(time.perf_counter() - started)
         with mock.patch("tpiedge.local.cluster.Child", promoting(standby)):
             times["promoted"].append(start(spec))
         times["cold"].append(start(spec))
@@ -52,13 +53,8 @@ def whole_model(pack: Path, threads: int) -> ClusterSpec:
     """One node with everything."""
     layer = Pack.open(pack).layout(0)
     share = NodeShare(Share(0, layer.matrix("q").units), Share(0, layer.matrix("gate").units))
-    return ClusterSpec(pack.absolute(), (share,), "f32", threads, 128)
-
-
-def get_ready(standby: Standby) -> None:
-    """Start it and print its report."""
-    standby.start()
-    print(standby.report(time.monotonic() + _REPORT_S), file=sys.stderr)
+    served = Served(pack.absolute(), "", "f32", 128, 128)
+    return ClusterSpec(served, (Assignment("", share, threads, 0, ""),))
 
 
 def promoting(standby: Standby) -> Callable[..., Child]:
@@ -69,7 +65,8 @@ def promoting(standby: Standby) -> Callable[..., Child]:
     ) -> Child:
         if prefix:
             raise InternalError("the standby node runs in no other place")
-        return standby.promote(NodeBootstrap.from_line(line))
+        standby.send_line(line)
+        return standby
 
     return promote
 

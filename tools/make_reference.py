@@ -35,7 +35,7 @@ def is_current() -> bool:
 
 def reference() -> str:
     """The whole document."""
-    cli.load_all()
+    cli.load()
     return "\n".join([_HEAD, *_sections(cli, ("tpiedge",))])
 
 

@@ -22,12 +22,12 @@ from functools import partial
 
 from tests.browsing.browser import Browser
 from tests.browsing.looks import LOOKS, PICTURES, letters
+from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, SECRET, InstantTemplate
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeService
 
 SIZE, PHONE, OF_CLUSTER = (1000, 640), (390, 720), (1180, 800)
 #: As a script of the page: so it may be asked without a key where none is needed.

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.cluster import InProcessCluster
 from tpiedge.engine.drafting import PromptLookup
 from tpiedge.engine.sampler import Sampled, Sampler
 from tpiedge.errors import TpiedgeError
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import ShareWeight, partition
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 

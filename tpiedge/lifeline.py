@@ -82,13 +82,11 @@ _SECRET_WORDS: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Returns the part of `environment` (default: that of this process) that a child gets."""
     own = os.environ if environment is None else environment
-    return {name: text for name, text in own.items() if _is_needed(name)}
-
-
-def _is_needed(name: str) -> bool:
-    if any(word in name for word in _SECRET_WORDS):
-        return False
-    return name in _NEEDED or name.startswith(_PREFIXES)
+    return {
+        name: text
+        for name, text in own.items()
+        if (name in _NEEDED or name.startswith(_PREFIXES)) and not any(word in name for word in _SECRET_WORDS)
+    }
 
 
 def raise_oom_score(score: int) -> None:

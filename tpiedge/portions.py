@@ -8,7 +8,7 @@ whoever comes gets one.
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 
@@ -46,31 +46,21 @@ class Portions:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._taken = 0
-        self._by_client: dict[str, int] = {}
-
-    @property
-    def taken(self) -> int:
-        """By all clients."""
-        return self._taken
+        self.taken = 0  # by all clients
+        self._by_client: Counter[str] = Counter()
 
     def of(self, client: str) -> int:
-        return self._by_client.get(client, 0)
+        return self._by_client[client]
 
     def take(self, client: str, count: int = 1) -> bool:
         """Whether it may have `count` more, which it has then."""
-        if not may_have(self.of(client), self._taken, self._total, count):
+        if not may_have(self.of(client), self.taken, self._total, count):
             return False
-        self._give(client, count)
+        self.leave(client, -count)
         return True
 
     def leave(self, client: str, count: int = 1) -> None:
-        self._give(client, -count)
-
-    def _give(self, client: str, count: int) -> None:
-        self._taken += count
-        own = self.of(client) + count
-        if own:
-            self._by_client[client] = own
-        else:
-            self._by_client.pop(client, None)
+        self.taken -= count
+        self._by_client[client] -= count
+        if not self._by_client[client]:
+            del self._by_client[client]

@@ -8,8 +8,8 @@ from typing import Final
 
 from tests.browsing.browser import Browser
 from tests.browsing.watched import watch
+from tests.fakes.service import FakeGeneration, FakeService
 from tests.http.conftest import SECRET
-from tpiedge.testing.service import FakeGeneration, FakeService
 
 #: Where the pictures are that others are compared with.
 PICTURES: Final = Path(__file__).with_name("pictures")

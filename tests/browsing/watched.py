@@ -5,11 +5,11 @@ from typing import Final
 
 from msgspec import structs
 
+from tests.fakes.service import FakeService
 from tpiedge.master.counters import Counted, StepTimeline
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import RequestLine
 from tpiedge.master.status import NodeStatus
-from tpiedge.testing.service import FakeService
 from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 _MIB: Final = 1 << 20

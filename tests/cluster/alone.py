@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.pack.specs import Precision
-from tpiedge.testing.cluster import InProcessCluster
 
 TOKENS = 12
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.cluster.packs import split
 from tests.cluster.test_growing_kv import tight
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.pack.specs import Precision
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.fields import KVPrecision
 from tpiedge.wire.requests import GenerationRequest, Sampling

@@ -11,11 +11,12 @@ import torch
 from tests.cluster.alone import Alone
 from tests.cluster.packs import split
 from tests.cluster.test_streaming import PLACEMENTS
+from tests.fakes import cluster as clusters
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import CASES, Reference
 from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.model.int4_files import Int4Checkpoint
 from tpiedge.collectives.communicator import Route
-from tpiedge.engine import assembly
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
@@ -29,7 +30,6 @@ from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import parse_shares, partition
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.fields import KVPrecision
 
 NAMES = [case.name for case in CASES]
@@ -167,7 +167,7 @@ def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 library = KernelLibrary(usual.dll, sets[at % len(sets)])
                 return cls(arithmetic, threads[at % len(threads)], library)
 
-        monkeypatch.setattr(assembly, "Linear", Chosen)
+        monkeypatch.setattr(clusters, "Linear", Chosen)
 
     return choose
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.cluster.packs import split
 from tests.cluster.test_growing_kv import tight
+from tests.fakes.cluster import InProcessCluster, greedy_request
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
-from tpiedge.testing.cluster import InProcessCluster, greedy_request
 from tpiedge.wire.control import Token
 
 

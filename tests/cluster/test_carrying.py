@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Tag
 from tpiedge.engine import carrying
@@ -20,7 +21,6 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.pack.specs import Precision
 from tpiedge.planner.carriage import Carriage, KVHolder, carriage
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Carried, Finished, Halt, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 

@@ -8,11 +8,11 @@ import torch
 
 from tests.cluster.packs import split
 from tests.cluster.test_exactness import assert_close
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Route
 from tpiedge.collectives.group import COLLECTIVES
 from tpiedge.engine.steps import StepLimits
-from tpiedge.testing.cluster import InProcessCluster
 
 WAYS = tuple(COLLECTIVES)
 EXACT = ("star", "mesh", "two-shot")

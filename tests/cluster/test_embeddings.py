@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference, hidden_states
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import AnswerPart, Embedding
 from tpiedge.wire.requests import GenerationRequest, Pooling
 

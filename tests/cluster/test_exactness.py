@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster, greedy_request
 from tests.reference import CASES, Reference
 from tpiedge.engine.steps import StepLimits
-from tpiedge.testing.cluster import InProcessCluster, greedy_request
 from tpiedge.wire.control import PromptScores
 
 RELATIVE = 1e-4

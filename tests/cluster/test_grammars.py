@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster import test_batching
 from tests.cluster.test_batching import Arrival, Run
+from tests.fakes.cluster import InProcessCluster
 from tpiedge.engine import constraints, grammars
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kernels.kv_format import KVFormat
@@ -23,7 +24,6 @@ from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner.needs import LayerShape
 from tpiedge.planner.solve import parse_shares, partition
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Compiled, Failed, Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
@@ -257,10 +257,6 @@ def test_others_have_a_token_in_every_step_beside_masks_that_never_come(
         leader = cluster.leader
         for number in range(flood):
             leader.submit(ask(f"slow-{number}", PERSON), lambda event: None)
-        while leader.preparing and not leader.step():
-            if not any(live.sequence.held for live in leader._live.values()):
-                break
-            leader.await_grammar(0.5)
         while len([live for live in leader._live.values() if live.sequence.undrawn]) < flood:
             leader.step()
         computed = cluster.computed

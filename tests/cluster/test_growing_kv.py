@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster, greedy_request
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
-from tpiedge.testing.cluster import InProcessCluster, greedy_request
 from tpiedge.wire.control import Token
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.fields import KVPrecision
 
 # Biases; one KV head for seven query heads; sliding windows; norms of q and k.

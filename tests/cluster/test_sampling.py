@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.collectives.communicator import Route
-from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 

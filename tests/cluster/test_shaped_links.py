@@ -15,9 +15,9 @@ import torch
 from tests.cluster.packs import split
 from tests.cluster.test_collectives import CHUNKS, EXACT, WAYS, route
 from tests.cluster.test_exactness import assert_close
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tests.shaped_links import LinkModel, LinkSettings, ShapedNetwork
-from tpiedge.testing.cluster import InProcessCluster
 
 LINK = LinkSettings(latency_s=0.0002, jitter_s=0.0018, loss=0.05)
 AGAIN_S = 0.008

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.engine.fused_blocks import FusedBlocks
 from tpiedge.kernels.attention_block import FusedLayers
 from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.pack.specs import Precision
-from tpiedge.testing.cluster import InProcessCluster
 
 TOKENS = 12
 

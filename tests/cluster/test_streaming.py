@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.packs import split
+from tests.fakes.cluster import InProcessCluster
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Placement, Sweep, place
-from tpiedge.testing.cluster import InProcessCluster
 
 NAMES = ["llama-gqa-odd", "qwen2-tied", "qwen3", "mistral-sliding"]
 

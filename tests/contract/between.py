@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpiedge.transport.endpoint import Buffer, Envelope
-from tpiedge.transport.framing import TENSOR, names_of, read_frame
-from tpiedge.wire.messages import Message
+from tpiedge.transport.endpoint import TENSOR, Buffer, Envelope, names_of, read_frame
+from tpiedge.wire.fields import Message
 
 
 class Between:

@@ -6,8 +6,7 @@ from pathlib import Path
 from tpiedge.host.addresses import Address, parse_address
 from tpiedge.joining.front_door import FrontDoor, guest_policy
 from tpiedge.joining.tokens import TokenStore
-from tpiedge.transport.endpoint import LinkReset, MalformedMessage
-from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.endpoint import CONTROL, LinkReset, MalformedMessage
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.join import Enrol

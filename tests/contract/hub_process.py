@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 
 from tpiedge.errors import PeerError
-from tpiedge.transport.framing import Plane
+from tpiedge.transport.endpoint import Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 

@@ -9,14 +9,13 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
+from tests.fakes.inprocess import InProcessHub, InProcessPeer
 from tpiedge.collectives.peer_channel import node_name
-from tpiedge.testing.inprocess import InProcessHub, InProcessPeer
-from tpiedge.transport.endpoint import Endpoint
-from tpiedge.transport.framing import TENSOR, Plane
+from tpiedge.transport.admission import ZmqContext
+from tpiedge.transport.endpoint import TENSOR, Endpoint, Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
-from tpiedge.transport.zeromq_endpoint import ZmqContext
 
 _MOST_RANKS = 8
 
@@ -49,13 +48,13 @@ class Network:
         assert isinstance(self._hub, ZmqHub)
         return self._stack.enter_context(self._connection(rank, 0, self._hub.address, plane))
 
-    def mesh(self, size: int, plane: Plane = TENSOR) -> Sequence[Endpoint]:
+    def mesh(self, size: int) -> Sequence[Endpoint]:
         """One endpoint per rank; each has a link to each other."""
         made: Sequence[InProcessPeer | ZmqMesh]
         if self.kind == "inprocess":
-            made = InProcessPeer.group([node_name(rank) for rank in range(size)], plane)
+            made = InProcessPeer.group([node_name(rank) for rank in range(size)])
         else:
-            made = self._zmq_mesh(size, plane)
+            made = self._zmq_mesh(size)
         for one in made:
             self._stack.callback(one.close)
         return made
@@ -63,19 +62,19 @@ class Network:
     def close(self) -> None:
         self._stack.close()
 
-    def _zmq_mesh(self, size: int, plane: Plane) -> Sequence[ZmqMesh]:
+    def _zmq_mesh(self, size: int) -> Sequence[ZmqMesh]:
         """A rank listens to those above it and connects to those below it."""
         contexts = [ZmqContext(1) for _ in range(size)]
         for context in contexts:
             self._stack.callback(context.close)
-        hubs = [self._listener(rank, plane, context=contexts[rank]) for rank in range(size - 1)]
+        hubs = [self._listener(rank, TENSOR, context=contexts[rank]) for rank in range(size - 1)]
         made = []
         for rank in range(size):
             spokes = {
-                node_name(lower): self._connection(rank, lower, hubs[lower].address, plane, contexts[rank])
+                node_name(lower): self._connection(rank, lower, hubs[lower].address, TENSOR, contexts[rank])
                 for lower in range(rank)
             }
-            made.append(ZmqMesh(node_name(rank), hubs[rank] if rank < size - 1 else None, spokes, plane))
+            made.append(ZmqMesh(node_name(rank), hubs[rank] if rank < size - 1 else None, spokes))
         return made
 
     def _listener(

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.contract.networks import Network
-from tpiedge.collectives.communicator import Communicator, LocalCommunicator, Tag
+from tests.fakes.inprocess import InProcessHub, InProcessPeer, InProcessSpoke
+from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.collectives.group import COLLECTIVES, Group
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerLost, ProtocolError
-from tpiedge.testing.inprocess import InProcessHub, InProcessPeer, InProcessSpoke
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import StepPlan
 
@@ -81,7 +81,7 @@ class Ranks:
         self.bare = self._endpoints(network) if size > 1 else []
         self.endpoints = [wrap(rank, endpoint) for rank, endpoint in enumerate(self.bare)]
         self.groups = [self._group(rank) for rank in range(size)] if size > 1 else []
-        self.all: Sequence[Communicator] = self.groups or [LocalCommunicator()]
+        self.all: Sequence[Communicator] = self.groups or [Communicator()]
 
     @property
     def name(self) -> str:

@@ -11,8 +11,7 @@ from tests.contract.test_refusals import frame
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.data import Partial, Reduced, Slice, StepPlan
-from tpiedge.wire.messages import Message
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.fields import Message, TensorHeader
 
 HIDDEN = 96
 ROW = TensorHeader("f32", (3, HIDDEN))

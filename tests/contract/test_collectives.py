@@ -7,18 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.ranks import (
-    EXACT,
-    HUB,
-    TAG,
-    WAYS,
-    Ranks,
-    each_link,
-    part,
-    parts,
-    same,
-    total,
-)
+from tests.contract.ranks import EXACT, HUB, TAG, WAYS, Ranks, each_link, part, parts, same, total
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.wire.data import StepPlan

@@ -11,8 +11,7 @@ import zmq
 
 from tests.contract.relay import Relay
 from tpiedge.errors import UserError
-from tpiedge.transport.endpoint import DuplicateName, Endpoint, LinkReset, Unreachable
-from tpiedge.transport.framing import TENSOR
+from tpiedge.transport.endpoint import TENSOR, DuplicateName, Endpoint, LinkReset, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.codec import encode
@@ -32,20 +31,18 @@ def hub() -> Iterator[ZmqHub]:
 
 
 def connect(
-    hub: ZmqHub, keys: CurveKeys = NODE_KEYS, name: str = "node-1", server_key: str = "", source: str = ""
+    hub: ZmqHub, keys: CurveKeys = NODE_KEYS, name: str = "node-1", server_key: str = HUB_KEYS.public
 ) -> ZmqSpoke:
-    """From the address `source`, or from any."""
-    address = f"tcp://{source}:0;{hub.address.removeprefix('tcp://')}" if source else hub.address
-    return ZmqSpoke(address, server_key or HUB_KEYS.public, keys, name, hub_name="node-0", plane=TENSOR)
+    return ZmqSpoke(hub.address, server_key, keys, name, hub_name="node-0", plane=TENSOR)
 
 
-def assert_serves(hub: ZmqHub, spoke: Endpoint, sender: str = "node-1") -> None:
+def assert_serves(hub: ZmqHub, spoke: Endpoint) -> None:
     """The connection works in both directions."""
     spoke.send(Shutdown(3), timeout_s=WAIT_S)
     envelope = hub.recv(WAIT_S)
     assert envelope is not None
-    assert (envelope.sender, envelope.message) == (sender, Shutdown(3))
-    hub.send(Shutdown(4), to=sender)
+    assert (envelope.sender, envelope.message) == ("node-1", Shutdown(3))
+    hub.send(Shutdown(4), to="node-1")
     answer = spoke.recv(WAIT_S)
     assert answer is not None
     assert answer.message == Shutdown(4)

@@ -5,8 +5,7 @@ import contextlib
 import pytest
 
 from tpiedge.errors import PeerError
-from tpiedge.transport.endpoint import LinkReset
-from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.endpoint import CONTROL, LinkReset
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.epochs import AgentPulse

@@ -7,13 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tpiedge.testing.inprocess import InProcessHub
-from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Envelope, MalformedMessage, Unreachable
-from tpiedge.transport.framing import CONTROL
+from tests.fakes.inprocess import InProcessHub
+from tpiedge.transport.endpoint import (
+    CONTROL,
+    Endpoint,
+    EndpointClosed,
+    Envelope,
+    MalformedMessage,
+    Unreachable,
+)
 from tpiedge.wire.codec import encode
 from tpiedge.wire.control import Cancel, Lost, Shutdown
 from tpiedge.wire.data import Hidden, Partial
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.fields import TensorHeader
 
 WAIT_S = 20.0
 
@@ -104,7 +110,7 @@ def test_however_much_is_posted_at_once_it_arrives_in_its_order(network: Any) ->
     hub.send(Shutdown(1), to="node-1")
     owner.join(WAIT_S)
     assert not owner.is_alive()
-    assert (spoke.posted, spoke.counters.undeliverable) == (0, 0)
+    assert spoke.posted == 0
 
 
 def test_sending_to_a_closed_peer_ends(network: Any) -> None:
@@ -186,7 +192,7 @@ def test_a_malformed_message_names_its_sender_and_harms_nobody(network: Any, fra
 
 
 def test_closing_ends_a_wait_in_another_thread(network: Any) -> None:
-    for endpoint in (network.hub(), network.spoke()):
+    for endpoint in (network.hub(), network.spoke(), *network.mesh(3)):
         ended = threading.Event()
 
         def wait(endpoint: Endpoint = endpoint, ended: threading.Event = ended) -> None:

@@ -11,8 +11,15 @@ import zmq
 from tests.contract.hub_process import HubProcess
 from tests.contract.networks import Network
 from tpiedge.errors import PeerError
-from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage, Unreachable
-from tpiedge.transport.framing import CONTROL, TENSOR, Plane
+from tpiedge.transport.endpoint import (
+    CONTROL,
+    TENSOR,
+    Envelope,
+    LinkReset,
+    MalformedMessage,
+    Plane,
+    Unreachable,
+)
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.units import KIB, MIB
 from tpiedge.wire.control import Shutdown

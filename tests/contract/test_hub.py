@@ -7,10 +7,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from tpiedge.testing.inprocess import InProcessHub
+from tests.fakes.inprocess import InProcessHub
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.endpoint import Endpoint, Hub, Unreachable
-from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.endpoint import CONTROL, Endpoint, Hub, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import Shutdown

@@ -13,11 +13,9 @@ from tpiedge.collectives.communicator import DeadlineLiveness, Doing, Tag
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.errors import Misconduct, PeerLost
-from tpiedge.transport.endpoint import Envelope, LinkReset
-from tpiedge.transport.framing import TENSOR, frame_of, read_frame
+from tpiedge.transport.endpoint import TENSOR, Envelope, LinkReset, frame_of, read_frame
 from tpiedge.wire.data import Hidden, Partial, Reduced, StepPlan
-from tpiedge.wire.messages import Message
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.fields import Message, TensorHeader
 
 EPOCH, WAIT_S = 1, 20.0
 TAG = Tag(2, 0, 0)

@@ -70,9 +70,3 @@ def test_integers_are_never_rounded(network: Any, wire: str) -> None:
     for take in (ranks.groups[0].all_reduce, ranks.groups[1].begin_all_reduce):
         with pytest.raises(InternalError, match=f"not rounded to {wire}"):
             take(whole(0, False, 2), TAG)
-
-
-# --- what is not finite
-
-
-# --- parts of another kind

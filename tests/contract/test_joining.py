@@ -2,13 +2,13 @@
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.contract.crowd import wait_until
 from tests.contract.gate import MASTER, Gate
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address
@@ -18,13 +18,12 @@ from tpiedge.joining.front_door import FrontDoor
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.pairing_link import PairingHub, pair
 from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore
-from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.monitor import LinkState
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import Shutdown
-from tpiedge.wire.join import Enrol, Refused
-from tpiedge.wire.messages import PROTOCOL
+from tpiedge.wire.join import Refused
 
 WAIT_S = 20.0
 WORKER, OTHER = (CurveKeys.generate() for _ in range(2))
@@ -47,19 +46,12 @@ def link(gate: Gate, keys: CurveKeys = WORKER) -> ZmqSpoke:
     return open_link(gate.address, MASTER.public, keys, peer_name(keys.public), timeout_s=WAIT_S)
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
-
-
 def test_a_token_lets_a_worker_in_once_and_for_good(gate: Gate) -> None:
     secret = gate.token()
     with link(gate) as spoke:
         assert enrol(spoke, "pi", secret).name == NAME
         spoke.send(Shutdown(7))
-        eventually(lambda: gate.heard)
+        wait_until(lambda: gate.heard)
         assert gate.heard == [(NAME, Shutdown(7))]
         assert gate.hub.admission.guests == ()
     with link(gate) as again:
@@ -87,17 +79,6 @@ def test_a_token_lives_from_the_moment_at_which_the_master_s_clock_is_set(tmp_pa
         assert tokens.judge(secret, {})[0] == "expired"
 
 
-def test_another_protocol_is_told_both_versions(gate: Gate) -> None:
-    with link(gate) as spoke:
-        spoke.send(Enrol(PROTOCOL + 1, "9.9", "pi", gate.token(), "n", "", ""))
-        answer = spoke.recv(WAIT_S)
-        assert answer is not None
-        assert isinstance(answer.message, Refused)
-        assert "9.9 (protocol" in answer.message.message
-        assert "update tpiedge on the master's computer" in answer.message.message
-    assert gate.tokens.list()[0][1] == "ok"
-
-
 def test_a_revoked_worker_is_told_dropped_and_cut_off(gate: Gate) -> None:
     with link(gate) as spoke, link(gate, OTHER) as other:
         enrol(spoke, "pi", gate.token())
@@ -109,9 +90,9 @@ def test_a_revoked_worker_is_told_dropped_and_cut_off(gate: Gate) -> None:
         assert answer.message.kind == "revoked"
         spoke.send(Shutdown(1))
         monitor = spoke.monitor
-        eventually(lambda: monitor.poll() is LinkState.REFUSED)
+        wait_until(lambda: monitor.poll() is LinkState.REFUSED)
         other.send(Shutdown(2))
-        eventually(lambda: gate.heard)
+        wait_until(lambda: gate.heard)
         assert gate.heard == [(peer_name(OTHER.public), Shutdown(2))]
         with pytest.raises(PeerError, match="does not let this worker in"):
             link(gate)
@@ -138,20 +119,20 @@ def pairing(gate: Gate) -> Iterator[tuple[PairingHub, Address]]:
 class Visit:
     """A worker that pairs, in a thread."""
 
-    def __init__(self, address: Address, keys: CurveKeys = WORKER) -> None:
+    def __init__(self, address: Address) -> None:
         self.code = ""
         self.shown = threading.Event()
         self.result: object = None
-        self._thread = threading.Thread(target=self._run, args=(address, keys))
+        self._thread = threading.Thread(target=self._run, args=(address,))
         self._thread.start()
 
     def end(self) -> object:
         self._thread.join(WAIT_S)
         return self.result
 
-    def _run(self, address: Address, keys: CurveKeys) -> None:
+    def _run(self, address: Address) -> None:
         try:
-            self.result = pair(address, keys, "pi", self._show, timeout_s=WAIT_S)
+            self.result = pair(address, WORKER, "pi", self._show, timeout_s=WAIT_S)
         except (UserError, PeerError) as error:
             self.result = error
 
@@ -164,7 +145,7 @@ def test_a_typed_code_lets_a_worker_in(gate: Gate, pairing: tuple[PairingHub, Ad
     hub, address = pairing
     visit = Visit(address)
     assert visit.shown.wait(WAIT_S)
-    eventually(hub.pending)
+    wait_until(hub.pending)
     assert hub.pending()[0].host == "pi"
     with pytest.raises(UserError, match="no waiting worker"):
         hub.approve("AAAA-AAAA")

@@ -6,15 +6,11 @@ import pytest
 
 from tests.contract.networks import Network
 from tpiedge.errors import ProtocolError
-from tpiedge.transport.endpoint import Endpoint, LinkReset, MalformedMessage
-from tpiedge.transport.framing import CONTROL, FILES, TENSOR, Plane
+from tpiedge.transport.endpoint import CONTROL, FILES, TENSOR, Endpoint, LinkReset, MalformedMessage, Plane
 from tpiedge.wire.codec import encode
 from tpiedge.wire.control import Shutdown
-from tpiedge.wire.data import Hidden
-from tpiedge.wire.files import FileChunk
-from tpiedge.wire.limits import MAX_FILE_CHUNK, MAX_TENSOR_BYTES
-from tpiedge.wire.messages import Message
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.data import FileChunk, Hidden
+from tpiedge.wire.fields import MAX_FILE_CHUNK, MAX_TENSOR_BYTES, Message, TensorHeader
 
 WAIT_S = 20.0
 

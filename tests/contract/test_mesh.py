@@ -2,12 +2,15 @@
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.contract.ranks import WAIT_S
-from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Envelope
+from tests.contract.networks import linked
+from tests.contract.test_endpoint import WAIT_S, receive
+from tpiedge.transport.endpoint import EndpointClosed
+from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.control import Shutdown
 
 SIZE = 3
@@ -23,12 +26,6 @@ def mesh(network: Any) -> list[Any]:
             end.send(Shutdown(0), (), NAMES[lower], WAIT_S)
             assert receive(ends[lower]).sender == NAMES[rank]
     return ends
-
-
-def receive(end: Endpoint) -> Envelope:
-    envelope = end.recv(WAIT_S)
-    assert envelope is not None, "nothing arrived"
-    return envelope
 
 
 def test_everybody_hears_everybody_in_order(mesh: list[Any]) -> None:
@@ -61,18 +58,13 @@ def test_who_sends_much_does_not_drown_others(mesh: list[Any]) -> None:
     flooder.join()
 
 
-def test_closing_ends_a_wait_in_another_thread(mesh: list[Any]) -> None:
-    for end in mesh:
-        ended = threading.Event()
-
-        def wait(end: Endpoint = end, ended: threading.Event = ended) -> None:
-            with pytest.raises(EndpointClosed):
-                end.recv(WAIT_S)
-            ended.set()
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert not ended.wait(0.02)
+def test_closing_ends_a_wait_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, wait = threading.Event(), ZmqHub._wait_to_send
+    monkeypatch.setattr(ZmqHub, "_wait_to_send", lambda *given: waits.set() or wait(*given))
+    with linked("zeromq", monkeypatch) as network, ThreadPoolExecutor(1) as threads:
+        end = network.mesh(SIZE)[0]
+        sending = threads.submit(end.send, Shutdown(1), (), "nobody", WAIT_S)
+        assert waits.wait(WAIT_S)
         end.close()
-        assert ended.wait(WAIT_S / 2)
-        thread.join()
+        with pytest.raises(EndpointClosed):
+            sending.result(WAIT_S / 2)

@@ -16,8 +16,7 @@ from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.codec import encode
 from tpiedge.wire.control import Shutdown
-from tpiedge.wire.limits import MAX_TENSOR_BYTES
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.fields import MAX_TENSOR_BYTES, TensorHeader
 
 SIZE = 3
 FOUND_OUT_S = 15.0

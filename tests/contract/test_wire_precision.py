@@ -10,12 +10,11 @@ import torch
 from tests.contract.networks import linked
 from tests.contract.ranks import HUB, LINKS, Ranks, part, parts, same
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.wire.tensors import INT8_GROUP
+from tpiedge.wire.fields import INT8_GROUP
 
 SIZE = 4
 ROUNDINGS = 2
 """How often a value of the sum is rounded at most."""
-"""Bytes as a part of those that f32 takes, with the headers."""
 
 
 @pytest.fixture(params=itertools.product(LINKS, ("bf16", "int8")), ids=str)

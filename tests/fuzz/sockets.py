@@ -10,7 +10,7 @@ from tpiedge.errors import ProtocolError
 
 
 def _message(folder: Path) -> Read:
-    from tpiedge.transport.framing import CONTROL, FILES, TENSOR, read_frame
+    from tpiedge.transport.endpoint import CONTROL, FILES, TENSOR, read_frame
     from tpiedge.wire.codec import decode, encode
 
     def read(data: bytes) -> None:
@@ -36,13 +36,13 @@ def _message_seeds() -> list[bytes]:
 
 
 def _body(folder: Path) -> Read:
+    from tests.fakes.service import FakeService
     from tests.http.conftest import InstantTemplate
     from tpiedge.api.body import parse_object
     from tpiedge.api.errors import ApiError
     from tpiedge.api.limits import Limits
     from tpiedge.api.openai_request import CHAT, COMPLETION
     from tpiedge.model.tokenizer import Tokenizer
-    from tpiedge.testing.service import FakeService
 
     service = FakeService(Tokenizer.open(DEMO, here=True), InstantTemplate(), vocab_size=2048)
     limits = Limits.of_context(service.max_sequence)

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+from tests.fakes.service import FakeGeneration, FakeService
 from tpiedge.answers.generation import Unavailable
 from tpiedge.answers.shelf import AnswerShelf
-from tpiedge.api.app import Api
 from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import RecordFolder
+from tpiedge.api.server import Api
 from tpiedge.errors import GrammarRefused, InternalError, OutOfMemory, PeerLost
 from tpiedge.master.request_times import Reading
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeGeneration, FakeService
 from tpiedge.wire.control import PromptScores
 from tpiedge.wire.requests import GenerationRequest
 
@@ -188,7 +188,7 @@ def fixed() -> Iterator[None]:
             ("secrets.randbits", lambda _bits: 7),
             ("time.time", lambda: 1_000_000_000.0),
             ("tpiedge.api.answering._OPEN_S", LIMIT_S),
-            ("tpiedge.api.app._HEARD_S", 0.0),
+            ("tpiedge.api.server._HEARD_S", 0.0),
         ):
             stack.enter_context(mock.patch(name, value))
         yield

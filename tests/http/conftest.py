@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import h11
@@ -11,13 +13,13 @@ import httpx
 import openai
 import pytest
 
+from tests.fakes.service import FakeService
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import ApiServer
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeService
 
 DEMO = Path(__file__).parents[2] / "tpiedge" / "model" / "demo"
 SECRET = "the-admin-secret"
@@ -107,6 +109,22 @@ def serve(service):
     yield start
     for one in [*servers, *kept]:
         one.close()
+
+
+@pytest.fixture
+def server_process():
+    """A server in a process of its own, which prints its URL."""
+    command = [sys.executable, "-m", "tests.http.served"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes, text=True) as popen:
+        try:
+            yield popen
+        finally:
+            try:
+                popen.communicate(timeout=20)
+            finally:
+                popen.kill()
+    assert popen.returncode == 0
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 import time
 
 from tpiedge.answers.shelf import AnswerShelf
-from tpiedge.api.app import Api
 from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest
+from tpiedge.api.server import Api
 
 
 class KeptAnswers(AnswerShelf):
@@ -28,6 +28,6 @@ class KeptAnswers(AnswerShelf):
         guard = Guard("localhost", ApiKeys(), secret, 1000)
         return Api(self.service, guard, limits or Limits(), self, self.records)
 
-    def join(self, limit_s):
-        super().join(limit_s)
+    def close(self, limit_s=0.0):
+        super().close(limit_s)
         self.records.close(limit_s)

@@ -6,12 +6,12 @@ Prints its URL, and ends with its standard input.
 import sys
 from dataclasses import replace
 
+from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, SECRET, InstantTemplate
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeService
 
 CONTEXT = 4096
 

@@ -6,28 +6,17 @@ import httpx
 import openai
 import pytest
 
-from tests.http.conftest import leave_early
+from tests.http.conftest import answers, leave_early
 from tpiedge.errors import ChildLost, PeerLost
 
 LIMIT_S = 20.0
 USER = [{"role": "user", "content": "hi"}]
 
 
-def says(service, text, reason="stop"):
-    ids = service.tokenizer.encode(text, add_special=False)
-
-    def script(generation):
-        generation.say(*ids)
-        generation.finish(reason)
-
-    service.script = script
-    return ids
-
-
 @pytest.mark.parametrize("text", ["Hello, you there", "smile \N{GRINNING FACE} and line\u2028end\r\n"])
 @pytest.mark.fault("H11", "a stream gives the bytes of the whole answer")
 def test_a_stream_says_the_same_as_a_whole_answer(client, service, text):
-    ids = says(service, text)
+    said, count = answers(service, text), len(service.tokenizer.encode(text, add_special=False))
     whole = client.chat.completions.create(model="babbler", messages=USER).choices[0].message.content
     options = {"include_usage": True}
     chunks = list(
@@ -35,10 +24,10 @@ def test_a_stream_says_the_same_as_a_whole_answer(client, service, text):
     )
     assert chunks[0].choices[0].delta.role == "assistant"
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    assert "".join(texts) == whole == service.tokenizer.decode(ids)
+    assert "".join(texts) == whole == said
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == "stop"
     assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == len(ids)
+    assert chunks[-1].usage.completion_tokens == count
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -149,3 +138,12 @@ def test_a_hundred_at_once_get_an_answer_or_429(client, service):
         stream.close()
     for _ in range(4):
         assert service.generations.get(timeout=LIMIT_S).ended.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize("large", [{"user": "x" * 200_000}, {"metadata": {"a": "x" * 200_000}}])
+def test_a_field_that_is_too_large_to_be_repeated_leaves_the_others_there(client, service, large):
+    answers(service, "Hello")
+    said = client.responses.create(model="babbler", input="x", instructions="Be kind.", **large)
+    assert said.instructions == "Be kind."
+    assert not said.user
+    assert not said.metadata

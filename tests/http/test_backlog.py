@@ -8,7 +8,7 @@ import pytest
 from tests.http.conftest import SECRET
 from tests.http.kept import KeptAnswers
 from tests.http.test_resuming import CHAT, LIMIT_S, PACK, TEXT, Left, events_in, wait_until
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import RecordFolder
 from tpiedge.api.transcript import Transcript
 
 TOKENS = 3000
@@ -76,8 +76,7 @@ def begun(tmp_path, service):
         return kept[0].api(SECRET, limits), path
 
     yield begin
-    kept[0].close()
-    kept[0].join(LIMIT_S)
+    kept[0].close(LIMIT_S)
 
 
 @pytest.mark.fault(

@@ -10,9 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tpiedge.api.guard import public_name
+from tpiedge.api.guard import Proxies, public_name
 from tpiedge.api.limits import Limits
-from tpiedge.api.proxies import Proxies
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "proxies.md"
 LIMIT_S = 60.0

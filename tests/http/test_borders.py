@@ -6,9 +6,9 @@ import json
 import httpx
 import pytest
 
+from tests.fakes.service import FakeService
 from tests.http.conftest import InstantTemplate
 from tests.unit.model.vocabularies import TOKENIZERS
-from tpiedge.testing.service import FakeService
 
 PROMPTS = ("the house", "the house\n", "the 你", "你好吗" * 8, "é\ufffd")
 MORE = (" cat", "cat", "\ncat", "好", "好 cat")

@@ -15,7 +15,7 @@ from tpiedge.api import admin
 from tpiedge.master.counters import Counted
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.status import NodeStatus
-from tpiedge.wire.control import Stats
+from tpiedge.wire.control import Stats, WorkerLink
 
 NODE = NodeStatus(
     "master", 0, "ready", (0, 2), (0, 4), 2, 1 << 30, 3e9, 50 << 20, 0.1, planned_bytes=400 << 20
@@ -42,6 +42,55 @@ def test_what_a_node_counts_is_told_by_name(server, service):
     service._nodes = (replace(NODE, counted=Counted(stats, stats, 1.0)),)
     (node,) = httpx.get(f"{server.url}/admin/nodes", headers=ADMIN).json()["nodes"]
     assert node["counted"]["latest"]["steps"] == stats.steps
+
+
+def shape(value):
+    """`value` with types in place of what is neither object nor list; of a list its first."""
+    if isinstance(value, dict):
+        return {name: shape(one) for name, one in value.items()}
+    return [shape(one) for one in value[:1]] if isinstance(value, list) else type(value)
+
+
+def test_what_others_read_of_the_cluster_has_these_names_and_types(server, service):
+    """`tpiedge nodes --json` prints it."""
+    stats = Stats(*range(len(Stats.__struct_fields__)))
+    service._nodes = (replace(NODE, counted=Counted(stats, stats, 1.0)),)
+    service.links = (WorkerLink(1, 2, 0.001),)
+    found = shape(httpx.get(f"{server.url}/admin/nodes", headers=ADMIN).json())
+    counters = dict.fromkeys(Stats.__struct_fields__, int)
+    histogram = {"bounds": [float], "counts": [int], "total": float}
+    assert found.pop("nodes") == [
+        {
+            **dict.fromkeys(("name", "state", "why", "host", "spare", "not_stocked"), str),
+            **dict.fromkeys(("rank", "threads", "memory_bytes", "weight_bytes", "planned_bytes"), int),
+            **dict.fromkeys(("disk_bytes", "fetched_bytes", "fetch_total_bytes"), int),
+            **dict.fromkeys(("speed", "last_seen_s", "fetch_bytes_per_s", "left_out_s"), float),
+            **dict.fromkeys(("round_trip_s", "link_bytes_per_s"), float),
+            "attention": [int],
+            "ffn": [int],
+            "pid": type(None),
+            "counted": {"latest": counters, "first": counters, "spent_s": float},
+            "stocked": bool,
+        }
+    ]
+    assert found.pop("totals") == {
+        **dict.fromkeys(("finished", "failed", "cancelled", "refused", "resumed", "cut"), int),
+        **dict.fromkeys(("prompt_tokens", "cached_tokens", "tokens"), int),
+        "paused_s": float,
+    }
+    assert found.pop("history") == {"begun": [int], "failed": int, "losses": [int], "recoveries": histogram}
+    assert found.pop("histograms") == {
+        **dict.fromkeys(("queue", "first_token", "prefill", "between_tokens", "decode"), histogram),
+        **dict.fromkeys(("per_token", "latency", "prompt_tokens", "answer_tokens"), histogram),
+        "pauses": dict.fromkeys(("plan", "loss", "restart", "priority"), histogram),
+    }
+    assert found == {
+        **dict.fromkeys(("reason", "failed", "split_shows"), str),
+        **dict.fromkeys(("collective", "bulk_collective", "collective_why"), str),
+        **dict.fromkeys(("queued", "running", "epoch"), int),
+        "ready": bool,
+        "links": [{"low": int, "high": int, "round_trip_s": float}],
+    }
 
 
 def test_the_picture(server):

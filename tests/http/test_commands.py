@@ -1,9 +1,6 @@
 """`tpiedge chat` and `tpiedge nodes` against a server of this process."""
 
 import json
-import socket
-import struct
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -11,6 +8,7 @@ from click.testing import CliRunner
 
 from tests.http.conftest import SECRET, KnowingTemplate, answers
 from tpiedge.cli.chat_client import chat
+from tpiedge.cli.main import cli
 from tpiedge.cli.nodes import nodes
 from tpiedge.errors import PeerError, PeerLost, UserError
 from tpiedge.host.private_file import replace_private
@@ -91,12 +89,6 @@ def test_a_message_that_is_too_long_ends_no_conversation(command, service):
     assert command(chat, stdin="hi\n" + "once " * 2000 + "\nhi\n") == f"{text}\n" * 2
 
 
-def test_another_key_is_asked_for(serve):
-    server = serve(keys=["right"])
-    result = CliRunner().invoke(chat, ["--url", server.url, "--api-key", "wrong", "--prompt", "x"])
-    assert "TPIEDGE_API_KEY" in str(result.exception)
-
-
 def test_nodes(command, service):
     service._nodes = NODES
     out = command(nodes)
@@ -122,7 +114,7 @@ def test_approving_and_revoking(tmp_path, command, service):
     service._nodes = NODES
 
     def run(*arguments):
-        return CliRunner().invoke(nodes, ["--state", str(tmp_path), *arguments])
+        return CliRunner().invoke(cli, ["nodes", "--state", str(tmp_path), *arguments])
 
     assert "attic" in run("approve", "K7Q2").output
     assert service.approved == ["K7Q2"]
@@ -168,22 +160,6 @@ def test_a_worker_that_is_left_out_is_tried_again(command, service):
     assert json.loads(command(nodes, "clear", "attic", "--json")) == {"name": "w-4567"}
     with pytest.raises(UserError, match="nobody"):
         command(nodes, "clear", "nobody")
-
-
-def test_a_port_where_no_http_is_spoken():
-    """As that for workers, which hangs up."""
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
-
-        def hang_up():
-            connection, _ = server.accept()
-            connection.recv(1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.close()
-
-        threads.submit(hang_up)
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(PeerError, match=f"the master at {url} ended the connection early"):
-            raise CliRunner().invoke(chat, ["--url", url, "--prompt", "x"]).exception
 
 
 @pytest.mark.parametrize("command", [nodes, chat])

@@ -6,7 +6,6 @@ import gc
 import json
 import resource
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -160,24 +159,10 @@ class Child:
         self.process.rlimit(psutil.RLIMIT_NOFILE, self._limits)
 
 
-@pytest.fixture
-def child():
-    command = [sys.executable, "-m", "tests.http.served"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **pipes, text=True) as popen:
-        try:
-            yield Child(popen)
-        finally:
-            try:
-                popen.communicate(timeout=LIMIT_S)
-            finally:
-                popen.kill()
-    assert popen.returncode == 0
-
-
 @pytest.mark.fault("P14", "without a descriptor left, clients wait, and those that are there are served")
 @_linux
-def test_without_descriptors_clients_wait(child):
+def test_without_descriptors_clients_wait(server_process):
+    child = Child(server_process)
     with httpx.Client(base_url=child.url, timeout=LIMIT_S) as connected:
         assert connected.get("/health").status_code == 200
         child.allow(4)

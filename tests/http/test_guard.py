@@ -9,13 +9,11 @@ import pytest
 from starlette.routing import Route
 
 from tests.http.conftest import SECRET
-from tpiedge.api.app import Api
-from tpiedge.api.guard import OPEN_PATHS, Guard, check_bind, public_name
+from tpiedge.api.guard import OPEN_PATHS, Guard, Origins, check_bind, public_name
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
-from tpiedge.api.origins import Origins
 from tpiedge.api.page import is_page
-from tpiedge.api.server import ApiServer
+from tpiedge.api.server import Api, ApiServer
 from tpiedge.errors import UserError
 
 KEY = "sk-cafe"

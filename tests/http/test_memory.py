@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,17 +40,8 @@ class Served:
 
 
 @pytest.fixture
-def served():
-    command = [sys.executable, "-m", "tests.http.served"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            yield Served(child)
-        finally:
-            try:
-                child.communicate(timeout=LIMIT_S)
-            finally:
-                child.kill()
-    assert child.returncode == 0
+def served(server_process):
+    return Served(server_process)
 
 
 def post(served, body):

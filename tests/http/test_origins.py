@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from tests.http.conftest import SECRET
+from tpiedge.api.guard import Origins
 from tpiedge.api.keys import ApiKeys
-from tpiedge.api.origins import Origins
 from tpiedge.api.server import ApiServer
 from tpiedge.errors import UserError
 

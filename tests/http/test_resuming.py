@@ -11,6 +11,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from tests.fakes.clock import ManualClock
+from tests.fakes.service import token
 from tests.http.conftest import DEMO, PACK, SECRET, leave_early
 from tests.http.kept import KeptAnswers
 from tpiedge.answers.log import COLLECTED_WITHIN_S, LEFT_S, UNFINISHED_S, AnswerLog, Parting
@@ -18,13 +20,10 @@ from tpiedge.answers.record import FoundAnswer
 from tpiedge.api.asked import Asked, Choice, Reply
 from tpiedge.api.completions import ANSWER_FORMS
 from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
-from tpiedge.api.records import AcceptedRequest
+from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.master.journal import GUILTY
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.clock import ManualClock
-from tpiedge.testing.service import token
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
@@ -211,18 +210,6 @@ def test_without_records_an_answer_is_resumed_while_the_server_lives(serve, serv
         wait_until(lambda: http.get(path).status_code == 404)
 
 
-def test_a_stream_is_named_and_numbered_and_its_record_ends_with_it(keep, service, folder):
-    service.script = lambda generation: (generation.say(*WORDS), generation.finish())
-    with connect(keep()) as http:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
-            assert answer.headers["x-request-id"] == service.generations.get().request.id
-            assert answer.headers["x-resumable"] == "yes"
-            numbers = [number for number, _ in events_of(answer)]
-        assert numbers == list(range(1, len(numbers) + 1))
-        http.delete(f"/v1/completions/{answer.headers['x-request-id']}")
-        wait_until(lambda: not left(folder))
-
-
 def test_a_defect_of_the_master_is_not_the_end_of_the_answer(keep, service, folder):
     """The stream breaks off without a word, and the next master goes on."""
     asked = BODY | {"stream": True}
@@ -248,7 +235,9 @@ def test_a_client_whose_connection_ends_may_come_again(keep, service, folder, st
     with connect(keep()) as http:
         with http.stream("POST", "/v1/completions", json=BODY | {"stream": stream}) as answer:
             path = f"/v1/completions/{answer.headers['x-request-id']}"
+            assert answer.headers["x-resumable"] == "yes"
             generation = service.generations.get(timeout=LIMIT_S)
+            assert path.endswith(generation.request.id)
             assert generation.attended
         wait_until(lambda: not generation.attended)
         generation.say(*WORDS)
@@ -393,8 +382,7 @@ def test_a_request_is_taken_up_once_it_is_asked_for(service, folder, leave):
         if number:
             generation.take_up()
             wait_until(lambda before=number: left(folder)[0].read_bytes().count(b"taken up") == before)
-        kept.close()
-        kept.join(LIMIT_S)
+        kept.close(LIMIT_S)
 
 
 def test_an_answer_that_a_stop_string_had_ended_asks_for_nothing(keep, service, leave):

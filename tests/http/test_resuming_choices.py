@@ -7,6 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from tests.fakes.service import FakeService, finished, token
 from tests.http.conftest import SECRET
 from tests.http.kept import KeptAnswers
 from tests.http.test_resuming import (
@@ -23,16 +24,14 @@ from tests.http.test_resuming import (
 )
 from tpiedge.api.asked import Asked, Choice, named_choices
 from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
-from tpiedge.api.records import AcceptedRequest
+from tpiedge.api.records import AcceptedRequest, RecordFolder
 from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.master.journal import Paused, Resumed
-from tpiedge.testing.service import FakeService, finished, token
 from tpiedge.wire.control import PromptScores
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 STOPPED = replace(CHAT, stops=(" three",))
-ECHO = replace(TEXT, stops=(" three",))
+ECHO = replace(TEXT, stops=(" three",), goes_on=True)
 BODY = {"model": "babbler", "prompt": ["x", "y"]}
 
 
@@ -193,5 +192,4 @@ def test_a_master_takes_up_an_answer_once_however_many_choices_it_has(service, f
     (record,) = left(folder)
     wait_until(lambda: record.read_bytes().count(b"\n") == 6)
     assert record.read_bytes().count(b"taken up") == 1
-    kept.close()
-    kept.join(LIMIT_S)
+    kept.close(LIMIT_S)

@@ -8,7 +8,7 @@ import pytest
 from tests.http.conftest import answers
 from tests.http.test_resuming import LIMIT_S, PACK, connect, left, wait_until
 from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import RecordFolder
 
 ASKED = [{"role": "user", "content": "hi"}]
 RESPONSE = {"model": "babbler", "input": "hi"}

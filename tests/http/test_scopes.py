@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from tests.http.conftest import KnowingTemplate
-from tpiedge.api.proxies import Proxies
-from tpiedge.kv.pages import PagePool, root_name
+from tpiedge.api.guard import Proxies
+from tpiedge.kv.pages import PagePool
 from tpiedge.wire.requests import SCOPE_CHARACTERS
 
 KEYS = ("sk-one", "sk-two")
@@ -24,7 +24,7 @@ def key(number):
 @pytest.fixture
 def caching(service):
     """The cluster keeps what it has read, in rank 0's ledger of pages."""
-    pool = PagePool(200, PAGE, b"key", root_name(b""))
+    pool = PagePool(200, PAGE, b"key")
 
     def script(generation):
         ids, scope = generation.request.prompt_ids, generation.request.scope

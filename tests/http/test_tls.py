@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.http.conftest import SECRET, answers
+from tests.http.test_connections import answer_to
 from tpiedge.api.connection import PIECE_BYTES
 from tpiedge.api.limits import Limits
 from tpiedge.cli.chat_client import chat
@@ -98,15 +99,6 @@ def test_another_certificate_is_refused_before_the_key_is_sent(secure, service, 
     assert service.generations.empty()
 
 
-def ends(connection):
-    """What comes until the other side ends the connection."""
-    found = b""
-    with contextlib.suppress(ConnectionError):
-        while some := connection.recv(4096):
-            found += some
-    return found
-
-
 def test_a_turn_of_the_event_loop_parses_one_piece(secure, service, trusting, pieces):
     """Though TLS gives all that has come at once."""
     answers(service, "Hello")
@@ -125,7 +117,7 @@ def test_places_are_counted_before_the_handshake(secure, trusting):
         for _ in range(8):  # half of them, all that one address may have
             stack.enter_context(socket.create_connection(server.address, LIMIT_S))
         with socket.create_connection(server.address, LIMIT_S) as late:
-            assert ends(late) == b""
+            assert answer_to(late, b"") == b""
     # Those that were taken are free again.
     deadline = time.monotonic() + LIMIT_S
     with httpx.Client(verify=trusting, base_url=server.url, timeout=LIMIT_S) as http:

@@ -10,7 +10,6 @@ from tests.http.conftest import SECRET
 from tests.http.test_cluster import ATTIC, NODE
 from tpiedge.cli import top as module
 from tpiedge.cli.top import top
-from tpiedge.errors import UserError
 from tpiedge.host.private_file import replace_private
 from tpiedge.master.history import ClusterEvent
 from tpiedge.wire.control import WorkerLink
@@ -63,14 +62,3 @@ def test_one_object_and_nothing_else(run):
     found = json.loads(run("--json"))
     assert found["object"] == "tpiedge.cluster"
     assert [one["name"] for one in found["machines"]] == ["master", "w-1"]
-
-
-def test_while_the_cluster_starts_it_says_so(run, service):
-    service.unavailable = "loading the weights"
-    assert run().startswith("babbler: not ready: loading the weights; ")
-
-
-def test_without_a_master(tmp_path):
-    result = CliRunner().invoke(top, ["--state", str(tmp_path)])
-    assert isinstance(result.exception, UserError)
-    assert "no master runs on this computer (for this user)" in str(result.exception)

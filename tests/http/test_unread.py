@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.clock import ManualClock
+from tests.fakes.service import FakeService, token
 from tests.http.kept import KeptAnswers
 from tests.http.test_resuming import (
     CHAT,
@@ -17,9 +19,7 @@ from tests.http.test_resuming import (
 from tpiedge.answers.log import Parting
 from tpiedge.answers.record import event_bytes
 from tpiedge.api.asked import Asked, Choice
-from tpiedge.api.record_folder import RecordFolder
-from tpiedge.testing.clock import ManualClock
-from tpiedge.testing.service import FakeService, token
+from tpiedge.api.records import RecordFolder
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 
@@ -37,8 +37,7 @@ def many(service):
 def kept(folder, many, clock):
     found = KeptAnswers(RecordFolder(folder, PACK), many, 1.0, clock.now)
     yield found
-    found.close()
-    found.join(LIMIT_S)
+    found.close(LIMIT_S)
 
 
 class Clients:
@@ -102,8 +101,7 @@ def test_the_next_server_goes_on_with_what_is_unfinished_first(folder, many, cli
     assert after.recover_all() == 2
     found = [name for name in names if after.find(name) is not None]
     assert found == [unfinished, names[-1]]
-    after.close()
-    after.join(LIMIT_S)
+    after.close(LIMIT_S)
 
 
 def test_what_an_answer_takes_is_not_more_than_is_counted(tokenizer):
@@ -157,7 +155,8 @@ def test_what_a_request_holds_is_counted(kept, many, choices, reply):
         answer = kept.find(asked[0].request.id)
         wait_until(lambda: answer.over)
         reader.leave(Parting.SENT)
-        answer.join(LIMIT_S)
+        for thread in answer.threads:
+            thread.join(LIMIT_S)
         return answer.held_bytes
 
     leave(1)

@@ -1,8 +1,10 @@
 """Building the driver (main.cpp and what lies beside it) with the native sources of kernels and transport."""
 
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +12,8 @@ from pathlib import Path
 from tpiedge.kernels.shared_library import ISAS
 
 _DRIVER = Path(__file__).parent
-_PACKAGE = _DRIVER.parents[1] / "tpiedge"
+_ROOT = _DRIVER.parents[1]
+_PACKAGE = _ROOT / "tpiedge"
 # As setup.py has them, but for what optimises.
 _FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-pthread")
 _COMPILE_TIMEOUT_S = 900.0
@@ -41,8 +44,22 @@ def host_compiler() -> str | None:
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
-def build(compiler: str, flags: Sequence[str], folder: Path) -> Path:
-    """The driver's path. A source that does not compile raises with the compiler's words."""
+def build(compiler: str, flags: Sequence[str]) -> Path:
+    """The driver's path, made anew where a source, the compiler or a flag changed since the last one: it takes a minute
+    of CPU. A source that does not compile raises with the compiler's words."""
+    folders = [_DRIVER, *(_PACKAGE / part for part in NATIVE)]
+    digest = hashlib.sha256(repr((run([compiler, "--version"]).stdout, _FLAGS, flags)).encode())
+    for path in sorted(path for folder in folders for path in folder.iterdir() if path.is_file()):
+        digest.update(f"{path.relative_to(_ROOT)}\n".encode() + path.read_bytes())
+    driver = _ROOT / "build" / "native" / digest.hexdigest()[:16]
+    if not driver.exists():
+        driver.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=driver.parent) as made:  # on one disk: it is renamed
+            _build(compiler, flags, Path(made)).replace(driver)
+    return driver
+
+
+def _build(compiler: str, flags: Sequence[str], folder: Path) -> Path:
     sources = [path for part in NATIVE for path in sorted((_PACKAGE / part).glob("*.cpp"))]
     sources += sorted(_DRIVER.glob("*.cpp"))
     objects = [folder / f"{source.parent.name}-{source.stem}-{at}.o" for at, source in enumerate(sources)]

@@ -37,7 +37,7 @@ def sanitized_driver(compiler: str, tmp_path_factory: pytest.TempPathFactory) ->
             pytest.skip(
                 f"compiler: {compiler} has no address and undefined-behaviour sanitizers here: {done.stderr[-500:]}"
             )
-    return build(compiler, _SANITIZERS, folder)
+    return build(compiler, _SANITIZERS)
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +56,9 @@ def emulator() -> str:
 
 
 @pytest.fixture(scope="session")
-def arm_driver(emulator: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def arm_driver(emulator: str) -> Path:
     """Optimised as the package's own build."""
     found = shutil.which(_CROSS_COMPILER)
     if found is None:
         pytest.skip(f"compiler: no {_CROSS_COMPILER}: apt-get install g++-aarch64-linux-gnu")
-    return build(found, ("-O3", "-static"), tmp_path_factory.mktemp("arm"))
+    return build(found, ("-O3", "-static"))

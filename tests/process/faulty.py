@@ -20,7 +20,7 @@ from tests.process.command import wait_for
 from tpiedge.cli.main import main
 from tpiedge.launch import slot
 from tpiedge.supervision import Supervisor
-from tpiedge.transport.admission import Gatekeeper
+from tpiedge.transport.admission import ZmqContext
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
 #: For the nodes: the variable with FILE.
@@ -94,7 +94,7 @@ def _failing_thread(name: str, path: Path) -> None:
         return call
 
     ZmqEndpoint.recv_frame = failing(ZmqEndpoint.recv_frame)
-    Gatekeeper._answer = failing(Gatekeeper._answer)
+    ZmqContext._answer = failing(ZmqContext._answer)
     uvicorn.Server.on_tick = failing(uvicorn.Server.on_tick)
     os.fsync = failing(os.fsync)
     check = Supervisor.check

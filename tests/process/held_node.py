@@ -12,19 +12,19 @@ from pathlib import Path
 from torch import Tensor
 
 from tests.process.faulty import NODE_FAULT_FILE, wait_where_held
-from tpiedge.engine.forward import ForwardPass
+from tpiedge.engine.forward import Engine
 from tpiedge.node.process import main
 from tpiedge.wire.data import StepPlan
 
 
 def _hold(path: Path) -> None:
-    run = ForwardPass.run
+    run = Engine.run
 
-    def run_later(forward: ForwardPass, x_TH: Tensor, plan: StepPlan) -> None:
+    def run_later(forward: Engine, x_TH: Tensor, plan: StepPlan) -> None:
         wait_where_held(path)
         run(forward, x_TH, plan)
 
-    ForwardPass.run = run_later
+    Engine.run = run_later
 
 
 if __name__ == "__main__":

@@ -12,20 +12,20 @@ from pathlib import Path
 from torch import Tensor
 
 from tests.process.faulty import NODE_FAULT_FILE, SLOWER_S
-from tpiedge.engine.forward import ForwardPass
+from tpiedge.engine.forward import Engine
 from tpiedge.memory.weights import BlockWeights
 from tpiedge.node.process import main
 
 
 def _slow_down(path: Path) -> None:
-    ffn = ForwardPass._ffn
+    ffn = Engine._ffn
 
-    def ffn_later(forward: ForwardPass, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
+    def ffn_later(forward: Engine, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
         if path.exists():
             time.sleep(SLOWER_S)
         return ffn(forward, x_CH, weights, layer)
 
-    ForwardPass._ffn = ffn_later
+    Engine._ffn = ffn_later
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import sys
 from tpiedge.launch.slot import Standby
 
 standby = Standby(1)
-standby.start()
 print(standby.pid, flush=True)
 sys.stdin.read()
 """
@@ -38,10 +37,9 @@ def test_a_waiting_node_does_not_outlive_a_killed_parent():
 
 def test_one_that_dies_before_its_report_says_why():
     standby = Standby(1)
-    standby.start()
     assert standby.report(time.monotonic()) is None
     psutil.Process(standby.pid).kill()
     with pytest.raises(PeerError, match="did not report: its process was killed by SIGKILL"):
         standby.report(time.monotonic() + IMPORTING_S)
-    assert not standby.alive
-    standby.stop()
+    assert standby.exit_cause() is not None
+    standby.stop(0.0)

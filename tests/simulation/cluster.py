@@ -190,7 +190,7 @@ class Cluster(Story):
             if one.offer.memory_bytes < _SMALLEST_BYTES
         }
         fit = [one.name for one in machines if one.name not in small]
-        own_bytes = self.own_memory[-1] if self.own_memory else _ENOUGH_BYTES
+        own_bytes = self.rank_zero.memory_bytes
         for name in fit:
             self.law(name in self.members_keys, "only members are planned with", name)
             self.law(not self._is_drained(name), "who is drained is not planned with", name)

@@ -39,7 +39,7 @@ from tpiedge.wire.epochs import (
     Release,
     Spawned,
 )
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tpiedge.progress import ByteProgress, LiveLine, say
-from tpiedge.testing.clock import ManualClock
 
 TOTAL = 1_000_000
 

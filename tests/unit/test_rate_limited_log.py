@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tpiedge.sanitise import LINES, WINDOW_S, RateLimitedLog
-from tpiedge.testing.clock import ManualClock
 
 
 def test_a_thousand_warnings_are_a_few_lines_and_a_number(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,6 @@ ALLOWED = {
     "master/reconciler.py": "when an event happened",
     "master/session.py": "when a step was recorded",
     "model/text_child.py": "the date in a prompt",
-    "testing/service.py": "the field `created`",
 }
 
 

@@ -16,12 +16,12 @@ from tpiedge.host.addresses import FILES_OFFSET
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import parse_token
-from tpiedge.transport.framing import FILES
+from tpiedge.transport.endpoint import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.codec import encode
+from tpiedge.wire.codec import PROTOCOL, encode
 from tpiedge.wire.control import Heartbeat, Listening, Ready, Token
-from tpiedge.wire.data import Survey
+from tpiedge.wire.data import Fetch, FilePart, Survey
 from tpiedge.wire.epochs import (
     AgentPulse,
     Capacity,
@@ -34,10 +34,7 @@ from tpiedge.wire.epochs import (
     Preparing,
     Spawned,
 )
-from tpiedge.wire.files import Fetch, FilePart
-from tpiedge.wire.limits import MAX_CONTROL_HEADER
-from tpiedge.wire.messages import PROTOCOL, Message
-from tpiedge.wire.weights import Keeping
+from tpiedge.wire.fields import MAX_CONTROL_HEADER, Keeping, Message
 
 _FLOOD = 30_000
 _BURST = 200

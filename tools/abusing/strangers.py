@@ -13,14 +13,13 @@ import zmq
 from tools.abusing.attack import Bout
 from tools.abusing.target import Target, anywhere
 from tpiedge.host.addresses import PAIRING_OFFSET, Address
-from tpiedge.joining.connecting import introduction
+from tpiedge.joining.enrolment import introduction
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.pairing_link import introduction_keys
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.codec import encode
+from tpiedge.wire.codec import PROTOCOL, encode
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.join import Knock, Reveal
-from tpiedge.wire.messages import PROTOCOL
 
 _MOST_OPEN = 400
 _FLOODERS = 4

@@ -22,8 +22,7 @@ from tpiedge.errors import PeerError
 from tpiedge.host.device import default_threads
 from tpiedge.lab.bench.figures import ask, spread
 from tpiedge.lab.testbed.running import Emulated, emulated
-from tpiedge.local.cluster import LocalCluster
-from tpiedge.local.launch import launch
+from tpiedge.local.cluster import LocalCluster, launch
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import WirePrecision

@@ -24,7 +24,8 @@ def direct_rate(path: Path, nbytes: int) -> float | None:
         if not file.is_direct:
             return None
         started = time.perf_counter()
-        done = reader.run(_job(file, index, view) for index in range(chunks))
+        jobs = [reader.submit(_job(file, index, view)) for index in range(chunks)]
+        done = sum(job.result() for job in jobs)
         return done / (time.perf_counter() - started)
 
 

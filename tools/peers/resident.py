@@ -9,8 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tpiedge.lab.bench.figures import spread
-from tpiedge.local.cluster import Answer, LocalCluster, collect
-from tpiedge.local.launch import launch
+from tpiedge.local.cluster import Answer, LocalCluster, collect, launch
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import prepare
 from tpiedge.wire.requests import GenerationRequest

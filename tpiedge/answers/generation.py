@@ -35,20 +35,16 @@ class Generation(Protocol):
         Raises TpiedgeError where the answer cannot be completed: PeerError for lost nodes, UserError for what
         rank 0 refuses. Ends soon after `cancel`, with Finished("cancel"), with an error, or just so.
         """
-        ...
 
     def attend(self, attended: bool) -> None:
         """Whether somebody waits for it, as of a new one; one for which nobody does gives way to others. From any
         thread."""
-        ...
 
     def cancel(self) -> None:
         """Stop the work. From any thread, any number of times, also after the end."""
-        ...
 
     def complete(self) -> None:
         """Stop the work because the answer is whole, as a stop string makes it: a success. As `cancel`."""
-        ...
 
 
 class Queue(Protocol):
@@ -58,14 +54,11 @@ class Queue(Protocol):
         """Queue the request of that `client`: clients take turns, however many requests one has. `attended`: whether
         somebody waits for it already, as of Generation.attend. Raises Busy, Unavailable, or UserError for what the
         cluster cannot do."""
-        ...
 
     def postpone(self, count: int, client: str) -> None:
         """Count so many requests of that client with those that wait, which will be submitted later; fewer where it is
         negative. Raises Busy where they would be too many."""
-        ...
 
     def resume(self, request: GenerationRequest, said: Sequence[AnswerPart]) -> Generation:
         """Queue a request that was accepted before this cluster's start, and of whose answer `said` came: its rest is
         wanted, though nobody waits for it yet. To be called before anything is submitted. Raises Unavailable."""
-        ...

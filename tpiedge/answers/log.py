@@ -1,5 +1,10 @@
 """One answer as a log: its events are appended, and a reader has a position in them.
 
+A thread hears a choice to its end and then asks for a further one, so that only some are asked for at a time and others
+have their turn: again and again where the queue is full, nothing is served, or the master ends. It ends where there is
+none, or nothing more is wanted. Until they are asked for, further choices are counted with the requests that wait. What
+a generation says after its choice has ended fails nothing.
+
 Laws:
 
 1. An event is recorded, where the answer has a record, before it is in the log; what is in the log stays there. So
@@ -19,16 +24,17 @@ import asyncio
 import contextlib
 import enum
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, Self
 
-from tpiedge.answers.generation import AnswerEvent, ChoiceEvent, Generation
-from tpiedge.answers.hearing import FurtherChoices, Hearing
-from tpiedge.answers.record import FoundAnswer, Question, Record, event_bytes, is_recorded
+from tpiedge.answers.generation import AnswerEvent, Busy, ChoiceEvent, Generation, Unavailable
+from tpiedge.answers.record import FoundAnswer, Question, RecordFile, event_bytes, is_recorded
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.master.journal import Paused, TakenUp
 from tpiedge.master.request_times import Reading
 from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.requests import GenerationRequest
 
 LEFT_S: Final = 60.0
 BRIEFLY_S: Final = 5.0
@@ -66,7 +72,7 @@ class AnswerLog:
     """One accepted request, and all that was said of its answer. For any thread."""
 
     def __init__(
-        self, question: Question, record: Record | None, now: Callable[[], float], client: str = ""
+        self, question: Question, record: RecordFile | None, now: Callable[[], float], client: str = ""
     ) -> None:
         """`record`: with it, the answer survives the master; `client`: whose it is, empty where an earlier master
         accepted it."""
@@ -91,7 +97,14 @@ class AnswerLog:
         self._order = threading.Lock()
         self._lock = threading.Lock()
         self._lacking = set(range(len(question.requests)))
-        self._hearing: Hearing | None = None
+        #: By the number of the choice: what the cluster was asked for and is heard, and what it is not asked for yet.
+        self._generations: dict[int, Generation] = {}
+        self._left: deque[tuple[int, GenerationRequest]] = deque()
+        self._submit: Callable[..., Generation]
+        self._postpone: Callable[[int], None]
+        self._stopped = threading.Event()
+        #: Those that hear what is said.
+        self.threads: list[threading.Thread] = []
         self._taken_up = self._given_up = False
         self._reader: AnswerReader | None = None
         self._left_at: float | None = None
@@ -146,40 +159,56 @@ class AnswerLog:
             limit_s = self._finished_s if self.over else self._unfinished_s
             return limit_s if self._now() - self._unread_since > limit_s else None
 
-    def follow(self, generations: Mapping[int, Generation], further: FurtherChoices) -> None:
-        """Appends what these say of choices that are `lacking`, and `further` of the others. To be called once. Raises
+    def follow(
+        self,
+        generations: Mapping[int, Generation],
+        left: Mapping[int, GenerationRequest],
+        submit: Callable[..., Generation],
+        postpone: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Appends what these say of choices that are `lacking`, and those that are `left`, which `submit` (of a request
+        and `attended`) asks for; `postpone` counts them: both are the Queue's, for a client. To be called once. Raises
         RuntimeError where the system has no thread left: then it is to be ended or kept."""
-        hearing = Hearing(self.question.name, generations, further, self._say, self._fail)
         with self._lock:
-            self._hearing = hearing
-            self._attend(self._reader is not None)
-        hearing.start()
+            self._generations, self._left = dict(generations), deque(left.items())
+            self._submit, self._postpone = submit, postpone
+            self._attend()
+        for one in generations.items():
+            thread = threading.Thread(
+                target=self._hear, args=one, name=f"answer {self.question.name}", daemon=True
+            )
+            thread.start()
+            self.threads.append(thread)
 
     def read(self, *, collects: bool = False) -> "AnswerReader":
-        """A new reader, who takes the place of the one before. `collects`: by GET, for the whole of the answer."""
+        """A new reader, who takes the place of the one before; `collects` as of AnswerReader."""
         reader = AnswerReader(self, collects=collects)
         with self._lock:
             before, self._reader = self._reader, reader
-            self._attend(True)
+            self._attend()
         if before is not None:
-            before.supersede(Superseded())
+            before.end(Superseded())
         return reader
 
     def complete(self, choice: int) -> None:
         """The reader has all of that choice, by a stop string. Idempotent."""
-        if self._hearing is not None:
-            self._hearing.complete(choice)
-
-    def detach(self, reader: "AnswerReader", *, collects: bool) -> None:
-        """The reader reads no more; `collects` as of `read`. Idempotent."""
         with self._lock:
-            if self._reader is reader:
-                self._reader, self._unread_since = None, self._now()
-                self._left_at = self._unread_since
-                collected = collects and self.lasting
-                self._finished_s = COLLECTED_WITHIN_S if collected else LEFT_S
-                self._unfinished_s = UNFINISHED_S if collected else LEFT_S if self.lasting else BRIEFLY_S
-                self._attend(False)
+            generation = self._generations.get(choice)
+        if generation is not None:
+            generation.complete()
+
+    def detach(self, reader: "AnswerReader") -> bool:
+        """The reader reads no more. Returns whether it still had the place. Idempotent."""
+        with self._lock:
+            if self._reader is not reader:
+                return False
+            self._reader, self._unread_since = None, self._now()
+            self._left_at = self._unread_since
+            collected = reader.collects and self.lasting
+            self._finished_s = COLLECTED_WITHIN_S if collected else LEFT_S
+            self._unfinished_s = UNFINISHED_S if collected else LEFT_S if self.lasting else BRIEFLY_S
+            self._attend()
+            return True
 
     def was_sent(self) -> None:
         """A reader was sent the answer with its end, or what it failed by."""
@@ -201,7 +230,7 @@ class AnswerLog:
         with self._lock:
             reader, self._reader = self._reader, None
         if reader is not None:
-            reader.supersede(Cancelled("the answer was deleted by its client"))
+            reader.end(Cancelled("the answer was deleted by its client"))
         self.end()
 
     def end(self) -> None:
@@ -217,12 +246,47 @@ class AnswerLog:
             self._record.keep()
         self._cancel()
 
-    def join(self, limit_s: float) -> None:
-        """Waits for its threads, at most that long."""
-        if self._hearing is not None:
-            self._hearing.join(limit_s)
-
     # --- in its threads
+
+    def _hear(self, choice: int, generation: Generation) -> None:
+        heard: tuple[int, Generation] | None = (choice, generation)
+        try:
+            while heard is not None:
+                ended = False
+                try:
+                    for event in heard[1].events():
+                        ended = self._say(heard[0], event) or ended
+                except BaseException:
+                    if not ended:
+                        raise
+                if not ended:
+                    raise InternalError("the answer ended without its end: report it")
+                with self._lock:
+                    self._generations.pop(heard[0], None)
+                heard = self._next()
+        except BaseException as error:  # handed to the reader
+            self._fail(error)
+
+    def _next(self) -> tuple[int, Generation] | None:
+        """A further choice, if there is one. Raises as Queue.submit, but for what is worth another try."""
+        again_s = 0.0
+        while not self._stopped.wait(again_s):
+            with self._lock:
+                if not self._left:
+                    return None
+                choice, request = self._left[0]
+                try:
+                    generation = self._submit(request, attended=self._reader is not None)
+                except Busy as busy:
+                    again_s = busy.retry_after_s
+                except Unavailable:
+                    again_s = 1.0
+                else:
+                    self._left.popleft()
+                    self._postpone(-1)
+                    self._generations[choice] = generation
+                    return choice, generation
+        return None
 
     def _say(self, choice: int, event: AnswerEvent) -> bool:
         """What comes of a choice; returns whether that has ended."""
@@ -288,26 +352,33 @@ class AnswerLog:
         stops = self.question.stops
         return bool(stops) and isinstance(event, Token) and stops[choice].push(event.token)[1]
 
-    def _attend(self, attended: bool) -> None:
-        if self._hearing is not None:
-            self._hearing.attend(attended)
+    def _attend(self) -> None:
+        for generation in self._generations.values():
+            generation.attend(self._reader is not None)
 
     def _cancel(self) -> None:
-        if self._hearing is not None:
-            self._hearing.stop(self.lacking)
+        """Nothing more is wanted. Idempotent."""
+        self._stopped.set()
+        with self._lock:
+            if self._left:
+                self._postpone(-len(self._left))
+                self._left.clear()
+            unended = [one for choice, one in self._generations.items() if choice in self._lacking]
+        for generation in unended:
+            generation.cancel()
 
 
 class AnswerReader:
     """One connection of the answer's client, with a position in the log. Read on one event loop."""
 
     def __init__(self, log: AnswerLog, *, collects: bool) -> None:
+        """`collects`: it reads the whole of the answer, by GET."""
         self.log = log
-        self._collects = collects
+        self.collects = collects
         self._position = 0
         #: What was said before it came, of whose pauses it hears nothing.
         self._old = len(log.events)
         self._why: BaseException | None = None
-        self._superseded = False
         # No lock: its holder could be kept from a busy processor, and the event loop, with all answers, would wait.
         self._waits = False
         self._woken = asyncio.Event()
@@ -324,9 +395,8 @@ class AnswerReader:
                 while True:
                     self._woken.clear()
                     self._waits = True
-                    if (
-                        found := self._take()
-                    ) is not None:  # who appends from now on sees that this one waits
+                    found = self._take()  # who appends from now on sees that this one waits
+                    if found is not None:
                         return found
                     await self._woken.wait()
         except TimeoutError:
@@ -339,11 +409,6 @@ class AnswerReader:
         self._why = self._why or why
         self.wake()
 
-    def supersede(self, why: Exception) -> None:
-        """It has the place no more, and is told why. From any thread."""
-        self._superseded = True
-        self.end(why)
-
     def wake(self) -> None:
         """Something was appended. From any thread."""
         if self._waits and self._loop is not None:
@@ -352,14 +417,12 @@ class AnswerReader:
                 self._loop.call_soon_threadsafe(self._woken.set)
 
     def leave(self, parting: Parting) -> None:
-        """The client's parting. Idempotent."""
-        self.log.detach(self, collects=self._collects)
-        if self._superseded or parting is Parting.LOST:
-            return
-        if parting is Parting.FOR_GOOD:
-            self.log.end()
-        else:
-            self.log.was_sent()
+        """The client's parting, which counts unless another reader came. Idempotent."""
+        if self.log.detach(self):
+            if parting is Parting.FOR_GOOD:
+                self.log.end()
+            elif parting is Parting.SENT:
+                self.log.was_sent()
 
     def _take(self) -> ChoiceEvent | None:
         if self._why is not None:

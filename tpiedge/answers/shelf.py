@@ -8,27 +8,30 @@ the master before the latest go on, the unfinished first.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from operator import itemgetter
+from typing import Final, TypeAlias
 
-from tpiedge.answers.generation import Generation, Queue
-from tpiedge.answers.hearing import AT_ONCE, FurtherChoices, submit_choices
+from tpiedge.answers.generation import Busy, Generation, Queue
 from tpiedge.answers.log import AnswerLog, AnswerReader, ServerEnds
-from tpiedge.answers.record import FoundAnswer, Question, Record, RecordedEvent
+from tpiedge.answers.record import FoundAnswer, Question, RecordedEvent, RecordFile
 from tpiedge.errors import UserError
 from tpiedge.portions import share_of, too_much
 from tpiedge.units import MIB, counted, format_seconds
 from tpiedge.wire.control import AnswerPart, Finished
+from tpiedge.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
 
+AT_ONCE: Final = 16
+"""So many choices of one request are asked for at a time."""
 LEFT_BYTES: Final = 128 * MIB
 MOST_RECOVERED: Final = 512
 """More than run and wait in full queues."""
 
-_MOST_AT_ONCE: Final = 256
-"""Of choices of all recovered answers: those of further answers begin one after the other."""
+#: By their numbers, those that the cluster was asked for, and those that are left.
+_Choices: TypeAlias = tuple[dict[int, Generation], dict[int, GenerationRequest]]
 
 
 class AnswerShelf:
@@ -53,34 +56,47 @@ class AnswerShelf:
 
         Raises UserError where the system has not enough threads: they stay recorded.
         """
-        recovered = self._latest(found)
+        answers = [AnswerLog.recovered(one, self._now, self._grace_s) for one in found]
+        first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
+        for number in first[MOST_RECOVERED:]:
+            answers[number].end()
+        if many := len(first[MOST_RECOVERED:]):
+            _log.warning("deleted %s: nobody came for them, and more are recorded", counted(many, "answer"))
         threads = 0
-        resumed: list[tuple[AnswerLog, Mapping[int, Generation], FurtherChoices]] = []
-        for answer, said in recovered:
+        resumed: list[tuple[AnswerLog, _Choices]] = []
+        for number in sorted(first[:MOST_RECOVERED]):
+            answer = answers[number]
             self._add(answer)
-            generations, further = self._resume(answer, said, AT_ONCE if threads < _MOST_AT_ONCE else 1)
-            threads += len(generations)
-            resumed.append((answer, generations, further))
+            # Where many choices of them begin, those of further answers begin one after the other.
+            at_once = AT_ONCE if threads < 256 else 1
+            choices = self._resume(answer, found[number].said, at_once)
+            threads += len(choices[0])
+            resumed.append((answer, choices))
         # Not before: a choice that had not begun is asked for after all that had.
         try:
-            for answer, generations, further in resumed:
-                answer.follow(generations, further)
+            for answer, choices in resumed:
+                # What is left is of the request that an earlier master accepted: it is not counted, however much waits.
+                answer.follow(*choices, partial(self._queue.submit, client=answer.client))
         except RuntimeError as error:
             self.close()
             raise UserError(
                 f"the system has no {threads} threads for the answers that are recorded ({error}): they stay recorded; "
                 "allow more processes (ulimit -u), or delete the records"
             ) from None
-        return len(recovered)
+        return len(resumed)
 
-    def accept(self, question: Question, client: str, record: Callable[[], Record | None]) -> AnswerReader:
+    def accept(
+        self, question: Question, client: str, record: Callable[[], RecordFile | None]
+    ) -> AnswerReader:
         """Submits the request of a `client`, who is the answer's reader; `record` begins its record once it is
         submitted. Raises as Queue.submit, RuntimeError where the system has no thread left."""
-        generations, further = submit_choices(question.requests, self._queue, client)
+        submit = partial(self._queue.submit, client=client)
+        postpone = partial(self._queue.postpone, client=client)
+        choices = _first(question.requests, submit, postpone)
         answer = AnswerLog(question, record(), self._now, client)
         reader = answer.read()
         try:
-            answer.follow(generations, further)
+            answer.follow(*choices, submit, postpone)
         except RuntimeError:
             answer.end()
             raise
@@ -100,16 +116,13 @@ class AnswerShelf:
         for answer in self._all():
             if (waited_s := answer.waited_s) is not None:
                 if answer.lasting and not answer.sent:
-                    _log.warning(
-                        "nobody came for the answer %s within %s: it was deleted",
-                        answer.question.name,
-                        format_seconds(waited_s),
-                    )
+                    name, within = answer.question.name, format_seconds(waited_s)
+                    _log.warning("nobody came for the answer %s within %s: it was deleted", name, within)
                 answer.end()
         with self._lock:
             self._answers = {name: one for name, one in self._answers.items() if not one.ended}
         left = [(since, answer) for answer in self._all() if (since := answer.left_at) is not None]
-        waiting = [answer for _, answer in sorted(left, key=lambda one: one[0])]
+        waiting = [answer for _, answer in sorted(left, key=itemgetter(0))]
         # One of a client that is not known, of the master before, is as one of a client of its own.
         held = [(one.client or one.question.name, one.held_bytes) for one in waiting]
         for number in too_much(held, LEFT_BYTES, share_of(LEFT_BYTES)):
@@ -121,30 +134,16 @@ class AnswerShelf:
         for answer in self._all():
             answer.interrupt(ServerEnds())
 
-    def close(self) -> None:
-        """The master ends: what was not delivered stays recorded. Idempotent."""
+    def close(self, limit_s: float = 0.0) -> None:
+        """The master ends: what was not delivered stays recorded. Waits for the threads, in all at most that long.
+        Idempotent."""
         for answer in self._all():
             answer.keep()
-
-    def join(self, limit_s: float) -> None:
-        """Waits for the threads, in all at most that long."""
         deadline = time.monotonic() + limit_s
-        for answer in self._all():
-            answer.join(max(0.0, deadline - time.monotonic()))
+        for thread in [thread for answer in self._all() for thread in answer.threads]:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _latest(self, found: Sequence[FoundAnswer]) -> list[tuple[AnswerLog, Sequence[RecordedEvent]]]:
-        """Those that go on, in their order, with what was said of them."""
-        answers = [AnswerLog.recovered(one, self._now, self._grace_s) for one in found]
-        first = sorted(range(len(answers)), key=lambda number: (answers[number].over, -number))
-        for number in first[MOST_RECOVERED:]:
-            answers[number].end()
-        if many := len(first[MOST_RECOVERED:]):
-            _log.warning("deleted %s: nobody came for them, and more are recorded", counted(many, "answer"))
-        return [(answers[number], found[number].said) for number in sorted(first[:MOST_RECOVERED])]
-
-    def _resume(
-        self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int
-    ) -> tuple[Mapping[int, Generation], FurtherChoices]:
+    def _resume(self, answer: AnswerLog, said: Sequence[RecordedEvent], at_once: int) -> _Choices:
         """Those choices that lack their end and had begun, or are among the first that may begin `at_once`, and the
         others."""
         parts: dict[int, list[AnswerPart]] = {}
@@ -156,9 +155,7 @@ class AnswerShelf:
         generations = {
             choice: self._queue.resume(requests[choice], parts.get(choice, ())) for choice in begun
         }
-        # They are of the request that an earlier master accepted, however many wait: these are not counted.
-        left = {choice: requests[choice] for choice in lacking if choice not in generations}
-        return generations, FurtherChoices(left, partial(self._queue.submit, client=answer.client))
+        return generations, {choice: requests[choice] for choice in lacking if choice not in generations}
 
     def _add(self, answer: AnswerLog) -> None:
         with self._lock:
@@ -167,3 +164,27 @@ class AnswerShelf:
     def _all(self) -> list[AnswerLog]:
         with self._lock:
             return list(self._answers.values())
+
+
+def _first(
+    requests: Sequence[GenerationRequest], submit: Callable[..., Generation], postpone: Callable[[int], None]
+) -> _Choices:
+    """Asks for the first choices, as many as have places. Raises as Queue.submit where not even one is taken, and Busy
+    where too many would be left."""
+    generations: dict[int, Generation] = {}
+    try:
+        for choice, request in enumerate(requests[:AT_ONCE]):
+            try:
+                generations[choice] = submit(request)
+            except Busy:
+                if not generations:
+                    raise
+                break
+        left = {choice: one for choice, one in enumerate(requests) if choice not in generations}
+        if left:
+            postpone(len(left))
+        return generations, left
+    except Exception:
+        for generation in generations.values():
+            generation.cancel()
+        raise

@@ -1,10 +1,9 @@
 """The API of OpenAI over HTTP, and those of Anthropic and Ollama. It knows the cluster as a `Service` and starts no
 thread of its own for a request.
 
-`server` listens (`connection` counts connections, cuts slow clients and has clients take turns), `guard` decides who
-may call, by `keys` and `origins`, and who it is, by way of `proxies`, `app` routes: `completions` answers, `lookups`
-say what clients ask about the model and about texts, `admin` manages workers and shows the `cluster`, with the
-`timeline` of a step, `metrics` counts.
+`server` listens (`connection` counts connections, cuts slow clients and has clients take turns) and routes; `guard`
+decides who may call, by `keys`, and who it is. `completions` answers, `lookups` say what clients ask about the model
+and about texts, `admin` manages workers and shows the `cluster`, with the `timeline` of a step, `metrics` counts.
 
 A request: `intake` limits it by `limits`, `body` reads and parses it, and `fields` check it by the table of its form,
 which is in the module that reads the form: `openai_request` and `embeddings`; of other APIs `responses`, `anthropic`
@@ -14,7 +13,7 @@ can hold. `asked` is what comes of it. `openapi` shows the tables to clients.
 
 Its answer: `completions` lists the forms, `answering` sends what its reader finds in the log (`tpiedge/answers/`),
 `transcript` makes text, calls and thoughts of tokens, and one of the `formats` makes events of them: `openai_format`,
-or that in `responses`, `anthropic`, `ollama` or `embeddings`. `errors` are OpenAI's, and those of others. Where
-answers are to survive the server, a `record_folder` has their `records`. `service` is what a cluster must offer.
+or that in `responses`, `anthropic`, `ollama` or `embeddings`. `errors` are OpenAI's, and those of others. `records`
+have what is to survive the server. `service` is what a cluster must offer.
 `page` is what a browser shows, and has nothing to do with the others.
 """

@@ -38,10 +38,9 @@ class Admin:
 
     def __init__(self, service: Service, intake: Intake, guard: Guard) -> None:
         self._service = service
-        self._guard = guard
         self._intake = intake
-        self._picture = ClusterPicture()
-        self._predicting = False
+        self._picture = ClusterPicture(service, guard.sender)
+        self._prediction: asyncio.Future[Forecast] | None = None
 
     def routes(self) -> list[Route]:
         return [
@@ -49,8 +48,10 @@ class Admin:
             Route("/admin/whatif", self._what_if, methods=["GET"]),
             Route("/admin/requests/{id}", self._dismiss, methods=["DELETE"]),
             Route("/admin/nodes", self._nodes, methods=["GET"]),
-            Route("/admin/nodes/pending", self._pending, methods=["GET"]),
-            Route("/admin/nodes/members", self._members, methods=["GET"]),
+            self._told("pending", lambda: {"pending": self._service.pending()}),
+            self._told(
+                "members", lambda: {"members": self._service.members(), "revoked": self._service.shut_out()}
+            ),
             Route("/admin/nodes/drain", self._drain, methods=["POST"]),
             self._order("approve", "code", "name", self._service.approve),
             self._order("revoke", "name", "revoked", self._service.revoke),
@@ -64,17 +65,7 @@ class Admin:
         waiting, shown = await self._run(
             lambda: (service.pending(), shown_step(timeline, status.nodes, status.epoch))
         )
-        picture = self._picture.of(
-            status,
-            service.model(),
-            service.request_lines(),
-            service.events(),
-            waiting,
-            shown,
-            time.monotonic(),
-            self._guard.sender,
-        )
-        body = json.dumps(picture).encode()
+        body = json.dumps(self._picture.of(status, waiting, shown, time.monotonic())).encode()
         headers = {"etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"', "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
@@ -85,11 +76,11 @@ class Admin:
         without = asked.get("without", "")
         if len(asked) != 1 or not (asked.get("more") == "1" or 0 < len(without) <= _MAX_NAME):
             raise refused("ask for one machine less, ?without=NAME, or for one more, ?more=1")
-        if self._predicting:
+        if self._prediction is not None and not self._prediction.done():
             raise Busy("another prediction is being made", retry_after_s=_PLAN_S)
-        self._predicting = True
-        work = asyncio.ensure_future(self._run(lambda: self._service.what_if(without)))
-        work.add_done_callback(self._predicted)
+        work = self._prediction = asyncio.ensure_future(self._run(lambda: self._service.what_if(without)))
+        # Perhaps nobody waits for it any more when it fails.
+        work.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         try:
             async with asyncio.timeout(_PLAN_S):
                 return JSONResponse(asdict(await asyncio.shield(work)))
@@ -99,12 +90,6 @@ class Admin:
     async def _run(self, work: Callable[[], _T]) -> _T:
         """Beside one other piece of work: a prediction takes half of the threads, at most."""
         return await self._intake.run("the administrator", work)
-
-    def _predicted(self, work: "asyncio.Future[Forecast]") -> None:
-        """It was made, or it failed, whether or not somebody still waits for it."""
-        self._predicting = False
-        if not work.cancelled():
-            work.exception()
 
     async def _dismiss(self, request: Request) -> Response:
         name = request.path_params["id"]
@@ -117,14 +102,13 @@ class Admin:
         body = json.dumps(status, default=msgspec.structs.asdict)  # what nodes count came over the wire
         return Response(body, media_type="application/json")
 
-    async def _pending(self, _request: Request) -> Response:
-        found = await self._run(self._service.pending)
-        return JSONResponse({"pending": [asdict(join) for join in found]})
+    def _told(self, what: str, find: Callable[[], object]) -> Route:
+        """A question without a word."""
 
-    async def _members(self, _request: Request) -> Response:
-        found = await self._run(lambda: (self._service.members(), self._service.shut_out()))
-        members, revoked = ([asdict(worker) for worker in workers] for workers in found)
-        return JSONResponse({"members": members, "revoked": revoked})
+        async def endpoint(_request: Request) -> Response:
+            return Response(msgspec.json.encode(await self._run(find)), media_type="application/json")
+
+        return Route(f"/admin/nodes/{what}", endpoint, methods=["GET"])
 
     def _order(self, verb: str, field: str, answered: str, act: Callable[[str], str]) -> Route:
         """An order with one word, which is answered with the name of the worker."""
@@ -149,8 +133,9 @@ class Admin:
 
     async def _word(self, request: Request, key: str) -> str:
         """The one field of the body."""
-        fields = BodyFields(await self._intake.parsed(request), word_body(key, ""))
-        return fields.needed(key)
+        return await self._intake.done(
+            request, lambda values: BodyFields(values, word_body(key, "")).needed(key)
+        )
 
 
 def word_body(key: str, description: str) -> t.JsonSchema:

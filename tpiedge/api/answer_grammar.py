@@ -12,7 +12,7 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.grammar_schema import SchemaTooLarge, grammar_schema
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
-from tpiedge.wire.limits import MAX_GRAMMAR
+from tpiedge.wire.fields import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar, GrammarKind
 
 _MAX_CHOICES: Final = 1024
@@ -83,11 +83,11 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
     if (grammar := _form(fields.nested("response_format"), service)) is not None:
         found["response_format"] = grammar
     structured, extended = fields.nested("structured_outputs"), fields.nested("nvext")
-    if structured.flag("json_object"):
+    if structured.get("json_object", False):
         found[structured.name("json_object")] = schema_grammar(structured, "json_object", _OBJECT, service)
     for given, kinds in ((fields, _NAMED), (structured, _STRUCTURED), (extended, _GUIDED)):
         for key, kind in kinds.items():
-            value = given.raw(key)
+            value = given.get(key)
             if given is fields and key == "grammar" and isinstance(value, dict):  # as TGI's clients say it
                 inner = fields.inner(value, key, _FORM)
                 found |= {key: grammar} if (grammar := _form(inner, service)) is not None else {}
@@ -97,7 +97,7 @@ def read_grammar(fields: BodyFields, service: Service) -> tuple[Grammar | None, 
 
 
 def _only(found: Mapping[str, Grammar]) -> tuple[Grammar | None, str]:
-    """What all of them say, and the first that does."""
+    """Returns what all of them say, and the first that does."""
     for (first, one), (second, other) in pairwise(found.items()):
         schemas = one.kind == other.kind == "json"  # in whatever order they are written
         if not (one == other or (schemas and json.loads(one.text) == json.loads(other.text))):
@@ -128,7 +128,7 @@ def schema_of_grammar(
 def schema_grammar(
     fields: BodyFields, key: str, schema: object, service: Service, *, strict: bool = False
 ) -> Grammar:
-    """Of a JSON schema, which came as that field. Raises ApiError."""
+    """Makes a grammar of a JSON schema, which came as that field. Raises ApiError."""
     text = json.dumps(schema_of_grammar(fields, key, schema, strict=strict))
     return grammar_of("json", text, fields.name(key), service)
 
@@ -158,9 +158,9 @@ def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Gr
 
 
 def _form(form: BodyFields, service: Service) -> Grammar | None:
-    """Of OpenAI's `response_format`, and what other servers take beside it."""
+    """Reads OpenAI's `response_format`, and what other servers take beside it."""
     found: dict[str, Grammar] = {}
-    match form.raw("type"):
+    match form.get("type"):
         case "json_object" | "json":
             found = _schemas(form, service) or {"type": schema_grammar(form, "type", _OBJECT, service)}
         case "json_schema":
@@ -168,52 +168,50 @@ def _form(form: BodyFields, service: Service) -> Grammar | None:
             if not found:
                 raise form.missing("json_schema")
         case "regex":
-            found = _texts(form, ("value", "pattern", "regex"), "regex", service)
+            found = _given(form, ("value", "pattern", "regex"), "regex", service)
         case "grammar" | "ebnf":
-            found = _texts(form, ("grammar", "value", "ebnf"), "lark", service)
+            found = _given(form, ("grammar", "value", "ebnf"), "grammar", service)
     return _only({form.name(key): grammar for key, grammar in found.items()})[0]
 
 
 def _schemas(form: BodyFields, service: Service) -> dict[str, Grammar]:
-    """What stands at OpenAI's place for a schema, and at others'."""
+    """Reads the schema at OpenAI's place for it, and at others'."""
     found: dict[str, Grammar] = {}
-    strict = form.flag("strict")
     for key in ("schema", "value"):
         value = form.parsed(key)
         if isinstance(value, dict) and key == "value" and isinstance(value.get("schema"), dict):
             found[key] = _described(form.inner(value, key, _DESCRIBED), service)
         elif value is not None:
-            found[key] = schema_grammar(form, key, value, service, strict=strict)
-    if form.raw("json_schema") is not None:
+            found[key] = schema_grammar(form, key, value, service, strict=form.get("strict", False))
+    if form.get("json_schema") is not None:
         found["json_schema"] = _described(form.nested("json_schema"), service)
     return found
 
 
 def _described(described: BodyFields, service: Service) -> Grammar:
     """A schema with a name and what it is for."""
-    strict, schema = described.flag("strict"), described.parsed("schema")
+    strict, schema = described.get("strict", False), described.parsed("schema")
     return schema_grammar(described, "schema", _OBJECT if schema is None else schema, service, strict=strict)
 
 
-def _texts(form: BodyFields, keys: Sequence[str], kind: GrammarKind, service: Service) -> dict[str, Grammar]:
-    found = {key: text for key in keys if (text := form.raw(key)) is not None}
+def _given(form: BodyFields, keys: Sequence[str], kind: str, service: Service) -> dict[str, Grammar]:
+    found = {key: _structured(form, key, kind, service) for key in keys if form.get(key) is not None}
     if not found:
         raise form.missing(keys[0])
-    if not all(isinstance(text, str) for text in found.values()):
-        raise form.wrong_type("value", "a string", form.raw("value"))
-    return {key: grammar_of(kind, text, form.name(key), service) for key, text in found.items()}
+    return found
 
 
 def _structured(fields: BodyFields, key: str, kind: str, service: Service) -> Grammar:
-    """As vLLM's clients say it."""
-    value, param = fields.raw(key), fields.name(key)
+    """Makes a grammar of a field that says `kind` of the answer, in vLLM's words."""
+    value, param = fields.get(key), fields.name(key)
     if kind == "json":  # which may come as a text
         return schema_grammar(fields, key, fields.parsed(key), service)
     if kind == "choice":
-        if not isinstance(value, list) or not 1 <= len(value) <= _MAX_CHOICES:
+        if not value:
             raise refused(f"'{param}' must be an array of 1 to {_MAX_CHOICES} strings", param, "invalid_type")
         if not all(isinstance(text, str) and text for text in value):
             raise refused(f"'{param}' holds what is not a string of at least one character", param)
-        lark = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
-        return grammar_of("lark", lark, param, service)
-    return grammar_of("regex" if kind == "regex" else "lark", fields.text(key) or "", param, service)
+        value = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
+    if not isinstance(value, str):
+        raise fields.wrong_type(key, "a string", value)
+    return grammar_of("regex" if kind == "regex" else "lark", value, param, service)

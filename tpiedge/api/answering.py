@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -45,7 +45,7 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.service import Service
-from tpiedge.api.transcript import PromptEcho, TextPiece, Transcript
+from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.master.journal import Paused
 from tpiedge.master.request_times import Reading
 from tpiedge.units import format_seconds
@@ -55,19 +55,12 @@ _PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
 
 #: Errors that are known at once come before it.
 _OPEN_S = 0.25
-#: After so many events others have their turn: with twenty scores each they are some milliseconds' work.
-_TURN = 16
-_BLANK = b"\n"  # JSON may begin with it
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"), _NO_SNIFF)
 
 
 class Aborted(Exception):
     """The body is to stay unfinished; what was written is still to reach the client."""
-
-
-class BrokenOff(Aborted):
-    """The next server goes on with the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +99,17 @@ class Answering:
             created=accepted.created,
             model=accepted.model,
             reply=reply,
-            prompt_tokens=tuple(by_prompt.values()),
+            prompt_tokens=sum(by_prompt.values()),
             prompts=tuple(choice.prompt for choice in work.choices),
             tokenizer=tokenizer,
         )
         self._form = work.form.write(head)
+        self._started = False
         self._transcripts = [
             Transcript(
                 tokenizer,
                 reply.stops,
-                None if choice.echo is None else PromptEcho(choice.echo, choice.request.prompt_ids),
+                choice.echo,
                 reply.speech.marks,
                 choice.request.prompt_ids if reply.goes_on else (),
             )
@@ -124,9 +118,10 @@ class Answering:
 
     async def deliver(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Raises ApiError before the first byte, Aborted after it, Disconnected."""
-        parting, named = Parting.FOR_GOOD, self._work.named
+        work, parting = self._work, None
+        named, stream = work.named, work.reply.stream
         # A whole answer that ends with the server has no head before its end.
-        heard_of = self._work.reply.stream or self._reader.log.lasting
+        heard_of = stream or self._reader.log.lasting
         self._limits = _patient(self._limits, Headers(scope=scope))
 
         async def send_named(message: MutableMapping[str, Any]) -> None:
@@ -134,41 +129,39 @@ class Answering:
             await send(message)
             named = named or heard_of
 
-        try:
-            await self._run(receive, send_named)
-            parting = Parting.SENT
-        except (asyncio.CancelledError, Disconnected, BrokenOff, ServerEnds):
-            parting = Parting.LOST if named else Parting.FOR_GOOD
-            raise
-        except Aborted:
-            parting = Parting.SENT
-            raise
-        except Exception as error:  # before the head: the response is an error
-            ends = isinstance(error.__cause__, ServerEnds)
-            parting = (Parting.LOST if ends else Parting.SENT) if named else Parting.FOR_GOOD
-            raise
-        finally:
-            self._reader.leave(parting if self._work.resumable else Parting.FOR_GOOD)
-
-    async def _run(self, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch(receive))
-        timer = self._timer()
+        timer, limit_s = None, self._limits.answer_s
+        if limit_s is not None:
+            late = ApiError(504, f"the answer took more than {format_seconds(limit_s)}", "deadline_exceeded")
+            timer = asyncio.get_running_loop().call_later(limit_s, self._reader.end, late)
         try:
-            await (self._stream(send) if self._work.reply.stream else self._whole(send))
+            await (self._stream(send_named) if stream else self._whole(send_named))
+            parting = Parting.SENT
+        except Disconnected:
+            raise
+        except Exception as error:
+            told, ends = of_exception(error, work.reply.grammar or None), isinstance(error, ServerEnds)
+            if not self._started:  # the response is an error
+                if named and not ends:
+                    parting = Parting.SENT
+                raise told from error
+            if self._promised and ends:  # the next server goes on with the answer
+                raise Disconnected from error
+            tokens = sum(transcript.count for transcript in self._transcripts)
+            last = self._form.broken(told, tokens) if stream else json_bytes(self._form.failure(told, tokens))
+            await self._write(send_named, last, more=stream)
+            parting = Parting.SENT
+            if stream:
+                raise Aborted from error
         finally:
+            if parting is None:
+                parting = Parting.LOST if named else Parting.FOR_GOOD
+            self._reader.leave(parting if work.resumable else Parting.FOR_GOOD)
             if timer is not None:
                 timer.cancel()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
-
-    def _timer(self) -> asyncio.TimerHandle | None:
-        """Ends the answer by the clock, where there is to be one."""
-        limit_s = self._limits.answer_s
-        if limit_s is None:
-            return None
-        late = ApiError(504, f"the answer took more than {format_seconds(limit_s)}", "deadline_exceeded")
-        return asyncio.get_running_loop().call_later(limit_s, self._reader.end, late)
 
     async def _watch(self, receive: Receive) -> None:
         """A client that leaves is noticed while nothing is sent, too."""
@@ -183,7 +176,8 @@ class Answering:
         due = now() + quiet_s
         open_choices = set(range(len(self._transcripts)))
         for number in itertools.count():
-            if number % _TURN == 0:  # where all is there already, nothing else waits
+            # Where all is there already, nothing else waits; sixteen events are some milliseconds' work, with scores.
+            if number % 16 == 0:
                 await asyncio.sleep(0)
                 if now() >= due:
                     due = now() + self._limits.ping_s
@@ -192,15 +186,15 @@ class Answering:
             if found is not None and found[0] not in open_choices:
                 continue
             choice, event = (0, None) if found is None else found
-            piece = None
+            piece, stream = None, self._work.reply.stream
             if event is not None:
                 for part in self._transcripts[choice].before(event):
                     yield choice, part
                     await asyncio.sleep(0)
                 piece = self._transcripts[choice].feed(event)
-            if isinstance(event, Paused | Reading) and self._work.reply.stream:
+            if isinstance(event, Paused | Reading) and stream:
                 event = None
-            if event is None or (piece is not None and self._work.reply.stream):
+            if event is None or (piece is not None and stream):
                 due = now() + self._limits.ping_s
             if piece is not None and piece.last is not None:
                 open_choices.remove(choice)
@@ -213,72 +207,51 @@ class Answering:
                 return
 
     async def _whole(self, send: Send) -> None:
-        started = False
         pieces: list[list[TextPiece]] = [[] for _ in self._transcripts]
-        try:
-            quiet_s = self._limits.quiet_s
-            async for found in self._pieces(min(_OPEN_S, quiet_s) if self._reader.log.lasting else quiet_s):
-                if found is not None:
-                    choice, piece = found
-                    pieces[choice].append(piece)
-                    continue
-                if not started:
-                    started = True
-                    await self._start(send, _JSON_HEADERS)
-                await self._write(send, _BLANK)
-            body = await self._body(pieces)
-        except Disconnected:
-            raise
-        except Exception as error:
-            if not started:
-                raise self._error(error) from error
-            self._break_off(error)
-            body = json_bytes(self._form.failure(self._error(error), self._tokens))
-        if started:
-            await send({"type": "http.response.body", "body": body})
-        else:
-            await _send_body(send, 200, body, dict(self._named()))
+        quiet_s = self._limits.quiet_s
+        async for found in self._pieces(min(_OPEN_S, quiet_s) if self._reader.log.lasting else quiet_s):
+            if found is not None:
+                choice, piece = found
+                pieces[choice].append(piece)
+                continue
+            await self._start(send, _JSON_HEADERS)
+            await self._write(send, b"\n")  # JSON may begin with it
 
-    async def _body(self, pieces: Sequence[Sequence[TextPiece]]) -> bytes:
         def written() -> bytes:
             return b"".join(json_parts(self._form.whole(pieces, self._transcripts)))
 
         if any(token.logprobs for parts in pieces for piece in parts for token in piece.tokens):
-            return await self._intake.run(self._client, written)  # thousands of scores take long
-        return written()
+            body = await self._intake.run(self._client, written)  # thousands of scores take long
+        else:
+            body = written()
+        if self._started:
+            await self._write(send, body, more=False)
+        else:
+            await send_json(send, 200, body, dict(self._named()))
 
     async def _stream(self, send: Send) -> None:
         """Only what comes after the event that the client has; signs of life where nothing is told yet, too."""
-        work, now, number, started = self._work, asyncio.get_running_loop().time, 0, False
+        work, now, number = self._work, asyncio.get_running_loop().time, 0
         quiet_s = min(_OPEN_S, self._limits.ping_s)
         due = now() + quiet_s
-        try:
-            async for frames in self._all_frames(quiet_s):
-                each = enumerate(frames or (), number + 1)
-                told = [numbered(at, one) if work.resumable else one for at, one in each if at > work.after]
-                number += len(frames or ())
-                heard = bool(frames) and number >= work.after
-                if frames is None or (not heard and now() >= due):
-                    told.append(self._form.alive(self._why))
-                elif not heard:
-                    continue
-                if not started:
-                    started = True
-                    await self._start(send, self._stream_headers())
-                for one in told:
-                    await self._write(send, one)
-                due = now() + self._limits.ping_s
-        except Disconnected:
-            raise
-        except Exception as error:
-            if not started:
-                raise self._error(error) from error
-            self._break_off(error)
-            await self._write(send, self._form.broken(self._error(error), self._tokens))
-            raise Aborted from error
-        if not started:  # nothing comes after the event that the client has
-            await self._start(send, self._stream_headers())
-        await send({"type": "http.response.body", "body": b""})
+        headers = (b"content-type", self._form.stream_type), (b"cache-control", b"no-cache"), _NO_SNIFF
+        async for frames in self._all_frames(quiet_s):
+            each = enumerate(frames or (), number + 1)
+            told = [numbered(at, one) if work.resumable else one for at, one in each if at > work.after]
+            number += len(frames or ())
+            heard = bool(frames) and number >= work.after
+            if frames is None or (not heard and now() >= due):
+                # Why the answer pauses, if it does, or how far the prompt is read.
+                reasons = (one.paused or one.reading for one in self._transcripts)
+                told.append(self._form.alive(next(filter(None, reasons), "")))
+            elif not heard:
+                continue
+            await self._start(send, headers)
+            for one in told:
+                await self._write(send, one)
+            due = now() + self._limits.ping_s
+        await self._start(send, headers)  # where nothing comes after the event that the client has
+        await self._write(send, b"", more=False)
 
     async def _all_frames(self, quiet_s: float) -> AsyncIterator[Sequence[bytes] | None]:
         """The events of the whole stream, those of each piece together; None as of `_pieces`."""
@@ -290,30 +263,10 @@ class Answering:
             yield None if found is None else self._form.frames(*found)
         yield self._form.closing(self._transcripts)
 
-    def _error(self, error: Exception) -> ApiError:
-        return of_exception(error, self._work.reply.grammar or None)
-
-    @property
-    def _tokens(self) -> int:
-        return sum(transcript.count for transcript in self._transcripts)
-
-    @property
-    def _why(self) -> str:
-        """Why the answer pauses, if it does, or how far the prompt is read."""
-        return next((why for one in self._transcripts if (why := one.paused or one.reading)), "")
-
-    def _stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
-        return (b"content-type", self._form.stream_type), (b"cache-control", b"no-cache"), _NO_SNIFF
-
     @property
     def _promised(self) -> bool:
         """Whether a client that comes again gets the rest, beyond the server's end, too."""
         return self._work.resumable and self._reader.log.recorded
-
-    def _break_off(self, error: Exception) -> None:
-        """Raises BrokenOff where the next server goes on with the answer."""
-        if self._promised and isinstance(error, ServerEnds):
-            raise BrokenOff from error
 
     def _named(self) -> Iterator[tuple[str, str]]:
         yield REQUEST_ID, self._work.accepted.name
@@ -322,12 +275,16 @@ class Answering:
         yield from ignored_header(self._work.ignored).items()
 
     async def _start(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Sends the head, unless it is sent."""
+        if self._started:
+            return
+        self._started = True
         named = [(name.encode(), text.encode()) for name, text in self._named()]
         fields = [*headers, (b"x-accel-buffering", b"no"), *named]
         await send({"type": "http.response.start", "status": 200, "headers": fields})
 
-    async def _write(self, send: Send, data: bytes) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 def _patient(limits: Limits, headers: Headers) -> Limits:
@@ -336,18 +293,16 @@ def _patient(limits: Limits, headers: Headers) -> Limits:
         with contextlib.suppress(ValueError):
             wait_s = float(headers.get(name, ""))
             if wait_s > 0:  # NaN is not
-                return limits.heard_within(wait_s)
+                soon = max(0.25, wait_s / 2)
+                return replace(limits, quiet_s=min(limits.quiet_s, soon), ping_s=min(limits.ping_s, soon))
     return limits
 
 
 async def send_json(
     send: Send, status: int, value: object, headers: MutableMapping[str, str] | None = None
 ) -> None:
-    """A whole response."""
-    await _send_body(send, status, json_bytes(value), headers)
-
-
-async def _send_body(send: Send, status: int, body: bytes, headers: MutableMapping[str, str] | None) -> None:
+    """A whole response. `value`: JSON, or what is to be written so."""
+    body = value if isinstance(value, bytes) else json_bytes(value)
     found = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
     found += [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": found})

@@ -12,15 +12,14 @@ from tpiedge.api.asked import MAX_TOKENS, MAX_TOOLS, MODEL, SAMPLING, STREAM, As
 from tpiedge.api.errors import ApiError, PromptTooLong, anthropic_error, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import AnswerForm, AnswerFormat, AnswerHead, Json, comment, named_event
-from tpiedge.api.messages import CITED_TEXT, DOCUMENT, SEARCH_RESULT, content_text, part_text
+from tpiedge.api.messages import CITED, CITED_TEXT, DOCUMENT, SEARCH_RESULT, TEXTS, content_text, part_text
 from tpiedge.api.openai_request import Chat, Dialect, copied
 from tpiedge.api.service import Service
 from tpiedge.api.tools import is_function
-from tpiedge.api.transcript import SpokenChoice, TextPiece, ToolCall, Transcript, call_id
+from tpiedge.api.transcript import SpokenChoice, TextPiece, Transcript, call_id
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpokenText
 
-_COPIED: Final = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "stop_sequences": "stop"}
 _NAMES: Final = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -28,22 +27,20 @@ _NAMES: Final = {
     "tools[].function.parameters": "tools[].input_schema",
 }
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
-_CITED: Final = t.vain("cache_control", "citations")
-_TEXTS: Final = t.tagged("type", text=CITED_TEXT)
-_READ: Final = t.tagged("type", text=CITED_TEXT, document=DOCUMENT, search_result=SEARCH_RESULT)
+_READ: Final = TEXTS | t.tagged("type", document=DOCUMENT, search_result=SEARCH_RESULT)
 _RESULT: Final = t.body(
     "tool_use_id",
     tool_use_id=t.TEXT,
-    content=t.text_or(_READ, {"type": "null"}),
+    content=t.text_or(_READ, "null"),
     is_error=t.flag("Has no effect."),
-    **_CITED,
+    **CITED,
 )
-_THOUGHT: Final = t.body(thinking=t.text(), **t.vain("signature", "data"), **_CITED)
-_USE: Final = t.body("id", "name", id=t.TEXT, name=t.TEXT, input=t.OBJECT, **_CITED)
+_THOUGHT: Final = t.body(thinking=t.text(), **t.vain("signature", "data"), **CITED)
+_USE: Final = t.body("id", "name", id=t.TEXT, name=t.TEXT, input=t.OBJECT, **CITED)
 _BLOCKS: Final = {
     "user": _READ | t.tagged("type", tool_result=_RESULT),
-    "assistant": _TEXTS | t.tagged("type", tool_use=_USE, thinking=_THOUGHT, redacted_thinking=_THOUGHT),
-    "system": _TEXTS,
+    "assistant": TEXTS | t.tagged("type", tool_use=_USE, thinking=_THOUGHT, redacted_thinking=_THOUGHT),
+    "system": TEXTS,
 }
 _MESSAGES: Final = t.tagged(
     "role", **{role: t.body(content=t.text_or(blocks)) for role, blocks in _BLOCKS.items()}
@@ -98,7 +95,7 @@ COUNT: Final = t.body("model", "messages", **_FIELDS | {"max_tokens": t.VAIN})
 
 
 def _read_messages(fields: BodyFields, service: Service, name: str) -> Asked:
-    maximum = fields.integer("max_tokens") or 0
+    maximum = fields.get("max_tokens") or 0
     asked = _read(fields, service, name, max(1, maximum))
     if maximum:
         return asked
@@ -108,7 +105,7 @@ def _read_messages(fields: BodyFields, service: Service, name: str) -> Asked:
 
 
 def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
-    """What /v1/messages/count_tokens answers. Raises ApiError."""
+    """Answers /v1/messages/count_tokens. Raises ApiError."""
     try:
         found = len(_read(fields, service, "count", 1).choices[0].request.prompt_ids)
     except PromptTooLong as error:  # clients ask this to find out whether to shorten the conversation
@@ -117,22 +114,15 @@ def count_tokens(fields: BodyFields, service: Service) -> dict[str, object]:
 
 
 def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Asked:
-    chat: Chat = {"max_tokens": maximum, "stream": fields.flag("stream")}
-    copied(fields, chat, _COPIED)
+    chat: Chat = {"max_tokens": maximum, "stream": fields.get("stream", False)}
+    copied(fields, chat, "temperature", "top_p", "top_k", stop_sequences="stop")
     # Without a word their clients take the first block for the answer. Between tools means: none but the words between
     # two calls, which are the answer's text here.
-    thinks = fields.nested("thinking").raw("type") in ("enabled", "adaptive")
+    thinks = fields.nested("thinking").get("type") in ("enabled", "adaptive")
     chat["chat_template_kwargs"] = {"enable_thinking": thinks}
     _read_tools(fields, chat)
     forms = [
-        {
-            "type": "json_schema",
-            "json_schema": {
-                "name": "answer",
-                "schema": form.raw("schema") or {},
-                "strict": form.flag("strict"),
-            },
-        }
+        {"name": "answer", "schema": form.get("schema", {}), "strict": form.get("strict", False)}
         for form in (fields.nested("output_config").nested("format"), fields.nested("output_format"))
         if form.values
     ]
@@ -140,10 +130,10 @@ def _read(fields: BodyFields, service: Service, name: str, maximum: int) -> Aske
         why = "'output_config.format' and 'output_format' both say what the answer must be, and not the same: give one"
         raise refused(why, "output_format")
     if forms:
-        chat["response_format"] = forms[0]
+        chat["response_format"] = {"type": "json_schema", "json_schema": forms[0]}
     messages: list[Chat] = []
-    if fields.raw("system") is not None:
-        messages.append({"role": "system", "content": content_text(fields, "system", _TEXTS)})
+    if fields.get("system") is not None:
+        messages.append({"role": "system", "content": content_text(fields, "system", TEXTS)})
     given = fields.kinds("messages", _MESSAGES, "role")
     if not given:
         raise fields.wrong("messages", "is empty: give at least one message")
@@ -163,7 +153,7 @@ def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Cha
     texts: list[str] = []
     thoughts, calls, results = "", list[Chat](), list[Chat]()
     for message in messages:
-        content = message.raw("content")
+        content = message.get("content")
         if isinstance(content, str):
             texts.append(content)
             continue
@@ -172,27 +162,29 @@ def _turn(messages: Sequence[BodyFields], role: str, *, begun: bool) -> list[Cha
         for kind, block in message.kinds("content", _BLOCKS[role]):
             match kind:
                 case "tool_result":
-                    content = "" if block.raw("content") is None else content_text(block, "content", _READ)
+                    content = "" if block.get("content") is None else content_text(block, "content", _READ)
                     call = block.needed("tool_use_id")
-                    if block.flag("is_error"):
+                    if block.get("is_error", False):
                         block.note("is_error")
                     results.append({"role": "tool", "tool_call_id": call, "content": content})
                 case "tool_use" if begun:
                     where = block.name("type")
                     raise refused(f"'{where}': an answer cannot go on with a message that has calls", where)
                 case "tool_use":
-                    arguments = json.dumps(block.raw("input") or {}, ensure_ascii=False)
+                    arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
                     function = {"name": block.needed("name"), "arguments": arguments}
                     calls.append({"id": block.needed("id"), "type": "function", "function": function})
                 case "thinking" | "redacted_thinking":
-                    thoughts += block.text("thinking") or ""
+                    thoughts += block.get("thinking") or ""
                 case _:
                     texts.append(part_text(kind, block))
     if results and not texts:
         return results
-    said: Chat = {"role": role, "content": "\n".join(texts) if texts or not calls else None}
-    if calls:
-        said["tool_calls"] = calls
+    said: Chat = {
+        "role": role,
+        "content": "\n".join(texts) if texts or not calls else None,
+        "tool_calls": calls,
+    }
     if thoughts:
         said["reasoning_content"] = thoughts
     return [*results, said]
@@ -204,18 +196,17 @@ def _read_tools(fields: BodyFields, chat: Chat) -> None:
         # Others are those that their servers run, or whose schema only their models know.
         if item.get("type") is None or is_function(fields, where, item, ("custom",)):
             tool = fields.inner(item, where, _TOOL)
-            function: Chat = {"name": tool.needed("name"), "parameters": tool.raw("input_schema")}
-            copied(tool, function, {"description": "description", "strict": "strict"})
+            function: Chat = {"name": tool.needed("name"), "parameters": tool.get("input_schema")}
+            copied(tool, function, "description", "strict")
             tools.append({"type": "function", "function": function})
-    if tools:
-        chat["tools"] = tools
+    chat["tools"] = tools
     choice = fields.nested("tool_choice")
-    kind = choice.raw("type")
+    kind = choice.get("type")
     if kind == "tool":
         chat["tool_choice"] = {"type": "function", "function": {"name": choice.needed("name")}}
     elif kind is not None:
         chat["tool_choice"] = _CHOICES[kind]
-    if choice.flag("disable_parallel_tool_use"):
+    if choice.get("disable_parallel_tool_use", False):
         chat["parallel_tool_calls"] = False
 
 
@@ -237,7 +228,7 @@ class AnthropicFormat(AnswerFormat):
         self._open = ""
 
     def opening(self) -> Sequence[bytes]:
-        usage = {"input_tokens": sum(self.head.prompt_tokens), "output_tokens": 0}
+        usage = {"input_tokens": self.head.prompt_tokens, "output_tokens": 0}
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
         return (_event("message_start", message=message),)
 
@@ -247,7 +238,7 @@ class AnthropicFormat(AnswerFormat):
         frames = [frame for one in said for frame in self._parts(one)]
         if piece.last is not None:
             if self._index < 0 and piece.last != _CUT:
-                frames += self._begun("text", _text(""))
+                frames += self._begun("text", _block(SpokenText("")))
             frames += self._closed()
         return frames
 
@@ -272,7 +263,7 @@ class AnthropicFormat(AnswerFormat):
                 self._add(blocks, said)
         ending = self._spoken.ending(parts[-1]) or ""
         if not blocks and ending != _CUT:
-            blocks.append(_text(""))
+            blocks.append(_block(SpokenText("")))
         return self._message(blocks, _end(ending, only), self._usage(only))
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
@@ -288,15 +279,13 @@ class AnthropicFormat(AnswerFormat):
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
             case CallEnded():
                 return self._closed()
-            case SpokenText(text=text, thought=True):
-                begun = self._begun("thinking", _thoughts(""))
-                return [*begun, self._delta({"type": "thinking_delta", "thinking": text})]
-            case SpokenText(text=text):
-                begun = self._begun("text", _text(""))
-                return [*begun, self._delta({"type": "text_delta", "text": text})]
+            case SpokenText(text=text, thought=thought):
+                kind = "thinking" if thought else "text"
+                begun = self._begun(kind, _block(SpokenText("", thought)))
+                return [*begun, self._delta({"type": f"{kind}_delta", kind: text})]
 
     def _begun(self, kind: str, block: Json) -> list[bytes]:
-        """What begins the block, unless one of this kind is written."""
+        """Begins the block, unless one of this kind is written."""
         if self._open == kind:
             return []
         before = self._closed()
@@ -310,14 +299,13 @@ class AnthropicFormat(AnswerFormat):
         kind, self._open = self._open, ""
         return [_event("content_block_stop", index=self._index)] if kind else []
 
-    def _add(self, blocks: list[Json], said: SpokenText | ToolCall) -> None:
-        if isinstance(said, ToolCall):
+    def _add(self, blocks: list[Json], said: SpokenText | CallEnded) -> None:
+        if isinstance(said, CallEnded):
             blocks.append(self._use(said.index, said.name, json.loads(said.arguments)))
             return
-        block = _thoughts(said.text) if said.thought else _text(said.text)
-        last, key = blocks[-1] if blocks else {}, "thinking" if said.thought else "text"
-        if last.get("type") == block["type"]:
-            last[key] = f"{last[key]}{said.text}"
+        block, kind = _block(said), "thinking" if said.thought else "text"
+        if blocks and blocks[-1]["type"] == kind:
+            blocks[-1][kind] = f"{blocks[-1][kind]}{said.text}"
         else:
             blocks.append(block)
 
@@ -329,7 +317,7 @@ class AnthropicFormat(AnswerFormat):
     def _usage(self, transcript: Transcript) -> Json:
         """Tokens that were kept from earlier requests count apart, as theirs do; where the answer has no end of its
         own, as at a stop string, nobody knows them."""
-        ended, tokens = transcript.finished, sum(self.head.prompt_tokens)
+        ended, tokens = transcript.finished, self.head.prompt_tokens
         usage: Json = {"cache_creation_input_tokens": 0, "output_tokens": transcript.count}
         if ended is None:
             return usage | {"input_tokens": tokens}
@@ -345,12 +333,10 @@ def _event(kind: str, **fields: object) -> bytes:
     return named_event(kind, {"type": kind, **fields})
 
 
-def _text(text: str) -> Json:
-    return {"type": "text", "text": text}
-
-
-def _thoughts(text: str) -> Json:
-    return {"type": "thinking", "thinking": text, "signature": ""}
+def _block(said: SpokenText) -> Json:
+    if said.thought:
+        return {"type": "thinking", "thinking": said.text, "signature": ""}
+    return {"type": "text", "text": said.text}
 
 
 def _end(ending: str, transcript: Transcript) -> Json:

@@ -1,11 +1,11 @@
-"""What requests of all forms come to, which is token ids that fit the context and how the answer is to be given, and
-the fields that they have in common. The ranges are those of the sampler, save where OpenAI's are narrower."""
+"""A request of any form becomes an `Asked`: token ids that fit the context, and how the answer is to be given. The
+fields that several forms have are read here, in the ranges of the sampler, save where OpenAI's are narrower."""
 
 import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -20,20 +20,19 @@ from tpiedge.errors import UserError
 from tpiedge.model.call_reader import CallForm, ReadTool
 from tpiedge.model.speech import SpeechForm, Thinking
 from tpiedge.model.tokenizer import TooManyTokens
-from tpiedge.wire.fields import U32, Range
-from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
+from tpiedge.wire.fields import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, U32, Range
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 MAX_TOKENS = 2**32 - 1
 ANSWER_TOKENS = 2048
-"""Of an answer for which nobody says how long it may be: a model that never comes to an end is stopped."""
+"""An answer has at most so many tokens where the request has no limit: a model may never come to an end."""
 MAX_CHOICES = 128
-"""That one request may have: as many as OpenAI's."""
+"""One request may have so many: as many as OpenAI's."""
 MAX_TOOLS = 128
 MAX_TOOL_NAME = 64
 MAX_TEXTS = 128
 MAX_TEXT_NAME = 64
-"""Of the parameters that are known to be texts; of others the answer itself shows what they are."""
+"""A longer name of a parameter is not kept: the answer itself shows whether the value is a text."""
 MAX_ECHO = 131_072
 """Characters of what an answer repeats of its request."""
 _MAX_STOPS = 64
@@ -88,7 +87,7 @@ class Reply:
 
     @property
     def speech(self) -> SpeechForm:
-        """What is looked for in the text."""
+        """The calls and thoughts that are looked for in the text."""
         texts = self.texts or [()] * len(self.tools)
         tools = [ReadTool(*both) for both in zip(self.tools, texts, strict=True)]
         return SpeechForm(self.calls, tools, self.several, self.thinking, self.required)
@@ -106,20 +105,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client wants, at least one choice, and the names of the fields that it sent in vain."""
+    """A request that was read: at least one choice, and the names of the fields without an effect."""
 
     choices: tuple[Choice, ...]
     reply: Reply
     ignored: tuple[str, ...]
 
-    def within(self, scope: str) -> Self:
-        """Returns the same request with that scope, as of GenerationRequest."""
-        choices = [replace(one, request=replace(one.request, scope=scope)) for one in self.choices]
-        return replace(self, choices=tuple(choices))
-
 
 class AnsweredAtOnce(Exception):
-    """In place of an Asked: nothing is wanted of the model, and the client is told `body`; `ignored` as of Asked."""
+    """Comes in place of an Asked: the model has nothing to do, and the client is told `body`; `ignored` as of Asked."""
 
     def __init__(self, body: dict[str, object], ignored: tuple[str, ...]) -> None:
         super().__init__("answered at once")
@@ -179,7 +173,7 @@ ANSWERING: Final[dict[str, t.JsonSchema]] = {
         "prompt_cache_retention", "reasoning_effort", "verbosity",
     ),
 }  # fmt: skip
-"""Of OpenAI's completions and chats."""
+"""The fields that OpenAI's completions and chats have in common."""
 
 
 def prompts(most: int, description: str) -> t.JsonSchema:
@@ -190,16 +184,16 @@ def prompts(most: int, description: str) -> t.JsonSchema:
 
 def check_model(fields: BodyFields, service: Service) -> None:
     """Raises ApiError where the request names another model. Ollama's clients write ":latest" after a name."""
-    model, served = fields.text("model"), service.model()
+    model, served = fields.get("model"), service.model()
     if model is not None and not any(map(served.is_called, (model, model.removesuffix(":latest")))):
         message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
         raise ApiError(404, message, "model_not_found", param="model")
 
 
 def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Reply:
-    """How the answer is to be given. Raises ApiError."""
-    stream, options, given = fields.flag("stream"), fields.nested("stream_options"), fields.raw("stop")
-    if fields.raw("stream_options") is not None and not stream:
+    """Reads how the answer is to be given. Raises ApiError."""
+    stream, options, given = fields.get("stream", False), fields.nested("stream_options"), fields.get("stop")
+    if fields.get("stream_options") is not None and not stream:
         raise fields.wrong("stream_options", "needs 'stream': true")
     stops = [] if given is None else [given] if isinstance(given, str) else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
@@ -208,14 +202,14 @@ def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Re
         raise fields.wrong("stop", f"has {len(stops)} entries: at most {_MAX_STOPS}")
     if not all(0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops):
         raise refused(f"a string of 'stop' must have 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
-    usage, token_ids = options.flag("include_usage"), fields.flag("return_token_ids")
+    usage, token_ids = options.get("include_usage", False), fields.get("return_token_ids", False)
     return Reply(form, stream, usage, logprobs, tuple(stops), token_ids)
 
 
 def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
     """Reads how many tokens the answer may have: at least `low`, or -1, which is as many as there is room for. Raises
     ApiError."""
-    value = fields.integer(key)
+    value: int | None = fields.get(key)
     if value == _ROOM:
         return MAX_TOKENS
     if value is not None and value < low:
@@ -225,16 +219,16 @@ def read_limit(fields: BodyFields, key: str, low: int) -> int | None:
 
 def read_sampling(fields: BodyFields, service: Service, logprobs: int | None) -> Sampling:
     """`logprobs`: how many alternatives are to be told; None: not even the tokens' own. Raises ApiError."""
-    default, top_k, seed = service.usual_sampling, fields.integer("top_k"), fields.integer("seed")
+    default, top_k, seed = service.usual_sampling, fields.get("top_k"), fields.get("seed")
     return Sampling(
-        temperature=fields.number("temperature", default.temperature),
+        temperature=fields.get("temperature", default.temperature),
         top_k=default.top_k if top_k is None else max(top_k, 0),
         # 0 is allowed by OpenAI and means the likeliest token alone.
-        top_p=max(fields.number("top_p", default.top_p), limits.TOP_P.low),
-        min_p=min(fields.number("min_p", default.min_p), limits.MIN_P.high),
-        repetition_penalty=fields.number("repetition_penalty", default.repetition_penalty),
-        presence_penalty=fields.number("presence_penalty", default.presence_penalty),
-        frequency_penalty=fields.number("frequency_penalty", default.frequency_penalty),
+        top_p=max(fields.get("top_p", default.top_p), limits.TOP_P.low),
+        min_p=min(fields.get("min_p", default.min_p), limits.MIN_P.high),
+        repetition_penalty=fields.get("repetition_penalty", default.repetition_penalty),
+        presence_penalty=fields.get("presence_penalty", default.presence_penalty),
+        frequency_penalty=fields.get("frequency_penalty", default.frequency_penalty),
         logit_bias=_logit_bias(fields, service.vocab_size),
         seed=secrets.randbits(64) if seed is None else seed % (MAX_SEED + 1),
         # The drawn token's own log probability comes with at least one alternative.
@@ -243,7 +237,7 @@ def read_sampling(fields: BodyFields, service: Service, logprobs: int | None) ->
 
 
 def _logit_bias(fields: BodyFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    given = fields.raw("logit_bias") or {}
+    given = fields.get("logit_bias") or {}
     if len(given) > limits.MAX_BIASES:
         raise fields.wrong("logit_bias", f"has {len(given)} tokens: at most {limits.MAX_BIASES}")
     found: dict[int, float] = {}
@@ -253,13 +247,13 @@ def _logit_bias(fields: BodyFields, vocab_size: int) -> tuple[tuple[int, float],
             why = f"names {key[:20]!r}: not a token id below {vocab_size}, given once"
             raise fields.wrong("logit_bias", why)
         bias = fields.inner({key: given[key]}, "logit_bias", t.body(**{key: t.number(limits.BIAS, "")}))
-        found[token] = bias.number(key, 0.0)
+        found[token] = bias.get(key, 0.0)
     return tuple(found.items())
 
 
 def read_prompts(fields: BodyFields, key: str) -> list[Any]:
     """One text or list of token ids each. Raises ApiError."""
-    value = fields.raw(key)
+    value = fields.get(key)
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         kind = str if isinstance(value[0], str) else list
         if not all(isinstance(one, kind) for one in value):
@@ -271,9 +265,8 @@ def read_prompts(fields: BodyFields, key: str) -> list[Any]:
 
 
 def read_token_ids(value: str | Sequence[object], param: str, service: Service) -> tuple[int, ...]:
-    """Those of a text, or the given ones. Raises ApiError where one is no token's."""
+    """The token ids of a text, or the given ones. Raises ApiError where one is no token's."""
     if isinstance(value, str):
-        check_characters(param, [value], service)
         return encode(value, service, param, add_special=True)
     ids = [token for token in value if type(token) is int and 0 <= token < service.vocab_size]
     if len(ids) < len(value):
@@ -305,7 +298,7 @@ def request_of(
     ignore_eos: bool = False,
     grammar: Grammar | None = None,
 ) -> GenerationRequest:
-    """For the cluster, still without an id. Raises ApiError."""
+    """Makes a request for the cluster, still without an id. Raises ApiError."""
     if grammar is not None and ignore_eos:
         raise refused("'ignore_eos' cannot be kept where a grammar says where the answer ends", "ignore_eos")
     return GenerationRequest(
@@ -349,6 +342,7 @@ def encode(
     text: str, service: Service, param: str, *, add_special: bool, parse_special: bool = True
 ) -> tuple[int, ...]:
     """The token ids of `text`, which is the value of `param`, as of Tokenizer.encode. Raises ApiError."""
+    check_characters(param, [text], service)
     if service.tokenizer is None:
         raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
     limit = service.max_sequence

@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, NoReturn
 
 from tpiedge.api.errors import ApiError, refused
@@ -22,10 +22,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_DEPTH: Final = 128
 """Of arrays and objects within each other."""
+_TOO_DEEP: Final = f"is nested too deeply: at most {MAX_DEPTH} arrays and objects may be within each other"
 
 
 class Disconnected(Exception):
-    """The client has gone: an answer would reach no one."""
+    """The client has gone, or is to go and come again: an answer would reach no one."""
 
 
 async def read_body(
@@ -99,10 +100,9 @@ def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
         _check_depth(body, value)
     except UnicodeDecodeError as error:
         raise refused(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from None
-    except RecursionError:
-        raise refused(f"the body {_too_deep()}", code="invalid_json") from None
-    except Excessive as error:
-        raise refused(f"the body {error}", code="invalid_json") from None
+    except (RecursionError, Excessive) as error:
+        why = error if isinstance(error, Excessive) else _TOO_DEEP
+        raise refused(f"the body {why}", code="invalid_json") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise refused(f"the body is not JSON: {error.msg} ({where})", code="invalid_json") from None
@@ -119,18 +119,19 @@ def parse_text(text: str, max_values: int, before: int) -> tuple[object, int]:
     try:
         value = json.loads(text)
     except RecursionError:
-        raise Excessive(_too_deep()) from None
+        raise Excessive(_TOO_DEEP) from None
     _check_depth(data, value)
     return value, count
 
 
 def is_deeper(value: object, limit: int) -> bool:
     """Whether it has arrays and objects within each other, more than `limit`."""
-    level = [value]
-    for _ in range(limit):
-        level = [inner for one in level for inner in _inner(one) if isinstance(inner, dict | list)]
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
         if not level:
             return False
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
     return True
 
 
@@ -146,17 +147,7 @@ def _count(data: bytes | bytearray, limit: int, before: int) -> int:
 def _check_depth(data: bytes | bytearray, value: object) -> None:
     """Raises Excessive. Nearly all have too few brackets to be looked at."""
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
-        raise Excessive(_too_deep())
-
-
-def _too_deep() -> str:
-    return f"is nested too deeply: at most {MAX_DEPTH} arrays and objects may be within each other"
-
-
-def _inner(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        raise Excessive(_TOO_DEEP)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

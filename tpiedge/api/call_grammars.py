@@ -15,12 +15,12 @@ from typing import Any, Final
 from tpiedge.api.answer_grammar import grammar_of
 from tpiedge.api.errors import refused
 from tpiedge.api.service import Service
-from tpiedge.api.tools import AskedTools, CallableTool, text_names
+from tpiedge.api.tools import AskedTools, text_names
 from tpiedge.engine.sampling import grammars_installed
 from tpiedge.model.call_reader import CALL_MARKS, CallForm
 from tpiedge.model.speech import THOUGHT_MARKS, Thinking
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.limits import MAX_GRAMMAR
+from tpiedge.wire.fields import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar
 
 _MAX_CALLS: Final = 16
@@ -29,13 +29,14 @@ _STRICT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_sep
 #: A model that is lost would write spaces without end. What is not supported of a schema is not looked at.
 _FREE: Final = {"whitespace_pattern": r"[ \t\r\n]{0,16}", "lenient": True}
 _FREE_RULES: Final = ("start: SPACES body REST", "SPACES: /[ \\t\\r\\n]{0,16}/", "REST: /(.|\\n)*/")
+_Tools = Mapping[str, Mapping[str, Any]]
 #: A slash within a regular expression, or what is escaped already.
 _SLASH: Final = re.compile(r"\\.|/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """How the parts of a rule are written; `free`: the spaces are those of the model."""
+    """Writes the parts of a rule. `free` leaves the spaces to the model."""
 
     tokenizer: Tokenizer | None
     free: bool = False
@@ -53,22 +54,16 @@ class _Style:
         return f"%json {json.dumps({**schema, 'x-guidance': _FREE if self.free else _STRICT})}"
 
 
-def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -> Grammar | None:
-    """Of an answer that is a call, or several; None where it need not be. Raises ApiError."""
-    if not tools.required:
-        return None
-    if form in ("llama3", "mistral"):
-        schema = _enveloped(tools.callable(tools.required), form, _MAX_CALLS if tools.several else 1)
-        return grammar_of("json", json.dumps(schema), "tools", service)
-    text = _checked(_joined(["start: calls"], _calls(tools, form, service)))
-    return grammar_of("lark", text, "tools", service)
+def required_call_grammar(tools: AskedTools, form: CallForm, service: Service) -> Grammar:
+    """The grammar of an answer that must be a call, or several. Raises ApiError."""
+    return _grammar(["start: calls"], _calls(tools, form, service), "tools", service)
 
 
 def call_or_form_grammar(
     tools: AskedTools, form: CallForm, answer: Grammar, param: str, service: Service
 ) -> Grammar:
-    """Of an answer that is a call, or several, or else what `answer` describes, which came as the field `param`. Raises
-    ApiError."""
+    """The grammar of an answer that is a call, or several, or else what `answer` describes, which came as the field
+    `param`. Raises ApiError."""
     if answer.kind == "json":
         nested = _Style(None).json(json.loads(answer.text))
     elif answer.kind == "regex":
@@ -77,7 +72,7 @@ def call_or_form_grammar(
     else:
         nested = f"%lark {{\n{answer.text}\n}}"
     rules = chain(_calls(tools, form, service), [f"answer: {nested}"])
-    return grammar_of("lark", _checked(_joined(["start: calls | answer"], rules)), param, service)
+    return _grammar(["start: calls | answer"], rules, param, service)
 
 
 def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]:
@@ -111,7 +106,7 @@ def _calls(tools: AskedTools, form: CallForm, service: Service) -> Iterator[str]
 def begun_call_grammar(
     tools: AskedTools, form: CallForm, thinking: Thinking, service: Service
 ) -> Grammar | None:
-    """Of what follows where the model begins a call of its own accord. None where it cannot be kept to that: where
+    """The grammar of what follows where the model begins a call of its own accord. None where there can be none: where
     calls are not known by a token, or with more tools than a grammar may have."""
     tokenizer = service.tokenizer
     if tokenizer is None or not calls_are_known_by_tokens(form, thinking, service):
@@ -137,7 +132,8 @@ def calls_are_known_by_tokens(form: CallForm, thinking: Thinking, service: Servi
 
 
 def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
-    """None where they are longer than a grammar: rules that copy parts of a schema are then made no further."""
+    """Joins the rules, or returns None where they are longer than a grammar may be. Then no more of them are made: they
+    may copy parts of a schema."""
     found, length = [*start], sum(map(len, start))
     for rule in rules:
         found.append(rule)
@@ -147,31 +143,32 @@ def _joined(start: Sequence[str], rules: Iterable[str]) -> str | None:
     return "\n".join(found)
 
 
-def _checked(text: str | None) -> str:
+def _grammar(start: Sequence[str], rules: Iterable[str], param: str, service: Service) -> Grammar:
+    text = _joined(start, rules)
     if text is None:
         why = f"'tools' make a grammar of more than {MAX_GRAMMAR} characters: give fewer or smaller ones"
         raise refused(why, "tools")
-    return text
+    return grammar_of("lark", text, param, service)
 
 
-def _body(tools: Sequence[CallableTool], form: CallForm, style: _Style) -> Iterator[str]:
+def _body(tools: _Tools, form: CallForm, style: _Style) -> Iterator[str]:
     """The rules of what comes after the mark that opens a call."""
     if form in ("hermes", "llama3", "mistral"):
         yield f"body: {style.json(_enveloped(tools, form, _MAX_CALLS))}"
         return
     yield "body: " + " | ".join(f"tool_{at}" for at in range(len(tools)))
-    for at, tool in enumerate(tools):
+    for at, (name, schema) in enumerate(tools.items()):
         if form == "qwen-xml":
-            yield from _tagged(tool, at, style)
+            yield from _tagged(name, schema, at, style)
         else:
-            yield f"tool_{at}: {_named(tool, form, style)}"
+            yield f"tool_{at}: {_named(json.dumps(name), schema, form, style)}"
     if form == "qwen-xml":
         yield r"text[lazy]: /(.|\n)*<\/parameter>/"
 
 
-def _named(tool: CallableTool, form: CallForm, style: _Style) -> str:
+def _named(name: str, schema: Mapping[str, Any], form: CallForm, style: _Style) -> str:
     """A name, a mark and JSON."""
-    name, arguments = json.dumps(tool.name), f"{style.spaces('')} {style.json(tool.schema)}"
+    arguments = f"{style.spaces('')} {style.json(schema)}"
     if form == "deepseek-v31":
         return f"{name} {style.mark('<｜tool▁sep｜>')} {arguments}"
     if form == "deepseek-v3":
@@ -181,9 +178,9 @@ def _named(tool: CallableTool, form: CallForm, style: _Style) -> str:
     return f"{name} {identity} {style.mark('[ARGS]')} {arguments}"
 
 
-def _tagged(tool: CallableTool, at: int, style: _Style) -> Iterator[str]:
+def _tagged(name: str, schema: Mapping[str, Any], at: int, style: _Style) -> Iterator[str]:
     """Tags around the values of parameters."""
-    schema, break_ = tool.schema, style.spaces()
+    break_ = style.spaces()
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
     parts, texts = [], frozenset(text_names(schema))
@@ -201,7 +198,7 @@ def _tagged(tool: CallableTool, at: int, style: _Style) -> Iterator[str]:
     if schema.get("additionalProperties") is not False:
         parts.append(f"other_{at}*")
         yield f'other_{at}: "<parameter=" /[^>\\n]{{1,64}}/ ">" text {break_}'
-    opened = f"{json.dumps('<function=' + tool.name + '>')} {break_}"
+    opened = f"{json.dumps(f'<function={name}>')} {break_}"
     yield f'tool_{at}: {opened} {" ".join(parts)} "</function>"'
 
 
@@ -216,16 +213,16 @@ def _text_of(schema: object, break_: str) -> str:
     return f'{break_} ({written}) {break_} "</parameter>" {break_}'
 
 
-def _enveloped(tools: Sequence[CallableTool], form: CallForm, most: int) -> dict[str, Any]:
+def _enveloped(tools: _Tools, form: CallForm, most: int) -> dict[str, Any]:
     """Name and arguments as one object, or a list of them."""
     key = "parameters" if form == "llama3" else "arguments"
     choices = []
-    for tool in tools:
-        arguments = {word: value for word, value in tool.schema.items() if word != "$defs"}
+    for name, schema in tools.items():
+        arguments = {word: value for word, value in schema.items() if word != "$defs"}
         choices.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, key: arguments},
+                "properties": {"name": {"const": name}, key: arguments},
                 "required": ["name", key],
                 "additionalProperties": False,
             }
@@ -233,5 +230,5 @@ def _enveloped(tools: Sequence[CallableTool], form: CallForm, most: int) -> dict
     calls: dict[str, Any] = {"anyOf": choices}
     if form == "mistral":
         calls = {"type": "array", "items": calls, "minItems": 1, "maxItems": most}
-    definitions = {name: value for tool in tools for name, value in tool.schema.get("$defs", {}).items()}
+    definitions = {name: value for one in tools.values() for name, value in one.get("$defs", {}).items()}
     return {**calls, "$defs": definitions} if definitions else calls

@@ -29,10 +29,6 @@ from tpiedge.units import KIB
 PIECE_BYTES: Final = 2 * KIB
 """Bytes of one client that are read and parsed in one turn of the event loop."""
 
-#: What a client does not read is kept in the server's memory.
-_UNSENT_BYTES: Final = 64 * KIB
-#: Connections that are refused before the event loop has its turn again.
-_BURST: Final = 64
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +44,7 @@ class HttpListener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Returns the next connection that finds a place."""
-        for _ in range(_BURST):
+        for _ in range(64):  # more are refused in the event loop's next turn
             accepted, address = super().accept()
             host = address[0]
             if self._places.take(host):
@@ -140,7 +136,9 @@ class HttpConnection(H11Protocol, asyncio.BufferedProtocol):
         super().connection_made(transport)
         # Not at once: uvicorn says so before it has ended the cycle.
         self.flow = _Flow(transport, lambda: self.loop.call_soon(self._ask))
-        transport.set_write_buffer_limits(_UNSENT_BYTES)
+        transport.set_write_buffer_limits(
+            64 * KIB
+        )  # what a client does not read is kept in the server's memory
         self.app_state = {"arriving": lambda: self.conn.their_state is h11.SEND_BODY}
         self._expect_head()
         self._look()

@@ -4,7 +4,6 @@ A part is written when it has come and all before it have; those that come too e
 """
 
 import base64
-import json
 import math
 import struct
 from abc import abstractmethod
@@ -35,7 +34,7 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import Pooling, Sampling
 
 _MAX_INPUTS: Final = 2048
-"""That one request may have: as many as OpenAI's."""
+"""One request may have so many: as many as OpenAI's."""
 _ENCODINGS: Final[dict[str, FormatName]] = {"float": "embeddings", "base64": "embeddings-base64"}
 _POOLINGS: Final = ("mean", "last")
 INPUT: Final = prompts(_MAX_INPUTS, "A text, token ids, or a list of either.")
@@ -50,17 +49,17 @@ _EMBEDDINGS: Final = t.body(
 
 
 def _read_embeddings(fields: BodyFields, service: Service, name: str) -> Asked:
-    return embedded(fields, service, name, "input", _ENCODINGS[fields.text("encoding_format") or "float"])
+    return embedded(fields, service, name, "input", _ENCODINGS[fields.get("encoding_format") or "float"])
 
 
 def embedded(fields: BodyFields, service: Service, name: str, key: str, form: FormatName) -> Asked:
     """`key` is the field that has the texts. Raises ApiError."""
-    width, wanted = service.model().width, fields.integer("dimensions")
+    width, wanted = service.model().width, fields.get("dimensions")
     # The first ones alone mean something only in models that were trained for it.
     if wanted is not None and wanted != width:
         why = f"is {wanted}: embeddings of this model have {width}, and none fewer"
         raise fields.wrong("dimensions", why)
-    pooling = fields.text("pooling") or service.model().pooling
+    pooling = fields.get("pooling") or service.model().pooling
     if pooling not in _POOLINGS:
         raise refused(
             f"the model's files say that embeddings are pooled by {sanitised_line(pooling, 60)}, which is not "
@@ -107,20 +106,12 @@ class VectorFormat(AnswerFormat):
         return b"\n"  # between two parts JSON may have it
 
     def broken(self, error: ApiError, tokens: int) -> bytes:
-        """What makes it no JSON any more, whatever a client does with a body that breaks off."""
+        """Makes it no JSON any more, whatever a client does with a body that breaks off."""
         return b"\n" + json_bytes(self.failure(error, tokens))
-
-    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> object:
-        entries = [frame for number, parts in enumerate(pieces) for frame in self.frames(number, parts[-1])]
-        return json.loads(b"".join((*self.opening(), *entries, *self.closing(transcripts))))
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(self.head.prompt_tokens)
 
 
 class EmbeddingFormat(VectorFormat):
-    """As OpenAI's API has them."""
+    """Vectors as OpenAI's API has them."""
 
     def opening(self) -> Sequence[bytes]:
         return (b'{"object": "list", "data": [',)
@@ -133,7 +124,7 @@ class EmbeddingFormat(VectorFormat):
         return {"object": "embedding", "index": number, "embedding": vector}
 
     def closing(self, _transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        usage = {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens}
+        usage = dict.fromkeys(("prompt_tokens", "total_tokens"), self.head.prompt_tokens)
         return (b"], " + json_bytes({"model": self.head.model, "usage": usage})[1:],)
 
 

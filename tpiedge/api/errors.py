@@ -26,7 +26,6 @@ from tpiedge.master.reconciler import CannotDrain
 from tpiedge.master.request_queue import Dismissed
 from tpiedge.sanitise import RateLimitedLog
 
-_ANTHROPIC: Final = "/v1/messages"
 _ANTHROPIC_KINDS: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -80,17 +79,10 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         self.details = dict(details or {})
 
-    @property
-    def kind(self) -> str:
-        """OpenAI's `type`."""
-        if self.status == 401:
-            return "authentication_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        return "invalid_request_error" if self.status < 500 else "server_error"
-
     def body(self) -> dict[str, object]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, usual)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class PromptTooLong(ApiError):
@@ -128,15 +120,11 @@ def of_exception(error: BaseException, grammar: str | None = None) -> ApiError:
             again = status == 503 and code in _WORTH_ANOTHER_TRY
             return ApiError(status, str(error), code, headers={"Retry-After": "5"} if again else None)
     words = f"a defect of tpiedge: {type(error).__name__}"
-    # Not what it says, which may be of a prompt.
-    _log.warning("%s at %s: a request failed", words, _place(error))
-    return ApiError(500, words, "internal_error")
-
-
-def _place(error: BaseException) -> str:
-    """Where it was raised: the file and line."""
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
-    return f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else "an unknown place"
+    place = f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else "an unknown place"
+    # Not what it says, which may be of a prompt.
+    _log.warning("%s at %s: a request failed", words, place)
+    return ApiError(500, words, "internal_error")
 
 
 def is_anthropic(headers: Sequence[tuple[bytes, bytes]]) -> bool:
@@ -146,7 +134,7 @@ def is_anthropic(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 def error_body(error: ApiError, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> dict[str, object]:
     """Of an answer to a request for `path` with these headers."""
-    if path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/") or is_anthropic(headers):
+    if f"{path}/".startswith("/v1/messages/") or is_anthropic(headers):
         return anthropic_error(error)
     if path.startswith("/api/"):
         return ollama_error(error)

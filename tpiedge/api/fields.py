@@ -19,9 +19,9 @@ JsonSchema = dict[str, Any]
 IGNORED: Final = "x-ignored-fields"
 """The header of an answer that lists the fields of the request that have no effect."""
 MAX_ENTRIES: Final = 4096
-"""Of an array of messages, or of the parts of one."""
+"""An array of messages, or of the parts of one, has at most so many entries."""
 MAX_TEXT_VALUES: Final = 65_536
-"""Of JSON in the texts of one request, all of them together."""
+"""The texts of one request that are JSON have at most so many values, all of them together."""
 TEXT: Final[JsonSchema] = {"type": "string"}
 OBJECT: Final[JsonSchema] = {"type": ["object", "null"]}
 
@@ -38,17 +38,14 @@ _TYPES: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
 _SENT: Final = {str: "a string", bool: "a boolean", dict: "an object", list: "an array", type(None): "null"}
 
 
-class Vain(JsonSchema):
-    """Of a field that may have any value, without an effect."""
-
-
 class Unsupported(JsonSchema):
-    """Of a field that may only say what is so anyway. `details`: of the error otherwise, as of ApiError."""
+    """The schema of a field that may only say what is so anyway. `details` are those of the error otherwise."""
 
     details: Mapping[str, object] = {}
 
 
-VAIN: Final = Vain(description="Has no effect.")
+VAIN: Final[JsonSchema] = {"description": "Has no effect."}
+"""The schema of a field that may have any value, without an effect."""
 
 
 def unsupported(*harmless: object, why: str = "") -> Unsupported:
@@ -82,9 +79,9 @@ def any_of(*schemas: JsonSchema, description: str = "") -> JsonSchema:
     return {"anyOf": [*schemas], **({"description": description} if description else {})}
 
 
-def text_or(forms: Mapping[str, JsonSchema], *more: JsonSchema, description: str = "") -> JsonSchema:
-    """A text, or an array of objects of these forms."""
-    return any_of(TEXT, array(any_of(*forms.values())), *more, description=description)
+def text_or(forms: Mapping[str, JsonSchema], *more: str, description: str = "") -> JsonSchema:
+    """A text, or an array of objects of these forms. `more`: other types."""
+    return {**array(any_of(*forms.values()), description), "type": ["string", "array", *more]}
 
 
 def number(allowed: Range, description: str) -> JsonSchema:
@@ -129,13 +126,14 @@ class BodyFields:
         self._table: Mapping[str, JsonSchema] = form["properties"]
         self._where = where
         self._whole: BodyFields = self if outer is None else outer._whole
+        self._read: dict[str, Any] = {}
         self._nested: dict[str, BodyFields] = {}
         #: Of the whole request: names of fields without an effect, and the number of values of JSON in its texts.
         self._ignored: dict[str, None] = {}
         self._text_values = 0
         for key, value in values.items():
             if key in self._table and value is not None:
-                self._check(key, value, self._table[key])
+                self._read[key] = self._checked(key, value, self._table[key])
         for key in form["required"]:
             if values.get(key) is None:
                 raise self.missing(key)
@@ -151,30 +149,14 @@ class BodyFields:
         """`key` as an error names it: "messages[2].content"."""
         return f"{self._where}{key}"
 
-    def raw(self, key: str) -> Any:
-        """The value as it came; of the table's type, where that names one."""
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, of the table's type where that names one; `default` where the field is not given."""
         self._table[key]  # a field that is read and not in the table is a defect
-        return self.values.get(key)
-
-    def integer(self, key: str) -> int | None:
-        value = self.raw(key)
-        return None if value is None else int(value)
-
-    def number(self, key: str, default: float) -> float:
-        value = self.raw(key)
-        return default if value is None else float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.raw(key)
-        return default if value is None else bool(value)
-
-    def text(self, key: str) -> str | None:
-        value: str | None = self.raw(key)
-        return value
+        return self._read.get(key, default)
 
     def needed(self, key: str) -> str:
         """A text that the table requires, or one that something else does. Raises ApiError."""
-        value = self.text(key)
+        value: str | None = self.get(key)
         if value is None:
             raise self.missing(key)
         return value
@@ -182,7 +164,7 @@ class BodyFields:
     def parsed(self, key: str) -> object:
         """The value that the text of the field is, where it is JSON; else the field as it is. Raises ApiError for more
         of it than a request may have."""
-        value, whole = self.raw(key), self._whole
+        value, whole = self.get(key), self._whole
         if not isinstance(value, str):
             return value
         try:
@@ -206,18 +188,10 @@ class BodyFields:
 
     def entries(self, key: str) -> Iterator[tuple[str, dict[str, object]]]:
         """The objects of an array, with the names of their places. Raises ApiError."""
-        value = self.raw(key)
-        if value is not None and not isinstance(value, list):
-            raise self.wrong_type(key, "an array", value)
-        self._check_size(key, value or [], MAX_ENTRIES)
-        for index, item in enumerate(value or ()):
+        for index, item in enumerate(self.get(key, ())):
             if not isinstance(item, dict):
                 raise self.wrong_type(f"{key}[{index}]", "an object", item)
             yield f"{key}[{index}]", item
-
-    def objects(self, key: str, form: JsonSchema) -> "list[BodyFields]":
-        """As `entries`, read by the table `form`."""
-        return [self.inner(item, where, form) for where, item in self.entries(key)]
 
     def kind(
         self, value: object, key: str, forms: Mapping[str, JsonSchema], tag: str = "type", usual: str = ""
@@ -236,21 +210,23 @@ class BodyFields:
     def kinds(
         self, key: str, forms: Mapping[str, JsonSchema], tag: str = "type"
     ) -> "list[tuple[str, BodyFields]]":
-        """As `kind`, of each object of an array."""
+        """The objects of an array, each as `kind` reads it."""
         return [self.kind(item, where, forms, tag) for where, item in self.entries(key)]
 
     def leave_out(self, key: str, place: str) -> None:
         """Notes that what stands at that place within the field has no effect."""
-        name = self.name(key)
-        room = _SHOWN - len(f"{name}..")
-        within = (
-            place if len(place) < room else f"..{place[max(0, len(place) - room + 1) :].partition('.')[2]}"
-        )
-        self._note(f"{name}.{within}")
+        room = _SHOWN - len(f"{self.name(key)}..")
+        if len(place) >= room:
+            place = f"..{place[max(0, len(place) - room + 1) :].partition('.')[2]}"
+        self.note(f"{key}.{place}")
 
     def note(self, key: str) -> None:
         """Notes that something of the object has no effect, which need not be a field."""
-        self._note(self.name(key))
+        ignored = self._whole._ignored
+        if len(ignored) < 32:
+            name = _INDEX.sub("[]", self.name(key)[:_SHOWN])
+            # The header would end with a blank, which none may, where the last name is empty.
+            ignored[_STRANGE.sub("?", name) or "?"] = None
 
     def wrong(self, key: str, why: str, code: str = "invalid_value") -> ApiError:
         """An error that says `why` after the name of the field."""
@@ -266,9 +242,10 @@ class BodyFields:
         shown = str(value) if abs(value) < 10**20 else "a number of many digits"
         return self.wrong(key, f"is {shown}: it must be from {low} to {high}")
 
-    def _check(self, key: str, value: Any, schema: JsonSchema) -> None:
-        """Raises ApiError where the value is not what the schema allows, as far as that is simple."""
-        if isinstance(schema, Vain):
+    def _checked(self, key: str, value: Any, schema: JsonSchema) -> Any:
+        """The value, a number as the schema has it. Raises ApiError where it is not what the schema allows, as far as
+        that is simple."""
+        if schema is VAIN:
             self.note(key)
         elif "enum" in schema and value not in schema["enum"]:
             if not isinstance(schema, Unsupported):
@@ -286,14 +263,11 @@ class BodyFields:
             raise self.wrong(
                 key, f"must have {schema.get('minLength', 0)} to {schema['maxLength']} characters"
             )
-        if "maxItems" in schema and isinstance(value, list):
-            self._check_size(key, value, schema["maxItems"])
+        if isinstance(value, list) and len(value) > schema.get("maxItems", len(value)):
+            raise self.wrong(key, f"has {len(value)} entries: at most {schema['maxItems']}")
         if "properties" in schema:
             self._nested[key] = self.inner(value, key, schema)
-
-    def _check_size(self, key: str, value: Sequence[object], most: int) -> None:
-        if len(value) > most:
-            raise self.wrong(key, f"has {len(value)} entries: at most {most}")
+        return float(value) if kinds == ["number"] else int(value) if kinds == ["integer"] else value
 
     def _overlook(self, unknown: Sequence[str], form: JsonSchema) -> None:
         """Notes fields that are not in the table, or refuses them."""
@@ -303,27 +277,19 @@ class BodyFields:
             )
         for key in unknown:
             shown = self.name(key)[:_SHOWN]
-            if form.get("additionalProperties") is False:
-                raise refused(
-                    f"Unrecognized request argument supplied: {shown!r}", shown, "unknown_parameter"
-                )
             meant = next((known for known in sorted(self._table) if _is_slip(key, known)), None)
-            if meant is not None:
-                raise refused(
-                    f"'{shown}' is not known: is '{self.name(meant)}' meant?", shown, "unknown_parameter"
-                )
-            self.note(key)
-
-    def _note(self, name: str) -> None:
-        ignored = self._whole._ignored
-        if len(ignored) < 32:
-            name = _INDEX.sub("[]", name[:_SHOWN])
-            # The header would end with a blank, which none may, where the last name is empty.
-            ignored[_STRANGE.sub("?", name) or "?"] = None
+            if form.get("additionalProperties") is False:
+                why = f"Unrecognized request argument supplied: {shown!r}"
+            elif meant is not None:
+                why = f"'{shown}' is not known: is '{self.name(meant)}' meant?"
+            else:
+                self.note(key)
+                continue
+            raise refused(why, shown, "unknown_parameter")
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """What says to a client that these fields have no effect."""
+    """The header that says to a client that these fields have no effect."""
     return {IGNORED: ", ".join(names)} if names else {}
 
 

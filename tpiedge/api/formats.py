@@ -21,14 +21,14 @@ RESUMABLE = "x-resumable"
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """Everything about an answer except the answer. `created`: in seconds since 1970; `prompt_tokens`: of each prompt;
+    """Everything about an answer except the answer. `created`: in seconds since 1970; `prompt_tokens`: of all prompts;
     `prompts`: of each choice, the number of its prompt."""
 
     id: str
     created: int
     model: str
     reply: Reply
-    prompt_tokens: tuple[int, ...]
+    prompt_tokens: int
     prompts: tuple[int, ...]
     tokenizer: Tokenizer | None
 
@@ -52,7 +52,7 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
-        """Of the next piece of a choice."""
+        """Frames of the next piece of a choice."""
 
     @abstractmethod
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
@@ -63,13 +63,13 @@ class AnswerFormat(ABC):
         where that is known."""
         return comment(why or "ping")
 
-    @abstractmethod
     def broken(self, error: ApiError, tokens: int) -> bytes:
         """The last frame of a stream that fails after so many tokens."""
+        return event(self.failure(error, tokens))
 
-    @abstractmethod
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> object:
-        """An answer that is not streamed, of the pieces of each choice, as JSON."""
+        """An answer that is not streamed, of the pieces of each choice, as JSON; for forms that have it."""
+        raise NotImplementedError
 
     def failure(self, error: ApiError, _tokens: int) -> object:
         """The same where it fails after its beginning."""
@@ -99,7 +99,6 @@ class AnswerForm:
 
 Json = dict[str, object]
 """An object of JSON."""
-JSON_LINES = b"application/x-ndjson"
 
 
 def json_bytes(value: object) -> bytes:

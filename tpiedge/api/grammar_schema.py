@@ -71,7 +71,7 @@ def is_held(pattern: str) -> bool:
 
 
 class _Rewriting:
-    """Of one schema. Parts that are `opened` hold for the same object as others, so they may have other properties."""
+    """Rewrites a schema. Parts that are `opened` hold for the same object as others, and may have other properties."""
 
     def __init__(self, root: dict[str, Any], prefix: str) -> None:
         self._root = root

@@ -7,7 +7,13 @@ that has its own name resolved to this machine by the Host header, which must be
 this machine, and any other by its Origin and by what browsers say of where a request comes from; but for those that the
 user named. Programs that ask for the state alone need not send a Host header: browsers always do.
 
-The guard also says whose a request is: a client's, by its API key, or by its address where none is needed.
+Pages of other servers are what CORS is about. A browser sends whatever a page asks for if it looks like a form, and
+lets the page read the answer only if a header says so; for all else it asks first, by a preflight. Pages that the user
+did not name are given neither.
+
+The guard also says whose a request is: a client's, by its API key, or by its address where none is needed. Any client
+can write any header. So X-Forwarded-For counts only where the connection is that of a proxy which the user named, and
+of the addresses in it only the last one that is no named proxy's: a named proxy wrote it.
 """
 
 import hashlib
@@ -15,22 +21,140 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
+from tpiedge.api.body import Send
 from tpiedge.api.errors import ApiError
+from tpiedge.api.fields import IGNORED
+from tpiedge.api.formats import REQUEST_ID, RESUMABLE
 from tpiedge.api.keys import ApiKeys
-from tpiedge.api.origins import Headers, Origins, only_value
 from tpiedge.api.page import is_page
-from tpiedge.api.proxies import Proxies
 from tpiedge.errors import UserError
+from tpiedge.host.addresses import own_names
 from tpiedge.sanitise import sanitised_line
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-_ADMIN = "/admin"
 _PUBLIC_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?|\*")
+#: What proxies add. Those of X-Forwarded-Host and so on begin like the first one.
+_TOLD: Final = (b"x-forwarded-", b"forwarded", b"x-real-ip", b"via")
+_PORT: Final = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
 _SCOPE_BYTES: Final = 16
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""As ASGI has them: names in lower case, values as they came."""
+_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Origins:
+    """Web pages of other servers that may use the API from a browser, by the scheme, host and port that they came
+    from."""
+
+    def __init__(self, origins: Iterable[str] = ()) -> None:
+        """Raises UserError for what is no origin."""
+        self._all = {origin.strip().rstrip("/").lower(): origin for origin in origins}
+        for found, origin in self._all.items():
+            if not _ORIGIN.fullmatch(found):
+                raise UserError(
+                    f"--cors-origin {sanitised_line(origin, 80)!r} is not an origin like https://chat.example or "
+                    "http://localhost:3000, nor *"
+                )
+
+    @property
+    def any(self) -> bool:
+        """Whether all pages may."""
+        return "*" in self._all
+
+    def allow(self, headers: Headers) -> bool:
+        """Whether the request was sent by a page that may."""
+        origin = _only_value(headers, b"origin")
+        return bool(origin) and (self.any or origin.decode("latin-1").lower() in self._all)
+
+    def preflight(self, method: str, headers: Headers) -> list[tuple[bytes, bytes]] | None:
+        """Returns the headers of the answer, beside what `permitting` adds, where a browser asks what such a page may
+        send; None where it does not ask."""
+        asked = dict(headers)
+        if method != "OPTIONS" or b"access-control-request-method" not in asked or not self.allow(headers):
+            return None
+        answer = [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-max-age", b"600"),
+        ]
+        if wanted := asked.get(b"access-control-request-headers"):
+            answer.append((b"access-control-allow-headers", wanted))
+        if b"access-control-request-private-network" in asked:
+            answer.append((b"access-control-allow-private-network", b"true"))
+        return answer
+
+    def permitting(self, headers: Headers, send: Send) -> Send:
+        """Returns `send` of the answer to a request with these headers, which lets such a page read it."""
+        if not self.allow(headers):
+            return send
+        shown = f"{REQUEST_ID}, {RESUMABLE}, {IGNORED}, retry-after".encode()
+        added = [
+            (b"access-control-allow-origin", _only_value(headers, b"origin")),
+            (b"vary", b"Origin"),
+            (b"access-control-expose-headers", shown),
+        ]
+
+        async def permit(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        return permit
+
+
+class Proxies:
+    """Proxies that the user named, by address or network."""
+
+    def __init__(self, named: Iterable[str] = ()) -> None:
+        """Raises UserError for what is neither."""
+        self._networks = []
+        for text in named:
+            try:
+                self._networks.append(ipaddress.ip_network(text.strip(), strict=False))
+            except ValueError:
+                raise UserError(
+                    f"--trusted-proxy {sanitised_line(text, 80)!r} is not an address like 127.0.0.1, nor a network "
+                    "like 172.16.0.0/12"
+                ) from None
+
+    def address(self, headers: Headers, host: str) -> str | None:
+        """Returns the address of the client whose request came from `host`; None where a proxy passed it on and the
+        client is not known for sure."""
+        peer = _address(host)
+        if peer is None:
+            return None
+        if not self._named(peer):
+            return None if any(name.startswith(_TOLD) for name, _ in headers) else str(peer)
+        # All headers of that name are one list. Who sends a Forwarded header may mean another client: named proxies
+        # remove it.
+        told = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
+        if not told or any(name == b"forwarded" for name, _ in headers):
+            return None
+        chain = [_address(one.strip()) for one in told.split(",")]
+        # Where all are named proxies', the last one asks for itself: what comes before may be its own words.
+        others = (one for one in reversed(chain) if one is None or not self._named(one))
+        address = next(others, chain[-1])
+        return None if address is None else str(address)
+
+    def _named(self, address: _Address) -> bool:
+        return any(address in network for network in self._networks)
+
+
+def _address(text: str) -> _Address | None:
+    """Reads an address, with or without a port; returns None for any other text."""
+    if found := _PORT.fullmatch(text):
+        text = found[1] or found[2]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +168,13 @@ class Sender:
 
 def is_admin(path: str) -> bool:
     """Whether the admin secret is needed there."""
-    return path == _ADMIN or path.startswith(f"{_ADMIN}/")
+    return path == "/admin" or path.startswith("/admin/")
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this computer reaches `host`."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    found = _address(host)
+    return host.lower() == "localhost" if found is None else found.is_loopback
 
 
 def check_bind(host: str, keys: ApiKeys, insecure: bool, origins: Origins) -> None:
@@ -71,9 +191,10 @@ def check_bind(host: str, keys: ApiKeys, insecure: bool, origins: Origins) -> No
 
 
 class Guard:
-    """Checks the head of every request before anything else looks at it. `names` are those of this machine, in lower
-    case, that clients without a key may use; `public_names` those that the user added, as `public_name` reads them.
-    `proxies`: whose words count; `share_prefixes`: whether all clients have one scope."""
+    """Checks the head of every request before anything else looks at it. Clients without a key may call the machine by
+    its own names, where others reach it, and by `public_names`, those that the user added, as `public_name` reads them.
+    `origins`: pages that may use what is no administration; `proxies`: whose words count; `share_prefixes`: whether all
+    clients have one scope."""
 
     def __init__(
         self,
@@ -81,7 +202,6 @@ class Guard:
         keys: ApiKeys,
         admin_secret: str,
         headers_bytes: int,
-        names: Iterable[str] = (),
         origins: Origins | None = None,
         *,
         public_names: Iterable[str] = (),
@@ -94,8 +214,10 @@ class Guard:
         self._admin = admin_secret.encode()
         self._headers_bytes = headers_bytes
         self._public = frozenset(public_names)
-        self._names = {"localhost", host.lower(), *names, *map(_without_port, self._public)}
-        self._origins = origins or Origins()
+        self._names = {"localhost", host.lower(), *map(_without_port, self._public)}
+        if not (keys.needed or is_loopback(host)):
+            self._names.update(own_names())
+        self.origins = origins or Origins()
         self._proxies = proxies or Proxies()
         self._share_prefixes = share_prefixes
         self._scope_key = secrets.token_bytes(_SCOPE_BYTES)
@@ -158,29 +280,25 @@ class Guard:
         """Refuses what a web page of somebody else may have sent; `nameless`: it needs no Host header. Raises ApiError
         403."""
         hosts = _values(headers, b"host") or [""]
-        if len(hosts) != 1 or not (self._is_ours(hosts[0]) or (nameless and not hosts[0])):
+        host = hosts[0]
+        ours = _without_port(host) in self._names or _address(host) is not None
+        if len(hosts) != 1 or not (ours or (nameless and not host)):
             raise ApiError(
                 403,
                 "the Host header does not name this server: use its IP address or host name, or have it started with "
                 "--public-name, or with an API key",
                 "host_not_allowed",
             )
-        if self._origins.allow(headers):
+        if self.origins.allow(headers):
             return
         # A page that this server itself gave out would have its own address. Images and scripts of others name no
         # origin.
-        ours = {hosts[0], *self._public}
-        if any(origin.partition("://")[2] not in ours for origin in _values(headers, b"origin")) or any(
-            site in ("cross-site", "same-site") for site in _values(headers, b"sec-fetch-site")
-        ):
+        own = {host, *self._public}
+        foreign = any(origin.partition("://")[2] not in own for origin in _values(headers, b"origin"))
+        if foreign or not {"cross-site", "same-site"}.isdisjoint(_values(headers, b"sec-fetch-site")):
             raise ApiError(
                 403, "web pages from elsewhere may use this server only with an API key", "origin_not_allowed"
             )
-
-    def _is_ours(self, name: str) -> bool:
-        """Whether the value of a Host header cannot be another's name."""
-        host = _without_port(name)
-        return host in self._names or _is_ip_address(host)
 
 
 def public_name(name: str) -> str:
@@ -203,25 +321,19 @@ def _values(headers: Headers, wanted: bytes) -> list[str]:
     return [value.decode("latin-1").lower() for name, value in headers if name == wanted]
 
 
-def _is_ip_address(host: str) -> bool:
-    """Whether `host` is an IPv4 address, or an IPv6 address in brackets."""
-    try:
-        if host.startswith("[") and host.endswith("]"):
-            ipaddress.IPv6Address(host[1:-1])
-        else:
-            ipaddress.IPv4Address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def key_of(headers: Headers) -> bytes:
     """The key that the request was sent with: its bearer, or without one its X-Api-Key, or its Api-Key, as clients of
     Azure call it. Empty where there is none, or a header comes twice."""
-    scheme, _, key = only_value(headers, b"authorization").partition(b" ")
+    scheme, _, key = _only_value(headers, b"authorization").partition(b" ")
     if scheme.lower() == b"bearer":
         return key.strip()
-    return (only_value(headers, b"x-api-key") or only_value(headers, b"api-key")).strip()
+    return (_only_value(headers, b"x-api-key") or _only_value(headers, b"api-key")).strip()
+
+
+def _only_value(headers: Headers, wanted: bytes) -> bytes:
+    """The value of the header; empty without one, or with more than one."""
+    values = [value for name, value in headers if name == wanted]
+    return values[0] if len(values) == 1 else b""
 
 
 def _unknown_key(what: str) -> ApiError:

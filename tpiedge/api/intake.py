@@ -2,10 +2,9 @@
 divided fairly among clients."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
@@ -52,17 +51,18 @@ class Intake:
         """Returns the scope of a request that was let in, as of Guard."""
         return self._guard.scope(request.headers.raw, _host(request))
 
-    @contextmanager
-    def _place(self, client: str) -> Iterator[Callable[[int], None]]:
-        """Held while a request of `client` arrives and is prepared; what it gives takes the bytes of the body into
-        account.
-
-        Both raise Busy.
-        """
+    async def done(
+        self,
+        request: Request,
+        work: Callable[[dict[str, object]], _T],
+        undo: Callable[[_T], None] | None = None,
+    ) -> _T:
+        """What `work` makes of the request's JSON object, in a thread; `undo` as of `run`. Raises ApiError and Busy,
+        and Disconnected where the sender leaves before."""
+        client, limits, held = self.client(request), self.limits, 0
         if not self._places.take(client):
             own = self._places.of(client)
             raise Busy(f"{self._places.taken} requests are arriving at once, {own} of them yours")
-        held = 0
 
         def take(count: int) -> None:
             nonlocal held
@@ -70,47 +70,25 @@ class Intake:
                 raise Busy("too many large requests are arriving at once")
             held += count
 
+        tasks: list[asyncio.Task[Any]] = []
         try:
-            yield take
+            # A web page can send other types across origins without asking; this one it cannot.
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json" and not _is_a_program_s(request, kind):
+                raise ApiError(415, "send 'Content-Type: application/json'", "unsupported_media_type")
+            announced = request.headers.get("content-length")
+            body = await read_body(request.receive, announced, limits.body_bytes, limits.body_s, take)
+            prepared = self.run(client, lambda: work(parse_object(body, limits.body_values)), undo)
+            tasks += asyncio.create_task(prepared), asyncio.create_task(left(request.receive))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                raise Disconnected
+            return cast(_T, tasks[0].result())
         finally:
+            for task in tasks:
+                task.cancel()
             self._places.leave(client)
             self._bytes.leave(client, held)
-
-    async def _body(self, request: Request, take: Callable[[int], None]) -> bytearray:
-        """The body of JSON. Raises ApiError, Busy or Disconnected."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A web page can send other types across origins without asking; this one it cannot.
-        if kind != "application/json" and not _is_a_program_s(request, kind):
-            raise ApiError(415, "send 'Content-Type: application/json'", "unsupported_media_type")
-        announced = request.headers.get("content-length")
-        limits = self.limits
-        return await read_body(request.receive, announced, limits.body_bytes, limits.body_s, take)
-
-    async def parsed(self, request: Request) -> dict[str, object]:
-        """The JSON object of a small request."""
-        return await self.done(request, lambda values: values)
-
-    async def done(
-        self,
-        request: Request,
-        work: Callable[[dict[str, object]], _T],
-        undo: Callable[[_T], None] | None = None,
-    ) -> _T:
-        """What `work` makes of the request's JSON object, in a thread; `undo` as of `run`. Raises Disconnected where
-        the sender leaves before."""
-        client = self.client(request)
-        with self._place(client) as take:
-            body = await self._body(request, take)
-            prepared = self.run(client, lambda: work(parse_object(body, self.limits.body_values)), undo)
-            running, gone = asyncio.create_task(prepared), asyncio.create_task(left(request.receive))
-            try:
-                await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
-                if not running.done():
-                    raise Disconnected
-                return running.result()
-            finally:
-                running.cancel()
-                gone.cancel()
 
     async def run(self, client: str, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
         """What `work` returns, done in a thread when `client` has its turn. If it is cancelled before, nothing is done;

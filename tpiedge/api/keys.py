@@ -9,9 +9,8 @@ import hmac
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import private_bytes
@@ -21,12 +20,8 @@ _MAX_KEY: Final = 4096
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _NamedKey:
-    """`digest`: SHA-256 of the key."""
-
-    name: str
-    digest: bytes
+#: Names of keys, empty for one without, by the SHA-256 of the key.
+_NamedKeys: TypeAlias = dict[bytes, str]
 
 
 class ApiKeys:
@@ -34,10 +29,10 @@ class ApiKeys:
 
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
         """`file` must be there, readable by its owner alone, and hold a key."""
-        self._given = tuple(_NamedKey("", _digest(_checked(key, "an API key").encode())) for key in given)
+        self._given: _NamedKeys = {_digest(_checked(key, "an API key").encode()): "" for key in given}
         self._file = file
         self._seen = _signature(file)
-        self._filed = () if file is None else _read(file)
+        self._filed: _NamedKeys = {} if file is None else _read(file)
         if file is not None and not self._filed:
             raise UserError(
                 f"no API key is in {file}: write one to a line, with a name before it (phone: KEY)"
@@ -53,13 +48,13 @@ class ApiKeys:
         self._read_again()
         digest = _digest(key)
         # Every key is compared, in constant time: how long it takes says nothing.
-        found = [hmac.compare_digest(digest, one.digest) for one in (*self._given, *self._filed)]
+        found = [hmac.compare_digest(digest, one) for one in (*self._given, *self._filed)]
         return any(found)
 
     def name_of(self, digest: bytes) -> str | None:
         """The name of the key that has this SHA-256 and counted when one was looked for last: empty for one without a
         name, None where there is none, or no longer."""
-        return next((one.name for one in (*self._given, *self._filed) if one.digest == digest), None)
+        return (self._filed | self._given).get(digest)
 
     def _read_again(self) -> None:
         if self._file is None or (signature := _signature(self._file)) == self._seen:
@@ -70,42 +65,35 @@ class ApiKeys:
         except UserError as error:
             _log.warning("the API keys of before still count: %s", error)
             return
-        names = ", ".join(one.name or "one without a name" for one in found)
+        names = ", ".join(name or "one without a name" for name in found.values())
         _log.info("the API keys in %s are now: %s", self._file, names or "none, so all that were are refused")
         self._filed = found
 
 
-def _read(path: Path) -> tuple[_NamedKey, ...]:
+def _read(path: Path) -> _NamedKeys:
     try:
         text = private_bytes(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no file {path} with API keys: write one, and chmod 600 it") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no text in UTF-8") from None
-    found: list[_NamedKey] = []
+    found: _NamedKeys = {}
     for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        one = _named(stripped, f"{path}, line {number}")
-        if any(one.digest == other.digest for other in found):
-            raise UserError(
-                f"{path}, line {number}: this key is in an earlier line, too: take one of them out"
-            )
-        found.append(one)
-    return tuple(found)
-
-
-def _named(line: str, where: str) -> _NamedKey:
-    """`name: key`, or `key` alone, which then has no colon."""
-    name, colon, key = ("", "", line) if ":" not in line else line.partition(":")
-    key = key.strip()
-    if colon and not name.strip():
-        raise UserError(f"{where}: there is no name before the colon")
-    if any(map(str.isspace, key)):
-        raise UserError(f"{where}: a key has no spaces in it: write 'name: key', or the key alone")
-    digest = _digest(_checked(key, f"{where}: an API key").encode())
-    return _NamedKey(sanitised_line(name.strip(), 100), digest)
+        where = f"{path}, line {number}"
+        # `name: key`, or `key` alone, which then has no colon.
+        name, key = (part.strip() for part in (stripped.split(":", 1) if ":" in stripped else ("", stripped)))
+        if ":" in stripped and not name:
+            raise UserError(f"{where}: there is no name before the colon")
+        if any(map(str.isspace, key)):
+            raise UserError(f"{where}: a key has no spaces in it: write 'name: key', or the key alone")
+        digest = _digest(_checked(key, f"{where}: an API key").encode())
+        if digest in found:
+            raise UserError(f"{where}: this key is in an earlier line, too: take one of them out")
+        found[digest] = sanitised_line(name, 100)
+    return found
 
 
 def _checked(key: str, what: str) -> str:
@@ -116,11 +104,11 @@ def _checked(key: str, what: str) -> str:
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:
     """Another one whenever the file changes; None where there is none."""
+    if path is None:
+        return None
     try:
-        found = os.stat(path) if path is not None else None
+        found = os.stat(path)
     except OSError:  # reading says why
-        found = None
-    if found is None:
         return None
     return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 

@@ -5,8 +5,6 @@ from typing import Self
 
 from tpiedge.units import KIB, MIB
 
-_VALUES_BESIDE_PROMPT = 65_536  # 4096 messages of one part, each with a role, a name and commas
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -40,17 +38,9 @@ class Limits:
     def of_context(cls, tokens: int) -> Self:
         """The limits for prompts of up to `tokens`: a body that is larger cannot be answered, whatever it says."""
         body_bytes = min(4 * MIB, 512 * KIB + 64 * tokens)
-        return cls(
-            body_bytes=body_bytes,
-            body_values=_VALUES_BESIDE_PROMPT + tokens,
-            bodies_bytes=4 * body_bytes,
-        )
+        # Beside the prompt: 4096 messages of one part, each with a role, a name and commas.
+        return cls(body_bytes=body_bytes, body_values=65_536 + tokens, bodies_bytes=4 * body_bytes)
 
     def of_descriptors(self, descriptors: int) -> Self:
         """The limits for a process that may open so many files and connections: half of them are for workers."""
         return replace(self, connections=min(self.connections, descriptors // 2))
-
-    def heard_within(self, wait_s: float) -> Self:
-        """The limits for a client that gives up after `wait_s` without a byte: it gets one in half that time."""
-        soon = max(0.25, wait_s / 2)
-        return replace(self, quiet_s=min(self.quiet_s, soon), ping_s=min(self.ping_s, soon))

@@ -11,14 +11,14 @@ from starlette.routing import Route
 from tpiedge import __version__
 from tpiedge.api import fields as t
 from tpiedge.api.anthropic import COUNT, count_tokens
-from tpiedge.api.asked import MODEL, TOKEN_IDS, check_characters, check_model, encode, read_token_ids
+from tpiedge.api.asked import MODEL, TOKEN_IDS, check_model, encode, read_token_ids
 from tpiedge.api.errors import ApiError, is_anthropic, refused
 from tpiedge.api.fields import BodyFields, ignored_header
 from tpiedge.api.formats import Json
 from tpiedge.api.intake import Intake
 from tpiedge.api.messages import MESSAGES, read_messages
 from tpiedge.api.ollama import moment
-from tpiedge.api.openai_request import SWITCHES, read_variables, render_chat
+from tpiedge.api.openai_request import SWITCHES, read_variables, rendered
 from tpiedge.api.service import ModelInfo, Service
 from tpiedge.model.call_reader import call_form
 from tpiedge.model.speech import thinking_after
@@ -63,13 +63,13 @@ def lookup_routes(service: Service, intake: Intake) -> list[Route]:
         told("/version", lambda _: {"version": __version__}),
         told("/api/version", lambda _: {"version": _RELEASE, "tpiedge": __version__}),
         told("/api/tags", lambda _: {"models": [_tag(service, name) for name in service.model().names]}),
-        told("/api/ps", lambda _: {"models": [_running(service)]}),
+        told("/api/ps", lambda _: {"models": [_tag(service, service.model().name) | _loaded(service)]}),
         *map(asked, LOOKUPS),
     ]
 
 
 def looked_up(path: str, values: dict[str, object], service: Service) -> tuple[Json, tuple[str, ...]]:
-    """What is answered there, and the names of the fields without an effect. Raises ApiError."""
+    """Finds the answer, and the names of the fields without an effect. Raises ApiError."""
     _, table, find = LOOKUPS[path]
     if path == "/api/show" and "model" not in values and "name" in values:  # as it was called before
         values = {"model": values["name"], **{key: values[key] for key in values if key != "name"}}
@@ -129,10 +129,9 @@ def _tag(service: Service, name: str) -> Json:
     }
 
 
-def _running(service: Service) -> Json:
-    model = service.model()
-    loaded = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": model.context_tokens}
-    return _tag(service, model.name) | loaded
+def _loaded(service: Service) -> Json:
+    context = service.model().context_tokens
+    return {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": context}
 
 
 def _details(service: Service) -> Json:
@@ -165,7 +164,7 @@ def _shown(_fields: BodyFields, service: Service) -> Json:
 
 
 def _capabilities(service: Service) -> Iterator[str]:
-    """As far as a client that offers tools, or shows thoughts, asks for them."""
+    """Yields what a client asks for before it offers tools, or shows thoughts."""
     if service.tokenizer is not None:
         yield from ("completion", "embedding")
     template = "" if service.template is None else service.template.source(tools=True)
@@ -177,24 +176,25 @@ def _capabilities(service: Service) -> Iterator[str]:
 
 def _tokens(fields: BodyFields, service: Service) -> Json:
     """Raises ApiError."""
-    found = [key for key in ("messages", "content", "prompt") if fields.raw(key) is not None]
+    found = [key for key in ("messages", "content", "prompt") if fields.get(key) is not None]
     if not found:
         raise refused("'prompt' or 'messages' is missing", "prompt", "missing_required_parameter")
     param, *others = found
     # llama.cpp adds special tokens only on demand.
     wish = {"content": "add_special", "prompt": "add_special_tokens"}.get(param, "")
     for other in (*others, "add_special", "add_special_tokens"):
-        if other != wish and fields.raw(other) is not None:
+        if other != wish and fields.get(other) is not None:
             fields.note(other)
     if param == "messages":
-        ids = render_chat(read_messages(fields), read_variables(fields), service)
+        ids, _ = rendered(read_messages(fields), read_variables(fields), service, (), formed=False)
     else:
         given = fields.needed(param)
-        special, parse = fields.flag(wish, param == "prompt"), fields.flag("parse_special", True)
-        check_characters(param, [given], service)
+        special, parse = fields.get(wish, param == "prompt"), fields.get("parse_special", True)
         ids = encode(given, service, param, add_special=special, parse_special=parse)
     said: Json = {"tokens": ids, "count": len(ids), "max_model_len": service.max_sequence}
-    if (fields.flag("return_token_strs") or fields.flag("with_pieces")) and service.tokenizer is not None:
+    if (
+        fields.get("return_token_strs", False) or fields.get("with_pieces", False)
+    ) and service.tokenizer is not None:
         said["token_strs"] = [service.tokenizer.decode([token], skip_special=False) for token in ids]
     return said
 
@@ -203,7 +203,7 @@ def _text(fields: BodyFields, service: Service) -> Json:
     """Raises ApiError."""
     if service.tokenizer is None:
         raise refused("the model has no tokenizer", "tokens")
-    tokens, most = fields.raw("tokens"), service.max_sequence
+    tokens, most = fields.get("tokens"), service.max_sequence
     if len(tokens) > most:
         raise fields.wrong("tokens", f"has more than {most} tokens, all that the context has")
     found = service.tokenizer.decode(read_token_ids(tokens, "tokens", service), skip_special=False)

@@ -30,19 +30,16 @@ _COMMON: Final[dict[str, t.JsonSchema]] = {
     "content": t.text_or(_SAID_PARTS, description="Null only of an assistant."),
     "name": t.text(most=64),
     "annotations": t.VAIN,
+    "audio": t.unsupported(),
 }
 _USER: Final = t.body(
-    **_COMMON | dict.fromkeys(("audio", "function_call", "tool_calls", "tool_call_id"), t.unsupported())
+    **_COMMON | dict.fromkeys(("function_call", "tool_calls", "tool_call_id"), t.unsupported())
 )
 _TOOL: Final = t.body(
-    **_COMMON,
-    tool_call_id=t.text("The call that it answers."),
-    audio=t.unsupported(),
-    function_call=t.unsupported(),
+    **_COMMON, tool_call_id=t.text("The call that it answers."), function_call=t.unsupported()
 )
 _ASSISTANT: Final = t.body(
     **_COMMON,
-    audio=t.unsupported(),
     reasoning_content=t.text("Its thoughts."),
     reasoning=t.text("The same."),
     thinking=t.text("The same."),
@@ -60,17 +57,17 @@ _MESSAGES: Final = t.tagged(
 )
 MESSAGES: Final[t.JsonSchema] = t.array(t.any_of(*_MESSAGES.values()))
 
-_CITED: Final = t.vain("cache_control", "citations")
-CITED_TEXT: Final = t.body("text", text=t.TEXT, **_CITED)
-_TEXTS: Final = t.tagged("type", text=CITED_TEXT)
-_TEXT_OR_TEXTS: Final = t.text_or(_TEXTS)
+CITED: Final = t.vain("cache_control", "citations")
+CITED_TEXT: Final = t.body("text", text=t.TEXT, **CITED)
+TEXTS: Final = t.tagged("type", text=CITED_TEXT)
+_TEXT_OR_TEXTS: Final = t.text_or(TEXTS)
 _SOURCES: Final = t.tagged(
     "type", text=t.body("data", data=t.TEXT, media_type=t.text()), content=t.body(content=_TEXT_OR_TEXTS)
 )
 DOCUMENT: Final = t.body(
-    "source", source=t.any_of(*_SOURCES.values()), title=t.text(), context=t.text(), **_CITED
+    "source", source=t.any_of(*_SOURCES.values()), title=t.text(), context=t.text(), **CITED
 )
-SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.text(), **_CITED)
+SEARCH_RESULT: Final = t.body(content=_TEXT_OR_TEXTS, title=t.text(), source=t.text(), **CITED)
 
 
 def read_messages(fields: BodyFields, *, goes_on: bool = False) -> list[dict[str, Any]]:
@@ -99,7 +96,7 @@ def message_texts(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def content_text(fields: BodyFields, key: str, parts: Mapping[str, t.JsonSchema]) -> str:
     """A string, or the texts of an array of `parts` as one. Raises ApiError."""
-    value = fields.raw(key)
+    value = fields.get(key)
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -111,13 +108,13 @@ def part_text(kind: str, part: BodyFields) -> str:
     """The text of a part of that `type`. Raises ApiError."""
     match kind:
         case "document":
-            of, source = part.kind(part.raw("source"), "source", _SOURCES)
-            text = source.needed("data") if of == "text" else content_text(source, "content", _TEXTS)
-            return _below([part.text("title"), part.text("context")], text)
+            of, source = part.kind(part.get("source"), "source", _SOURCES)
+            text = source.needed("data") if of == "text" else content_text(source, "content", TEXTS)
+            return _below([part.get("title"), part.get("context")], text)
         case "search_result":
-            return _below([part.text("title"), part.text("source")], content_text(part, "content", _TEXTS))
+            return _below([part.get("title"), part.get("source")], content_text(part, "content", TEXTS))
         case "file":
-            return _file_text(part if part.raw("file") is None else part.nested("file"))
+            return _file_text(part if part.get("file") is None else part.nested("file"))
         case "input_file":
             return _file_text(part)
         case "refusal":
@@ -127,7 +124,7 @@ def part_text(kind: str, part: BodyFields) -> str:
 
 def _file_text(file: BodyFields) -> str:
     """The text of OpenAI's file with data of its own, below its name."""
-    kind, _, encoded = (file.text("file_data") or "").partition(";base64,")
+    kind, _, encoded = (file.get("file_data") or "").partition(";base64,")
     if not kind.startswith("data:text/") or not encoded:
         why = "must be data:text/plain;base64,...: only text is read here"
         raise file.wrong("file_data", why, "unsupported_value")
@@ -135,7 +132,7 @@ def _file_text(file: BodyFields) -> str:
         text = base64.b64decode(encoded, validate=True).decode("utf-8")
     except (binascii.Error, ValueError):
         raise file.wrong("file_data", "is not UTF-8 text in base64") from None
-    return _below([file.text("filename")], text)
+    return _below([file.get("filename")], text)
 
 
 def _below(heads: list[str | None], text: str) -> str:
@@ -145,37 +142,31 @@ def _below(heads: list[str | None], text: str) -> str:
 def _message(role: str, message: BodyFields, *, begun: bool) -> dict[str, Any]:
     """`begun`: the answer goes on with it."""
     found: dict[str, Any] = {"role": _ROLES[role], "content": None}
-    if role != "assistant" or message.raw("content") is not None:
+    if role != "assistant" or message.get("content") is not None:
         found["content"] = content_text(message, "content", _SAID_PARTS if role == "assistant" else _PARTS)
-    if message.text("name") is not None:
-        found["name"] = message.text("name")
+    if message.get("name") is not None:
+        found["name"] = message.get("name")
     if role == "assistant":
-        found |= _assistant(message, begun=begun)
+        thoughts = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
+        if thoughts:
+            found["reasoning_content"] = thoughts
+        calls = [_call(message.inner(item, where, _CALL)) for where, item in message.entries("tool_calls")]
+        function = message.get("function_call")
+        if function is not None and not calls:  # as before there were tools
+            calls = [_call(message.inner({"function": function}, "function_call", _CALL))]
+        if calls and begun:
+            param = message.name("tool_calls" if message.get("tool_calls") else "function_call")
+            raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
+        if calls:
+            found["tool_calls"] = calls
         # Only beside calls may there be no content at all; a refusal is what was said instead.
-        refusal = message.text("refusal")
+        refusal = message.get("refusal")
         if refusal and not found["content"]:
             found["content"] = refusal
         elif found["content"] is None and "tool_calls" not in found:
             found["content"] = ""
     elif _ROLES[role] == "tool":
-        found["tool_call_id"] = message.text("tool_call_id") or ""
-    return found
-
-
-def _assistant(message: BodyFields, *, begun: bool) -> dict[str, Any]:
-    """Its thoughts and its calls."""
-    found: dict[str, Any] = {}
-    thoughts = message.text("reasoning_content") or message.text("reasoning") or message.text("thinking")
-    if thoughts:
-        found["reasoning_content"] = thoughts
-    calls, function = message.objects("tool_calls", _CALL), message.raw("function_call")
-    if function is not None and not calls:  # as before there were tools
-        calls = [message.inner({"function": function}, "function_call", _CALL)]
-    if calls and begun:
-        param = message.name("tool_calls" if message.raw("tool_calls") else "function_call")
-        raise refused(f"'{param}': an answer cannot go on with a message that has calls", param)
-    if calls:
-        found["tool_calls"] = [_call(call) for call in calls]
+        found["tool_call_id"] = message.get("tool_call_id") or ""
     return found
 
 
@@ -185,10 +176,10 @@ def _call(call: BodyFields) -> dict[str, Any]:
     if not name:
         raise function.missing("name")
     # No arguments are an empty object; what is no object at all stays a text.
-    text = function.text("arguments") or "{}"
-    value = function.parsed("arguments") if function.text("arguments") else {}
+    text = function.get("arguments") or "{}"
+    value = function.parsed("arguments") if function.get("arguments") else {}
     called = {"name": name, "arguments": GivenArguments(text, value if isinstance(value, dict) else text)}
-    return {"id": call.text("id") or "", "type": "function", "function": called}
+    return {"id": call.get("id") or "", "type": "function", "function": called}
 
 
 def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
@@ -198,31 +189,20 @@ def _identify_calls(messages: Sequence[dict[str, Any]]) -> None:
     latest: dict[str | None, str] = {}
     for index, message in enumerate(messages):
         if message["role"] == "tool":
-            _match(message, open_calls, latest, index)
+            identity, name = message["tool_call_id"], message.get("name")
+            meant = [
+                call
+                for call in open_calls
+                if (call["id"] == identity if identity else name in (None, call["function"]["name"]))
+            ]
+            if meant:
+                open_calls.remove(meant[0])
+                message["tool_call_id"] = meant[0]["id"]
+            elif not identity:
+                message["tool_call_id"] = latest.get(name) or short_call_id(f"{index}")
         if message.get("tool_calls") and messages[index - 1]["role"] != "assistant":
             open_calls.clear()
         for number, call in enumerate(message.get("tool_calls", ())):
             call["id"] = call["id"] or short_call_id(f"{index}/{number}")
             latest[None] = latest[call["function"]["name"]] = call["id"]
             open_calls.append(call)
-
-
-def _match(
-    result: dict[str, Any], open_calls: list[dict[str, Any]], latest: dict[str | None, str], index: int
-) -> None:
-    """Gives a result its id, and takes its call from those that have no result."""
-    identity, name = result["tool_call_id"], result.get("name")
-    if name is None and not identity:
-        candidates = open_calls
-    else:
-        candidates = [
-            call
-            for call in open_calls
-            if (call["id"] == identity if identity else call["function"]["name"] == name)
-        ]
-    if candidates:
-        call = candidates[0]
-        open_calls.remove(call)
-        result["tool_call_id"] = call["id"]
-    elif not identity:
-        result["tool_call_id"] = latest.get(name) or short_call_id(f"{index}")

@@ -12,10 +12,10 @@ value that clients choose.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
@@ -74,24 +74,20 @@ _HISTOGRAMS: Final = (
 
 def metrics_page(status: ClusterStatus, model: str) -> bytes:
     """The whole page. `model`: the name of the served one."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Page(status, model))
-    return generate_latest(registry)
+    return generate_latest(_Page(status, model))
 
 
+@dataclass(frozen=True, slots=True)
 class _Page(Collector):
     """What is known at one moment."""
 
-    def __init__(self, status: ClusterStatus, model: str) -> None:
-        self._status = status
-        self._model = model
+    status: ClusterStatus
+    model: str
 
     def collect(self) -> Iterator[Metric]:
-        yield from _cluster(self._status)
-        yield from _plans(self._status)
-        yield from _requests(self._status)
-        yield from _nodes(self._status)
-        yield from _as_vllm(self._status, {"model_name": self._model, "engine": "0"})
+        for part in (_cluster, _plans, _requests, _nodes):
+            yield from part(self.status)
+        yield from _as_vllm(self.status, {"model_name": self.model, "engine": "0"})
 
 
 def _cluster(status: ClusterStatus) -> Iterator[Metric]:
@@ -136,11 +132,12 @@ def _requests(status: ClusterStatus) -> Iterator[Metric]:
 
 
 def _nodes(status: ClusterStatus) -> Iterator[Metric]:
-    labels = {node.name: {"rank": str(node.rank), "node": node.name} for node in status.nodes}
-    told = [(labels[node.name], node.counters) for node in status.nodes if node.counters is not None]
+    labelled = [({"rank": str(node.rank), "node": node.name}, node) for node in status.nodes]
+    told = [(labels, node.counters) for labels, node in labelled if node.counters is not None]
     for field, name, says in _OF_NODES:
-        yield _several(f"tpiedge_node_{name}", says, [(one, getattr(stats, field)) for one, stats in told])
-    limits = [(labels[node.name], node.memory_bytes) for node in status.nodes if node.rank is not None]
+        values = [(labels, getattr(stats, field)) for labels, stats in told]
+        yield _several(f"tpiedge_node_{name}", says, values)
+    limits = [(labels, node.memory_bytes) for labels, node in labelled if node.rank is not None]
     yield _several("tpiedge_node_memory_limit_bytes", "Memory that the node's machine offers.", limits)
 
 

@@ -14,7 +14,6 @@ from tpiedge.api.embeddings import INPUT, POOLED, VectorFormat, embedded, unit_v
 from tpiedge.api.errors import ApiError, ollama_error, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.formats import (
-    JSON_LINES,
     AnswerForm,
     AnswerFormat,
     AnswerHead,
@@ -24,7 +23,8 @@ from tpiedge.api.formats import (
 )
 from tpiedge.api.openai_request import COMPLETION, Chat, Dialect, copied
 from tpiedge.api.service import Service
-from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, ToolCall, Transcript, call_id
+from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, Transcript, call_id, joined
+from tpiedge.model.call_reader import CallEnded
 from tpiedge.model.speech import SpokenText
 
 _MAX_LIMIT: Final = 2**31
@@ -98,20 +98,19 @@ _OLD_EMBED: Final = t.body("model", "prompt", **_EMBED, prompt=t.TEXT)
 
 
 def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
-    chat, messages, tools = _wishes(fields), _messages(fields), fields.raw("tools")
+    chat, messages = _wishes(fields), _messages(fields)
     if not messages:
         raise _loaded(fields, service, {"message": {"role": "assistant", "content": ""}})
     chat["messages"] = messages
     # The answer goes on with what the assistant has begun to say.
     chat["continue_final_message"] = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    if tools:
-        chat["tools"] = tools
+    copied(fields, chat, "tools")
     return Dialect("ollama-chat", _NAMES).asked(chat, fields, service, name)
 
 
 def _read_generate(fields: BodyFields, service: Service, name: str) -> Asked:
     asked = _wishes(fields)
-    raw, system, prompt = fields.flag("raw"), fields.text("system"), fields.text("prompt")
+    raw, system, prompt = fields.get("raw", False), fields.get("system"), fields.get("prompt")
     if not prompt:
         raise _loaded(fields, service, {"response": ""})
     if raw or service.template is None:  # without the model's template
@@ -120,21 +119,13 @@ def _read_generate(fields: BodyFields, service: Service, name: str) -> Asked:
         if asked.pop("logprobs", False):
             asked["logprobs"] = top or 0  # as completions have it
         for key in ("system", "think"):
-            if fields.raw(key):
+            if fields.get(key):
                 fields.note(key)
         asked["prompt"] = prompt
         return Dialect("ollama-generate", _NAMES).asked(asked, fields, service, name, COMPLETION)
     messages = [{"role": "system", "content": system}] if system else []
     asked["messages"] = [*messages, {"role": "user", "content": prompt}]
     return Dialect("ollama-generate", _NAMES | {"messages": "prompt"}).asked(asked, fields, service, name)
-
-
-def _read_embed(fields: BodyFields, service: Service, name: str) -> Asked:
-    return embedded(fields, service, name, "input", "ollama-embed")
-
-
-def _read_old_embed(fields: BodyFields, service: Service, name: str) -> Asked:
-    return embedded(fields, service, name, "prompt", "ollama-embeddings")
 
 
 def _loaded(fields: BodyFields, service: Service, said: Chat) -> AnsweredAtOnce:
@@ -145,18 +136,18 @@ def _loaded(fields: BodyFields, service: Service, said: Chat) -> AnsweredAtOnce:
 
 def _wishes(fields: BodyFields) -> Chat:
     """How the answer is drawn, how long it may be, and its form."""
-    asked: Chat = {"stream": fields.flag("stream", True)}
+    asked: Chat = {"stream": fields.get("stream", True)}
     options = fields.nested("options")
-    copied(options, asked, _OPTIONS)
-    limit = options.integer("num_predict")
+    copied(options, asked, **_OPTIONS)
+    limit = options.get("num_predict")
     # Without a limit theirs end by themselves.
     asked["max_tokens"] = _MAX_LIMIT if limit is None or limit < 0 else max(1, limit)
-    scored, top = fields.flag("logprobs"), fields.integer("top_logprobs")
+    scored, top = fields.get("logprobs", False), fields.get("top_logprobs")
     if scored:
         asked |= {"logprobs": True, "top_logprobs": top}
     elif top:
         raise fields.wrong("top_logprobs", "needs 'logprobs': true")
-    form, think = fields.raw("format"), fields.raw("think")
+    form, think = fields.get("format"), fields.get("think")
     if isinstance(form, dict):
         schema = {"name": "answer", "schema": form}
         asked["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -173,19 +164,20 @@ def _messages(fields: BodyFields) -> list[Chat]:
     """Calls and results need no ids: results follow in the order of the calls."""
     found: list[Chat] = []
     for role, message in fields.kinds("messages", _MESSAGES, "role"):
-        said: Chat = {"role": role, "content": message.text("content") or ""}
+        said: Chat = {"role": role, "content": message.get("content") or ""}
         calls: list[Chat] = []
-        for call in message.objects("tool_calls", _CALL):  # whose arguments are an object
+        for where, item in message.entries("tool_calls"):
+            call = message.inner(item, where, _CALL)  # whose arguments are an object
             function = call.nested("function")
-            arguments = json.dumps(function.raw("arguments") or {}, ensure_ascii=False)
+            arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
             called = {"name": function.needed("name"), "arguments": arguments}
-            calls.append({"id": call.text("id"), "type": "function", "function": called})
+            calls.append({"id": call.get("id"), "type": "function", "function": called})
         if calls:
             said["tool_calls"] = calls
         if role == "tool":
-            said["tool_call_id"] = message.text("tool_call_id")
-            said["name"] = message.text("tool_name") or message.text("name")
-        thoughts = message.text("thinking")
+            said["tool_call_id"] = message.get("tool_call_id")
+            said["name"] = message.get("tool_name") or message.get("name")
+        thoughts = message.get("thinking")
         if thoughts:
             said["reasoning_content"] = thoughts
         found.append(said)
@@ -195,21 +187,19 @@ def _messages(fields: BodyFields) -> list[Chat]:
 class OllamaFormat(AnswerFormat):
     """Chats and texts, of one choice."""
 
-    stream_type = JSON_LINES
+    stream_type = b"application/x-ndjson"
 
     def __init__(self, head: AnswerHead) -> None:
         super().__init__(head)
         self._chat = head.reply.format == "ollama-chat"
         self._spoken = SpokenChoice(head.reply.speech)
-        self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0)
-        self._untold: list[Json] = []
-        """Scores of tokens whose text is not shown yet."""
+        self._scores = TokenScores(head.tokenizer, head.reply.logprobs)
         self._begun_s = time.monotonic()
         self._last = ""
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         self._last = piece.last or ""
-        self._hear(piece)
+        self._scores.hear(piece)
         return [
             json_line(self._shown([said]) | self._told() | {"done": False})
             for said in self._spoken.take_objects(piece)
@@ -228,35 +218,29 @@ class OllamaFormat(AnswerFormat):
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         (parts,), (only,) = pieces, transcripts
         for piece in parts:
-            self._hear(piece)
+            self._scores.hear(piece)
         said = [one for piece in parts for one in self._spoken.take_objects(piece)]
         return self._shown(said) | self._told() | self._end(parts[-1].last or "", only)
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
         return ollama_error(error)
 
-    def _shown(self, said: Sequence[SpokenText | ToolCall]) -> Json:
-        texts = [one for one in said if isinstance(one, SpokenText)]
-        text = "".join(one.text for one in texts if not one.thought)
-        thoughts = "".join(one.text for one in texts if one.thought)
+    def _shown(self, said: Sequence[SpokenText | CallEnded]) -> Json:
+        text, thoughts = joined(said, thought=False), joined(said, thought=True)
         more: Json = {"thinking": thoughts} if thoughts else {}
         shown: Json = {"response": text, **more}
         if self._chat:
-            calls = [self._call(one) for one in said if isinstance(one, ToolCall)]
+            calls = [self._call(one) for one in said if isinstance(one, CallEnded)]
             more |= {"tool_calls": calls} if calls else {}
             shown = {"message": {"role": "assistant", "content": text, **more}}
         return {"model": self.head.model, "created_at": moment(time.time()), **shown}
 
-    def _hear(self, piece: TextPiece) -> None:
-        if self.head.reply.logprobs is not None:
-            self._untold += self._scores.told(piece.tokens)
-
     def _told(self) -> Json:
         """The scores that were not told yet, where they are wanted."""
-        told, self._untold = self._untold, []
+        told = self._scores.tell()
         return {"logprobs": told} if told else {}
 
-    def _call(self, call: ToolCall) -> Json:
+    def _call(self, call: CallEnded) -> Json:
         function = {"name": call.name, "arguments": json.loads(call.arguments), "index": call.index}
         return {"id": call_id(self.head.id, 0, call.index), "function": function}
 
@@ -269,7 +253,7 @@ class OllamaFormat(AnswerFormat):
             "done_reason": "length" if last == "length" else "stop",
             "total_duration": _ns(now - self._begun_s),
             "load_duration": 0,
-            "prompt_eval_count": sum(self.head.prompt_tokens),
+            "prompt_eval_count": self.head.prompt_tokens,
             "prompt_eval_duration": _ns(first - self._begun_s),
             "eval_count": transcript.count,
             "eval_duration": _ns(now - first),
@@ -297,7 +281,7 @@ class OllamaEmbedFormat(VectorFormat):
             "model": self.head.model,
             "total_duration": _ns(time.monotonic() - self._begun_s),
             "load_duration": 0,
-            "prompt_eval_count": self.prompt_tokens,
+            "prompt_eval_count": self.head.prompt_tokens,
         }
         return (b"], " + json_bytes(rest)[1:],)
 
@@ -327,14 +311,19 @@ FORMS: Final[Mapping[FormatName, AnswerForm]] = {
         OllamaFormat,
     ),
     "ollama-embed": AnswerForm(
-        "/api/embed", "Vectors of texts, as of Ollama", "embed", _NEW_EMBED, _read_embed, OllamaEmbedFormat
+        "/api/embed",
+        "Vectors of texts, as of Ollama",
+        "embed",
+        _NEW_EMBED,
+        lambda fields, service, name: embedded(fields, service, name, "input", "ollama-embed"),
+        OllamaEmbedFormat,
     ),
     "ollama-embeddings": AnswerForm(
         "/api/embeddings",
         "A vector of a text, as of older versions of Ollama",
         "embed",
         _OLD_EMBED,
-        _read_old_embed,
+        lambda fields, service, name: embedded(fields, service, name, "prompt", "ollama-embeddings"),
         OllamaEmbedFormat,
     ),
 }

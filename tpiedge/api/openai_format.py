@@ -9,9 +9,9 @@ from tpiedge.api.transcript import (
     SpokenChoice,
     TextPiece,
     TokenScores,
-    ToolCall,
     Transcript,
     call_id,
+    joined,
     own_score,
 )
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
@@ -28,18 +28,14 @@ class OpenAIFormat(AnswerFormat):
         super().__init__(head)
         self._reply = head.reply
         self._chat = head.reply.format == "chat"
-        self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0)
+        self._scores = TokenScores(head.tokenizer, head.reply.logprobs)
         self._speech = [SpokenChoice(head.reply.speech) for _ in head.prompts]
 
     def opening(self) -> Sequence[bytes]:
-        """Who speaks, in a chat."""
-        if not self._chat:
-            return ()
+        """A chat begins with the role."""
         shown: Json = {"delta": {"role": "assistant", "content": ""}}
-        return [
-            event(self._chunk([self._choice(choice, shown, None)]))
-            for choice in range(len(self.head.prompts))
-        ]
+        choices = range(len(self.head.prompts) if self._chat else 0)
+        return [event(self._chunk([self._choice(choice, shown, None)])) for choice in choices]
 
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
         if not self._chat:
@@ -49,14 +45,15 @@ class OpenAIFormat(AnswerFormat):
         told = self._reply.logprobs is not None or self._reply.token_ids
         if not deltas and piece.last is None and not told:
             return ()
-        last = self._ending(choice, piece)
-        parts = [TextPiece("", (), ()) for _ in deltas[1:]]
-        pieces = [replace(piece, last=None), *parts]
-        pieces[-1] = replace(pieces[-1], last=last)
-        return [
-            event(self._chunk([self._choice(choice, {"delta": delta}, part)]))
-            for delta, part in zip(deltas or [{}], pieces, strict=True)
+        *before, end = deltas or [{}]
+        # The first has the tokens, the last the ending.
+        parts = [replace(piece, last=None), *[TextPiece("", (), ())] * len(before)]
+        parts[-1] = replace(parts[-1], last=self._ending(choice, piece))
+        shown = [
+            self._choice(choice, {"delta": one}, part)
+            for one, part in zip((*before, end), parts, strict=True)
         ]
+        return [event(self._chunk([one])) for one in shown]
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
         """The usage, in a chunk that has no choice."""
@@ -64,16 +61,13 @@ class OpenAIFormat(AnswerFormat):
             return [_DONE]
         return [event(self._chunk([]) | {"usage": self._usage(transcripts)}), _DONE]
 
-    def broken(self, error: ApiError, tokens: int) -> bytes:
-        return event(self.failure(error, tokens))
-
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         choices = [self._whole_choice(number, parts) for number, parts in enumerate(pieces)]
         kind = "chat.completion" if self._chat else "text_completion"
         return self._object(kind, choices) | {"usage": self._usage(transcripts)}
 
     def failure(self, error: ApiError, tokens: int) -> Json:
-        """What a client needs to report it: the request and how far it came."""
+        """Tells what a client needs to report it: the request and how far it came."""
         return error.body() | {"id": self.head.id, "tokens": tokens}
 
     def _whole_choice(self, number: int, pieces: Sequence[TextPiece]) -> Json:
@@ -83,7 +77,7 @@ class OpenAIFormat(AnswerFormat):
         piece = TextPiece(text, all_tokens, offsets, pieces[-1].last)
         if not self._chat:
             return self._choice(number, {"text": text}, piece)
-        message = self._message(number, list(self._speech[number].take_whole(piece)))
+        message = self._message(number, self._speech[number].take_whole(piece))
         return self._choice(number, {"message": message}, replace(piece, last=self._ending(number, piece)))
 
     def _delta(self, choice: int, said: SpokenText | CallBegun | CallArguments) -> Json:
@@ -93,38 +87,36 @@ class OpenAIFormat(AnswerFormat):
             case CallArguments(text=text) if self._reply.functions:
                 return {"function_call": {"arguments": text}}
             case CallBegun(index=index, name=name):
-                call = self._call(choice, ToolCall(index, name, ""))
-                return {"tool_calls": [{"index": index} | call]}
+                return {"tool_calls": [{"index": index} | self._call(choice, index, name)]}
             case CallArguments(index=index, text=text):
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
             case SpokenText(text=text, thought=thought):
                 return {"reasoning_content" if thought else "content": text}
 
-    def _message(self, choice: int, said: Sequence[SpokenText | ToolCall]) -> Json:
-        calls = [self._call(choice, one) for one in said if isinstance(one, ToolCall)]
-        texts = [one for one in said if isinstance(one, SpokenText)]
-        content = "".join(one.text for one in texts if not one.thought)
-        message: Json = {"role": "assistant", "content": content, "refusal": None}
+    def _message(self, choice: int, said: Sequence[SpokenText | CallEnded]) -> Json:
+        calls = [
+            self._call(choice, one.index, one.name, one.arguments)
+            for one in said
+            if isinstance(one, CallEnded)
+        ]
+        content = joined(said, thought=False)
+        message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if self._reply.thinking:
-            message["reasoning_content"] = "".join(one.text for one in texts if one.thought) or None
+            message["reasoning_content"] = joined(said, thought=True) or None
         if calls and self._reply.functions:
-            message |= {"content": content or None, "function_call": calls[0]["function"]}
+            message["function_call"] = calls[0]["function"]
         elif calls:
-            message |= {"content": content or None, "tool_calls": calls}
+            message["tool_calls"] = calls
         return message
 
     def _ending(self, choice: int, piece: TextPiece) -> str | None:
-        """As of SpokenChoice, in the words of the request."""
+        """Returns the ending of the SpokenChoice, in the words of the request."""
         last = self._speech[choice].ending(piece)
         return "function_call" if last == "tool_calls" and self._reply.functions else last
 
-    def _call(self, choice: int, call: ToolCall) -> Json:
-        identity = call_id(self.head.id, choice, call.index)
-        return {
-            "id": identity,
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
+    def _call(self, choice: int, index: int, name: str, arguments: str = "") -> Json:
+        function = {"name": name, "arguments": arguments}
+        return {"id": call_id(self.head.id, choice, index), "type": "function", "function": function}
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self._object("chat.completion.chunk" if self._chat else "text_completion", choices)
@@ -144,10 +136,10 @@ class OpenAIFormat(AnswerFormat):
         choice: Json = {"index": number, **shown, "logprobs": None}
         choice["finish_reason"] = piece.last if piece else None
         if piece is not None and self._reply.logprobs is not None:
-            told = self._scores.told(piece.tokens) if self._chat else ()
-            choice["logprobs"] = (
-                {"content": told, "refusal": None} if self._chat else self._text_scores(piece)
-            )
+            if self._chat:
+                choice["logprobs"] = {"content": self._scores.told(piece.tokens), "refusal": None}
+            else:
+                choice["logprobs"] = self._text_scores(piece)
         if piece is not None and self._reply.token_ids:
             choice["token_ids"] = [token.token for token in piece.tokens]
         return choice
@@ -155,7 +147,7 @@ class OpenAIFormat(AnswerFormat):
     def _usage(self, transcripts: Sequence[Transcript]) -> Json:
         """What the answer took; without rank 0's last words, which stop strings do not wait for, only what is known
         here. The tokens of a prompt count once, however many choices go on with it."""
-        prompt_tokens, tokens = sum(self.head.prompt_tokens), sum(one.count for one in transcripts)
+        prompt_tokens, tokens = self.head.prompt_tokens, sum(one.count for one in transcripts)
         usage: Json = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": tokens,
@@ -181,7 +173,7 @@ class OpenAIFormat(AnswerFormat):
         return {
             "tokens": [self._scores.text(token.token) for token in piece.tokens],
             "token_logprobs": [own_score(token) for token in piece.tokens],
-            "top_logprobs": [self._top(token) for token in piece.tokens] if self._scores.top else None,
+            "top_logprobs": [self._top(token) for token in piece.tokens] if self._reply.logprobs else None,
             "text_offset": list(piece.offsets),
         }
 
@@ -191,6 +183,6 @@ class OpenAIFormat(AnswerFormat):
         if not token.logprobs:
             return None
         found: dict[str, float] = {}
-        for other, score in token.logprobs[: self._scores.top]:
+        for other, score in token.logprobs[: self._reply.logprobs]:
             found.setdefault(self._scores.text(other), score)
         return found

@@ -23,7 +23,7 @@ from tpiedge.api.formats import AnswerForm
 from tpiedge.api.messages import MESSAGES, message_texts, read_messages
 from tpiedge.api.openai_format import OpenAIFormat
 from tpiedge.api.service import Service
-from tpiedge.api.tools import TOOLS, read_tools, text_parameters, tool_form
+from tpiedge.api.tools import TOOLS, read_tools, text_names, tool_form
 from tpiedge.api.transcript import EchoedPrompt
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
@@ -79,9 +79,9 @@ _COMPLETION: Final = t.body(
 
 def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
     """The answer goes on with the last message where `continue_final_message` says so, in the words of vLLM."""
-    if fields.raw("functions") or fields.raw("function_call") not in (None, "none", "auto"):
+    if fields.get("functions") or fields.get("function_call") not in (None, "none", "auto"):
         return _read_functions(fields.values, service, name)
-    wanted, top = fields.flag("logprobs"), fields.integer("top_logprobs")
+    wanted, top = fields.get("logprobs", False), fields.get("top_logprobs")
     if top is not None and not wanted:
         raise fields.wrong("top_logprobs", "needs 'logprobs': true")
     logprobs = (top or 0) if wanted else None
@@ -93,7 +93,7 @@ def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
     sampling = a.read_sampling(fields, service, logprobs)
     tools = read_tools(fields)
     form, form_param = read_grammar(fields, service)
-    goes_on, ignore_eos = fields.flag("continue_final_message"), fields.flag("ignore_eos")
+    goes_on, ignore_eos = fields.get("continue_final_message", False), fields.get("ignore_eos", False)
     variables, messages = read_variables(fields), read_messages(fields, goes_on=goes_on)
     if goes_on and messages[-1]["role"] != "assistant":
         raise fields.wrong("continue_final_message", "needs a last message of the assistant")
@@ -104,7 +104,7 @@ def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
         grammar = required_call_grammar(tools, calls, service)
     elif form is not None and tools.shown:
         grammar = call_or_form_grammar(tools, calls, form, form_param, service)
-    ids, thinking = _prompt(
+    ids, thinking = rendered(
         messages, variables, service, tools.shown, goes_on=goes_on, formed=grammar is not None
     )
     if grammar is None and not ignore_eos:
@@ -115,7 +115,7 @@ def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
         reply,
         calls=calls,
         tools=tools.names,
-        texts=text_parameters(tools) if calls == "qwen-xml" else (),
+        texts=tuple(map(text_names, tools.schemas)) if calls == "qwen-xml" else (),
         several=tools.several,
         required=bool(tools.required),
         thinking=thinking,
@@ -124,7 +124,7 @@ def _read_chat(fields: BodyFields, service: Service, name: str) -> Asked:
     )
     limit = a.answer_limit("messages", maximum if newer is None else newer, len(ids), service)
     request = a.request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
-    choices = a.named_choices([Choice(request)], fields.integer("n") or 1, name)
+    choices = a.named_choices([Choice(request)], fields.get("n") or 1, name)
     return Asked(choices, reply, fields.ignored)
 
 
@@ -140,7 +140,7 @@ def _read_functions(values: Mapping[str, object], service: Service, name: str) -
     chat["parallel_tool_calls"] = False
 
     def old_name(text: str) -> str:
-        """With the names of the fields that the client sent."""
+        """Puts in the names of the fields that the client sent."""
         named = _TOOL.sub(lambda tool: f"functions[{tool[1]}]" if tool[1] is not None else "functions", text)
         return named.replace("tool_choice.function", "function_call").replace("tool_choice", "function_call")
 
@@ -157,19 +157,10 @@ def _read_functions(values: Mapping[str, object], service: Service, name: str) -
 def read_variables(fields: BodyFields) -> dict[str, object]:
     """The switches of a model's template that a client may set; no other variable of it. Raises ApiError."""
     switches = fields.nested("chat_template_kwargs")
-    given = {key: switches.raw(key) for key in SWITCHES["properties"]}
-    return {key: value for key, value in given.items() if value is not None}
+    return {key: value for key in SWITCHES["properties"] if (value := switches.get(key)) is not None}
 
 
-def render_chat(
-    messages: Sequence[dict[str, Any]], variables: dict[str, object], service: Service
-) -> tuple[int, ...]:
-    """The prompt's token ids. Raises ApiError."""
-    ids, _ = _prompt(messages, variables, service, (), formed=False)
-    return ids
-
-
-def _prompt(
+def rendered(
     messages: Sequence[dict[str, Any]],
     variables: dict[str, object],
     service: Service,
@@ -194,7 +185,6 @@ def _prompt(
         )
     except UserError as error:
         raise refused(str(error), "messages") from None
-    a.check_characters("messages", [text], service)
     begun = messages[-1]["content"] if goes_on else ""
     thinking = thinking_after(text, service.template.source(tools=bool(tools)), begun)
     if formed:
@@ -216,12 +206,12 @@ class Dialect:
     def asked(
         self, chat: Chat, fields: BodyFields, service: Service, name: str, of: AnswerForm | None = None
     ) -> Asked:
-        """What `chat` asks for as a request of OpenAI's form `of`, else as a chat. `fields`: of the request that it was
-        made of. What that says of its answer in the words of a chat is never ignored. Raises ApiError where it says the
-        same in its own words, too, and not the same."""
+        """Reads `chat` as a request of OpenAI's form `of`, else as a chat. `fields` are those of the request that it
+        was made of. What that says of its answer in the words of a chat is never ignored. Raises ApiError where it says
+        something else of it in its own words."""
         names = dict(self.names)
         for key in CONSTRAINTS:
-            value = fields.raw(key)
+            value = fields.get(key)
             if value is None:
                 continue
             if chat.get(key, value) != value:
@@ -247,20 +237,20 @@ class Dialect:
         return replace(found, reply=reply, ignored=tuple(ignored))
 
 
-def copied(fields: BodyFields, chat: Chat, names: Mapping[str, str]) -> None:
-    """Those of the fields that are given go into `chat`, which has another name for each."""
-    for theirs, ours in names.items():
-        value = fields.raw(theirs)
+def copied(fields: BodyFields, chat: Chat, *same: str, **renamed: str) -> None:
+    """Copies the fields that are given into `chat`, which has some of them by another name."""
+    for theirs, ours in {**{key: key for key in same}, **renamed}.items():
+        value = fields.get(theirs)
         if value is not None:
             chat[ours] = value
 
 
 def _read_completion(fields: BodyFields, service: Service, name: str) -> Asked:
-    logprobs, maximum = fields.integer("logprobs"), a.read_limit(fields, "max_tokens", 0)
+    logprobs, maximum = fields.get("logprobs"), a.read_limit(fields, "max_tokens", 0)
     reply = a.read_reply(fields, "completion", logprobs)
     sampling = a.read_sampling(fields, service, logprobs)
-    count, echo, ignore_eos = fields.integer("n") or 1, fields.flag("echo"), fields.flag("ignore_eos")
-    if fields.integer("best_of") not in (None, count):
+    count, echo, ignore_eos = fields.get("n") or 1, fields.get("echo", False), fields.get("ignore_eos", False)
+    if fields.get("best_of") not in (None, count):
         raise fields.wrong("best_of", "is not supported", "unsupported_parameter")
     grammar, param = read_grammar(fields, service)
     prompts = a.read_prompts(fields, "prompt")

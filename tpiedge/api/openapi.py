@@ -22,14 +22,32 @@ _EVENTS: Final = "text/event-stream"
 _NAME: Final[t.JsonSchema] = {**t.TEXT, "minLength": 1, "maxLength": 256}
 _NUMBER: Final[t.JsonSchema] = {"type": "integer", "minimum": 0}
 _WORKER: Final = word_body("name", "Either name that `tpiedge nodes` shows.")
+_TOLD: Final[Mapping[str, str]] = {
+    "/health": "Whether the server lives",
+    "/ready": "Whether the cluster answers; 503 where not",
+    "/metrics": "Counters and histograms, as Prometheus reads them",
+    "/version": "The version of tpiedge",
+    "/openapi.json": "This document",
+    "/v1/models": "The model that is served",
+    "/v1/models/{name}": "The model's card, by its name or an alias",
+    "/api/tags": "The model that is served",
+    "/api/ps": "The model that is in memory",
+    "/api/version": "The release of Ollama whose API this is",
+    "/admin/cluster": "The cluster as people think of it",
+    "/admin/whatif": "What the planner predicts with one machine less, or one more",
+    "/admin/nodes": "The machines and their parts",
+    "/admin/nodes/pending": "Workers that wait to be let in",
+    "/admin/nodes/members": "Workers that may come without a token, and those that were shut out",
+}
+_ASKED: Final[Mapping[str, tuple[str, t.JsonSchema]]] = {
+    **{path: (about, table) for path, (about, table, _) in LOOKUPS.items()},
+    "/admin/nodes/approve": ("Let a worker in", word_body("code", "What its screen shows.")),
+    "/admin/nodes/revoke": ("Shut a worker out", _WORKER),
+    "/admin/nodes/drain": ("Take a worker out of the plan", _WORKER),
+    "/admin/nodes/undrain": ("Take a drained worker back in", _WORKER),
+    "/admin/nodes/clear": ("Try a worker that is left out again now", _WORKER),
+}
 _ROUTES: Final[Sequence[tuple[str, str, str, t.JsonSchema | None, str]]] = (
-    ("/health", "get", "Whether the server lives", None, ""),
-    ("/ready", "get", "Whether the cluster answers; 503 where not", None, ""),
-    ("/metrics", "get", "Counters and histograms, as Prometheus reads them", None, "text/plain"),
-    ("/version", "get", "The version of tpiedge", None, ""),
-    ("/openapi.json", "get", "This document", None, ""),
-    ("/v1/models", "get", "The model that is served", None, ""),
-    ("/v1/models/{name}", "get", "The model's card, by its name or an alias", None, ""),
     *(
         route
         for form in ANSWER_FORMS.values()
@@ -40,27 +58,9 @@ _ROUTES: Final[Sequence[tuple[str, str, str, t.JsonSchema | None, str]]] = (
             (f"{form.path}/{{id}}", "delete", "Nobody wants this answer any more", None, ""),
         )[: 3 if form.kind else 1]
     ),
-    *((path, "post", about, table, "") for path, (about, table, _) in LOOKUPS.items()),
-    ("/api/tags", "get", "The model that is served", None, ""),
-    ("/api/ps", "get", "The model that is in memory", None, ""),
-    ("/api/version", "get", "The release of Ollama whose API this is", None, ""),
-    ("/admin/cluster", "get", "The cluster as people think of it", None, ""),
-    ("/admin/whatif", "get", "What the planner predicts with one machine less, or one more", None, ""),
+    *((path, "get", about, None, "text/plain" * (path == "/metrics")) for path, about in _TOLD.items()),
+    *((path, "post", about, table, "") for path, (about, table) in _ASKED.items()),
     ("/admin/requests/{id}", "delete", "End a request that runs or waits", None, ""),
-    ("/admin/nodes", "get", "The machines and their parts", None, ""),
-    ("/admin/nodes/pending", "get", "Workers that wait to be let in", None, ""),
-    (
-        "/admin/nodes/members",
-        "get",
-        "Workers that may come without a token, and those that were shut out",
-        None,
-        "",
-    ),
-    ("/admin/nodes/approve", "post", "Let a worker in", word_body("code", "What its screen shows."), ""),
-    ("/admin/nodes/revoke", "post", "Shut a worker out", _WORKER, ""),
-    ("/admin/nodes/drain", "post", "Take a worker out of the plan", _WORKER, ""),
-    ("/admin/nodes/undrain", "post", "Take a drained worker back in", _WORKER, ""),
-    ("/admin/nodes/clear", "post", "Try a worker that is left out again now", _WORKER, ""),
 )
 """The path as OpenAPI writes it, the method, what it is for, what is sent, and the type of the answer where it is not
 JSON, or may be a stream."""

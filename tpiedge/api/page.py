@@ -5,7 +5,6 @@ first one only. The policy that comes along lets the page load and ask nothing b
 written into it, and be framed by nobody.
 """
 
-import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, request_response
 
-_FOLDER: Final = Path(__file__).parents[1] / "page"
 _FIRST: Final = "index.html"
 _ADDRESS: Final = "page/"
 _TYPES: Final = {
@@ -61,8 +59,18 @@ def is_page(path: str) -> bool:
 class Page:
     """The routes to the page's files, which are read from `folder` once."""
 
-    def __init__(self, folder: Path = _FOLDER) -> None:
-        self.version, self.files = _load(folder)
+    def __init__(self, folder: Path = Path(__file__).parents[1] / "page") -> None:
+        self.files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.suffix in _TYPES
+        }
+        digest = hashlib.sha256()
+        for name, content in self.files.items():
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        self.version = digest.hexdigest()[:20]
+        links = f'"{_ADDRESS}'.encode()  # those of the first file name the version
+        self.files[_FIRST] = self.files[_FIRST].replace(links, links + f"{self.version}/".encode())
 
     def routes(self) -> list[Route]:
         return [
@@ -91,20 +99,3 @@ class Page:
         return Response(
             self.files[name], headers={**_HEADERS, **headers}, media_type=_TYPES[Path(name).suffix]
         )
-
-
-@functools.cache
-def _load(folder: Path) -> tuple[str, Mapping[str, bytes]]:
-    """The version of the page, and its files by their names; links of the first name the version."""
-    contents = {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix in _TYPES
-    }
-    digest = hashlib.sha256()
-    for name, content in contents.items():
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    version = digest.hexdigest()[:20]
-    links = f'"{_ADDRESS}'.encode()
-    contents[_FIRST] = contents[_FIRST].replace(links, links + f"{version}/".encode())
-    return version, contents

@@ -1,40 +1,65 @@
-"""What is on disk of an accepted request and its answer, so that the next master can go on with them: lines, pure.
+"""The folder from which the next master goes on with answers: a file, for its owner alone, for each accepted request
+whose answer is not delivered yet.
 
-The first line says which version wrote the record and for which weights. The second line is the request, each further
+The first line of a file says which version wrote it and for which weights. The second line is the request, each further
 one what came next of its answer (a token, scores of the prompt, a choice's end), or that another master took it up;
-lines of all choices stand in the order in which their clients hear of them.
+lines of all choices stand in the order in which their clients hear of them. Of what a master cannot go on with it keeps
+the newest MOST_OTHERS.
 
 Law: whatever a kill leaves of a record reads as the record at some earlier instant, or as none at all. So a line has a
 checksum before it and its end after it: one that was cut off is no line, and any other damage is found.
 """
 
+import contextlib
 import hashlib
 import hmac
 import json
+import logging
+import os
+import re
 import secrets
+import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Any, Final, Self
 
 import msgspec
-from msgspec import Meta, structs
+from msgspec import Meta
 
-from tpiedge.answers.record import Question, RecordedEvent
+from tpiedge.answers.record import (
+    KINDS,
+    TAKEN_UP,
+    UNRECORDED,
+    FoundAnswer,
+    Question,
+    RecordedEvent,
+    RecordFile,
+    line,
+)
 from tpiedge.api.asked import MAX_CHOICES, Asked, Choice, Reply, named_choices
+from tpiedge.errors import UserError
+from tpiedge.host.private_file import private_bytes, private_folder
+from tpiedge.master.journal import GUILTY
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
-from tpiedge.units import KIB
-from tpiedge.wire.control import Finished, PromptScores, Token
+from tpiedge.sanitise import RateLimitedLog
+from tpiedge.units import KIB, counted
+from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.fields import U64, Name, Text
 
-RECORD_VERSION: Final = 5
+_log = logging.getLogger(__name__)
 
-_TAKEN_UP: Final = "taken up"
-_CHECKSUM: Final = 9  # eight digits and a blank
+RECORD_VERSION: Final = 5
+MOST_OTHERS: Final = 1000
+
+#: Of a record: what the system reads at a time. (A token with twenty scores has half a kilobyte.)
+_MOST_BYTES: Final = (1 << 31) - 4097
+_SUFFIX: Final = ".answer"
+_SET_ASIDE: Final = ".aside"
+_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _SALT_BYTES: Final = 16
-#: How lines call the events that are no tokens.
-_KINDS: Final[Mapping[str, Any]] = {"scores": PromptScores, "ended": Finished}
 
 ANSWER_BYTES: Final = 16 * KIB
 """Memory of an answer that says nothing: its request, its locks, and its file on the disk."""
@@ -116,7 +141,7 @@ def key_mark(key: bytes, salt: bytes | None = None) -> str:
     """What tells that somebody has `key`, and not what it is; empty for an empty one."""
     if not key:
         return ""
-    salt = secrets.token_bytes(_SALT_BYTES) if salt is None else salt
+    salt = salt or secrets.token_bytes(_SALT_BYTES)
     return (salt + hmac.digest(salt, key, hashlib.sha256)).hex()
 
 
@@ -127,24 +152,8 @@ def marks(mark: str, key: bytes) -> bool:
 
 def accepted_lines(accepted: AcceptedRequest) -> bytes:
     """The beginning of a record."""
-    head = _line({"version": RECORD_VERSION, "pack": accepted.pack})
-    return head + _line(msgspec.to_builtins(accepted))
-
-
-def event_line(choice: int, event: Token | PromptScores | Finished) -> bytes:
-    """The next line of a record: a list that begins with the choice or, of a token of the first one without scores, the
-    token's number."""
-    if isinstance(event, Token):
-        if not (choice or event.logprobs):
-            return _checked(b"%d" % event.token)
-        return _line([choice, event.token, event.logprobs])
-    kind = next(name for name, cls in _KINDS.items() if isinstance(event, cls))
-    return _line([choice, kind, msgspec.to_builtins(structs.replace(event, epoch=0))])
-
-
-def taken_up_line() -> bytes:
-    """The next line of a record with which another master goes on."""
-    return _line(_TAKEN_UP)
+    head = line({"version": RECORD_VERSION, "pack": accepted.pack})
+    return head + line(msgspec.to_builtins(accepted))
 
 
 def read_head(data: bytes) -> str | None:
@@ -176,55 +185,38 @@ def read_record(data: bytes) -> AnswerRecord | None:
         bytes.fromhex(accepted.key)
         if not 1 <= len(accepted.prompts) * accepted.each <= MAX_CHOICES:
             raise ValueError(f"it has {len(accepted.prompts)} prompts with {accepted.each} choices each")
-    reader = _EventReader(accepted)
+    #: Of each choice, the name of its request and how many tokens it has.
+    choices = [[choice.request.id, 0] for choice in accepted.choices]
     said: list[RecordedEvent] = []
     taken_up = 0
-    for number, line in enumerate(lines[2:], 3):
+    for number, one in enumerate(lines[2:], 3):
         with _line_of_damage(number):
-            value = _value(line)
-            if value == _TAKEN_UP:
+            value = _value(one)
+            if value == TAKEN_UP:
                 taken_up += 1
                 continue
-            said.append(reader.read(value))
+            said.append(_read_event(value, choices))
         taken_up = 0
     return AnswerRecord(accepted, tuple(said), size, taken_up)
 
 
-class _EventReader:
-    """Of the lines of one answer, in their order."""
-
-    def __init__(self, accepted: AcceptedRequest) -> None:
-        self._names = [choice.request.id for choice in accepted.choices]
-        self._tokens = [0 for _ in self._names]
-
-    def read(self, value: Any) -> RecordedEvent:
-        """Raises ValueError, TypeError, KeyError."""
-        choice: Any
-        kind: Any
-        rest: Any
-        choice, kind, *rest = (0, value, ()) if isinstance(value, int) else value
-        if type(choice) is not int or not 0 <= choice < len(self._names):
-            raise ValueError("there is no such choice")
-        (fields,) = rest
-        if isinstance(kind, str):
-            event: Any = msgspec.convert(fields, _KINDS[kind])
-        else:
-            index, self._tokens[choice] = self._tokens[choice], self._tokens[choice] + 1
-            event = msgspec.convert((0, self._names[choice], index, kind, fields), Token)
-        if isinstance(event, PromptScores) and (not event.scores or len(event.likeliest) % len(event.scores)):
-            raise ValueError("positions do not have as many scores each")
-        return choice, event
+def _read_event(value: Any, choices: list[list[Any]]) -> RecordedEvent:
+    """Raises ValueError, TypeError, KeyError."""
+    found: Any = (0, value, ()) if isinstance(value, int) else value
+    choice, kind, fields = found
+    if type(choice) is not int or not 0 <= choice < len(choices):
+        raise ValueError("there is no such choice")
+    if isinstance(kind, str):
+        event: Any = msgspec.convert(fields, KINDS[kind])
+    else:
+        event = msgspec.convert((0, *choices[choice], kind, fields), Token)
+        choices[choice][1] += 1
+    if isinstance(event, PromptScores) and (not event.scores or len(event.likeliest) % len(event.scores)):
+        raise ValueError("positions do not have as many scores each")
+    return choice, event
 
 
-def _line(value: object) -> bytes:
-    return _checked(json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii"))
-
-
-def _checked(text: bytes) -> bytes:
-    return b"%08x %b\n" % (zlib.crc32(text), text)
-
-
-@contextmanager
+@contextlib.contextmanager
 def _line_of_damage(number: int) -> Iterator[None]:
     """Raises DamagedRecord for what a value of another kind than expected raises."""
     try:
@@ -234,7 +226,137 @@ def _line_of_damage(number: int) -> Iterator[None]:
 
 
 def _value(line: bytes) -> Any:
-    text = line[_CHECKSUM:]
-    if line[:_CHECKSUM] != b"%08x " % zlib.crc32(text):
+    checksum, _, text = line.partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(text):
         raise ValueError("it differs from its checksum")
     return json.loads(text)
+
+
+class RecordFolder:
+    """For one master at a time, which serves the weights of the id `pack`. For any thread.
+
+    Raises UserError where there can be no such folder.
+    """
+
+    def __init__(self, folder: Path, pack: str) -> None:
+        self.pack = pack
+        self._folder = private_folder(folder)
+        self._log = RateLimitedLog(_log)
+        self._lock = threading.Lock()
+        self._closed = False
+        #: A daemon: a disk that hangs keeps no master from its end.
+        self._chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="records", daemon=True)
+        #: The number of the next file: their order is that of the requests.
+        self._next = max(map(_number_of, records_in(folder)), default=0) + 1
+
+    def close(self, limit_s: float) -> None:
+        """Waits until what was deleted is, at most that long. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._chores.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(limit_s)
+
+    def later(self, chore: Callable[[], None]) -> None:
+        """Calls it in the thread that waits for the disk; here after `close`, or where no thread is left."""
+        with self._lock, contextlib.suppress(RuntimeError):
+            if not self._closed:
+                if self._thread.ident is None:
+                    self._thread.start()
+                self._chores.put(chore)
+                return
+        chore()
+
+    def _work(self) -> None:
+        while (chore := self._chores.get()) is not None:
+            chore()
+
+    def found(self, tokenizer: Tokenizer | None = None) -> list[FoundAnswer]:
+        """What the master before this one left of this model, in the order of the requests. To be called first of all.
+
+        Damaged records are set aside, each with a warning, and those that GUILTY masters took up, none of which got
+        on. Raises UserError for a record of an unknown version, or that others may read, or that cannot be used.
+        """
+        found, others = [], []
+        for path in records_in(self._folder):
+            with _usable(path):
+                data = private_bytes(path, _MOST_BYTES)
+                try:
+                    pack = read_head(data)
+                    record = read_record(data) if pack == self.pack else None
+                except DamagedRecord as error:
+                    _set_aside(path, f"it is damaged, {error}")
+                    continue
+                if pack not in (None, self.pack):
+                    others.append(path)
+                elif record is None:  # its request was not written to its end: nobody was told of it
+                    path.unlink()
+                elif record.taken_up >= GUILTY:  # it may be what ends masters
+                    _set_aside(path, f"{record.taken_up} masters went on with it, and ended before it did")
+                else:
+                    os.truncate(path, record.size)
+                    file = RecordFile(
+                        path, os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS), self._log, self.later
+                    )
+                    question = record.accepted.question(record.accepted.choices, tokenizer)
+                    found.append(FoundAnswer(question, file, record.said))
+        many = sorted([*others, *_named(self._folder, _SET_ASIDE)], key=_number_of)[:-MOST_OTHERS]
+        for path in many:
+            with _usable(path):
+                path.unlink()
+        if left := len({*others} - {*many}):
+            _log.warning(
+                "left in %s: %s of another model, of which a master of that model makes the rest",
+                self._folder,
+                counted(left, "answer"),
+            )
+        return found
+
+    def begin(self, accepted: AcceptedRequest) -> RecordFile:
+        """A record with the request. Where the disk has no room for one there is none, and a warning says so."""
+        with self._lock:
+            path = self._folder / f"{self._next:012d}-{accepted.name}{_SUFFIX}"
+            self._next += 1
+        fd = None
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+        except OSError as error:
+            self._log.warning("cannot make %s: %s; %s", path, error.strerror, UNRECORDED)
+        file = RecordFile(path, fd, self._log, self.later)
+        file.write(accepted_lines(accepted))
+        return file
+
+
+def records_in(folder: Path) -> list[Path]:
+    """The files of records, by their number; none where there is no such folder."""
+    return _named(folder, _SUFFIX)
+
+
+def _named(folder: Path, suffix: str) -> list[Path]:
+    found = (path for path in folder.glob(f"*{suffix}") if re.match("[0-9]{12,}-", path.name))
+    return sorted(found, key=_number_of)
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.partition("-")[0])
+
+
+@contextlib.contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """Raises UserError for what the system or the record's version has against it."""
+    try:
+        yield
+    except UnknownRecordVersion as error:
+        raise UserError(
+            f"{path} is a record of version {error}, this tpiedge reads version {RECORD_VERSION}: start the tpiedge "
+            "that wrote it, or move the file away"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot use {path}: {error.strerror}; mend that, or move the file away") from None
+
+
+def _set_aside(path: Path, why: str) -> None:
+    """Raises OSError."""
+    aside = path.rename(path.with_suffix(_SET_ASIDE))
+    _log.warning("the record of an answer was set aside as %s: %s", aside, why)

@@ -2,7 +2,7 @@
 is stored: what goes on with an earlier answer is refused."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -31,14 +31,6 @@ from tpiedge.api.transcript import SpokenChoice, TextPiece, TokenScores, Transcr
 from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded
 from tpiedge.model.speech import Said, SpokenText
 
-_VAIN: Final = (
-    "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
-    "prompt_cache_retention", "max_tool_calls", "context_management", "moderation",
-)  # fmt: skip
-_COPIED: Final = {
-    "max_output_tokens": "max_tokens",
-    **{key: key for key in ("temperature", "top_p", "parallel_tool_calls")},
-}
 _NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -53,7 +45,7 @@ _ECHOED: Final = (
     "top_logprobs", "user", "safety_identifier", "prompt_cache_key", "reasoning", "text", "metadata", "instructions",
     "tools",
 )  # fmt: skip
-"""The fields of a request that its answer repeats."""
+"""The fields of a request that its answer repeats: all that fit, the small ones first."""
 _OF_SERVERS: Final = (
     "code_interpreter_call", "file_search_call", "image_generation_call", "mcp_list_tools", "tool_search_call",
     "tool_search_output", "web_search_call",
@@ -131,49 +123,47 @@ _RESPONSES: Final = t.body(
     truncation=t.word(
         "auto", "disabled", description="Both are taken: nothing is left out of an input that is too long."
     ),
-    **t.vain(*_VAIN),
-)
+    **t.vain(
+        "metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "max_tool_calls", "context_management", "moderation",
+    ),
+)  # fmt: skip
 _DESCRIBED: Final = ("name", "schema", "strict", "description")
 _FORMAT: Final = t.body("type", type=t.TEXT, **{key: {} for key in _DESCRIBED})
 
 
 def _read_response(fields: BodyFields, service: Service, name: str) -> Asked:
-    if fields.raw("truncation") == "auto":
+    if fields.get("truncation") == "auto":
         fields.note("truncation")
-    chat: Chat = {"stream": fields.flag("stream")}
-    copied(fields, chat, _COPIED)
-    included, top = fields.raw("include") or [], fields.integer("top_logprobs")
+    chat: Chat = {"stream": fields.get("stream", False)}
+    copied(fields, chat, "temperature", "top_p", "parallel_tool_calls", max_output_tokens="max_tokens")
+    included, top = fields.get("include") or [], fields.get("top_logprobs")
     if any(one != _SCORES for one in included):
         fields.note("include")
     if top or _SCORES in included:
         chat |= {"logprobs": True, "top_logprobs": top}
     text = fields.nested("text")
-    form, schema = text.raw("format"), dict[str, object]()
-    if form is not None and form.get("type") == "json_schema":
-        copied(text.inner(form, "format", _FORMAT), schema, {key: key for key in _DESCRIBED})
-        form = {"type": "json_schema", "json_schema": schema}
-    if form is not None:
-        chat["response_format"] = form
-    copied(fields.nested("reasoning"), chat, {"effort": "reasoning_effort"})
-    tools, choice = [*_unfolded(fields)], fields.raw("tool_choice")
-    if tools:
-        chat["tools"] = [function for _, _, function in tools]
+    copied(text, chat, format="response_format")
+    form = text.get("format", {})
+    if form.get("type") == "json_schema":
+        described = dict[str, object]()
+        copied(text.inner(form, "format", _FORMAT), described, *_DESCRIBED)
+        chat["response_format"] = {"type": "json_schema", "json_schema": described}
+    copied(fields.nested("reasoning"), chat, effort="reasoning_effort")
+    namespaces, chat["tools"] = _unfolded(fields)
+    choice = fields.get("tool_choice")
     if choice is not None:
         chat["tool_choice"] = _tool_choice(fields, choice) if isinstance(choice, dict) else choice
-    instructions = fields.text("instructions")
+    instructions = fields.get("instructions")
     told: list[Chat] = [] if instructions is None else [{"role": "system", "content": instructions}]
     chat["messages"] = [*told, *_input(fields)]
     asked = Dialect("response", _NAMES).asked(chat, fields, service, name)
-    namespaces = {tool: namespace for namespace, tool, _ in tools}
     found = tuple(namespaces.get(tool, "") for tool in asked.reply.tools)
-    # The answer repeats these fields: all that fit, the small fields first.
-    echo, length = dict[str, object](), 2
+    echo = dict[str, object]()
     for key in _ECHOED:
-        value = fields.values.get(key)
-        more = len(json.dumps({key: value}))
-        if value is not None and length + more <= MAX_ECHO:
-            echo[key] = value
-            length += more
+        more = {**echo, key: fields.values.get(key)}
+        if more[key] is not None and len(json.dumps(more)) <= MAX_ECHO:
+            echo = more
     reply = replace(asked.reply, echo=json.dumps(echo), namespaces=found if any(found) else ())
     return replace(asked, reply=reply)
 
@@ -190,11 +180,9 @@ def _prefix(namespace: str) -> str:
 
 
 def _input(fields: BodyFields) -> list[Chat]:
-    value = fields.raw("input")
+    value = fields.get("input")
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise fields.wrong_type("input", "a string or an array", value)
     found: list[Chat] = []
     thoughts = ""
     for where, given in fields.entries("input"):
@@ -204,13 +192,13 @@ def _input(fields: BodyFields) -> list[Chat]:
         kind, item = fields.kind(given, where, _ITEMS, usual="message")
         match kind:
             case "message":
-                found.append({"role": item.raw("role"), "content": content_text(item, "content", _PARTS)})
+                found.append({"role": item.get("role"), "content": content_text(item, "content", _PARTS)})
             case "function_call":
                 _add_call(found, item, item.needed("arguments"))
             case "custom_tool_call":
                 _add_call(found, item, json.dumps({"input": item.needed("input")}))
             case "reasoning":  # of the assistant's next message, which an answer of ours has as they were
-                thoughts = content_text(item, "content", _THOUGHTS) if item.raw("content") else ""
+                thoughts = content_text(item, "content", _THOUGHTS) if item.get("content") else ""
                 continue
             case _:
                 output = content_text(item, "output", _PARTS)
@@ -225,7 +213,7 @@ def _input(fields: BodyFields) -> list[Chat]:
 
 def _add_call(found: list[Chat], item: BodyFields, arguments: str) -> None:
     """A call of a function is the assistant's, in one message with what it said before, and with its other calls."""
-    function = {"name": _full_name(item.text("namespace"), item.needed("name")), "arguments": arguments}
+    function = {"name": _full_name(item.get("namespace"), item.needed("name")), "arguments": arguments}
     call: Chat = {"id": item.needed("call_id"), "type": "function", "function": function}
     if not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
@@ -239,20 +227,20 @@ def _tool_choice(fields: BodyFields, given: object) -> Chat:
     if kind == "function":
         return _chosen(choice)
     tools = [_chosen(tool) for _, tool in choice.kinds("tools", _CHOSEN)]
-    return {"type": kind, "allowed_tools": {"mode": choice.raw("mode"), "tools": tools}}
+    return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
 
 
 def _chosen(choice: BodyFields) -> Chat:
-    name = _full_name(choice.text("namespace"), choice.needed("name"))
+    name = _full_name(choice.get("namespace"), choice.needed("name"))
     return {"type": "function", "function": {"name": name}}
 
 
-def _unfolded(fields: BodyFields) -> Iterator[tuple[str, str, Chat]]:
-    """The functions, also those of namespaces: namespace, name for the model, and what a chat has of it; nothing for
-    what is no function."""
+def _unfolded(fields: BodyFields) -> tuple[dict[str, str], list[Chat]]:
+    """The namespaces of functions by their names for the model, and what a chat has of the functions, also of those in
+    namespaces; nothing of what is no function."""
+    namespaces, found = dict[str, str](), list[Chat]()
     for where, item in fields.entries("tools"):
-        namespace, inner = "", [(where, item)]
-        outer = fields
+        namespace, inner, outer = "", [(where, item)], fields
         if item.get("type") == "namespace":
             outer = fields.inner(item, where, _NAMESPACE)
             namespace, inner = outer.needed("name"), [*outer.entries("tools")]
@@ -261,8 +249,19 @@ def _unfolded(fields: BodyFields) -> Iterator[tuple[str, str, Chat]]:
                 tool = outer.inner(one, place, _FUNCTION)
                 name = _full_name(namespace, tool.needed("name"))
                 function: Chat = {"name": name}
-                copied(tool, function, {key: key for key in ("description", "parameters", "strict")})
-                yield namespace, name, {"type": "function", "function": function}
+                copied(tool, function, "description", "parameters", "strict")
+                found.append({"type": "function", "function": function})
+                namespaces[name] = namespace
+    return namespaces, found
+
+
+_WRITTEN: Final[Mapping[object, str]] = {
+    "message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments",
+}  # fmt: skip
+"""The part of an item of each type that is written, as the names of its events have it."""
+_BEGUN: Final[Mapping[str, Json]] = {
+    "message": {"role": "assistant", "content": []}, "reasoning": {"summary": [], "content": []},
+}  # fmt: skip
 
 
 class ResponsesFormat(AnswerFormat):
@@ -275,24 +274,26 @@ class ResponsesFormat(AnswerFormat):
         self._number = 0
         self._last = ""
         self._items: list[Json] = []
-        #: The text of the item that is written, the last one, where one is.
+        #: The text or the arguments of the item that is written, the last one, where one is.
         self._written: str | None = None
-        #: Scores of its tokens, and of those whose text is not shown yet.
         self._written_scores: list[Json] = []
-        self._untold: list[Json] = []
-        self._scores = TokenScores(head.tokenizer, head.reply.logprobs or 0, without_bytes=[])
-        #: Of the call that is written, if one is.
-        self._arguments = ""
+        self._scores = TokenScores(head.tokenizer, head.reply.logprobs, without_bytes=[])
 
     def opening(self) -> Sequence[bytes]:
         begun = self._response("in_progress", [])
-        return [
-            self._event("response.created", response=begun),
-            self._event("response.in_progress", response=begun),
-        ]
+        return [self._event(f"response.{kind}", response=begun) for kind in ("created", "in_progress")]
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
-        return self._taken(piece)
+        self._scores.hear(piece)
+        frames = [frame for said in self._spoken.take(piece) for frame in self._said(said)]
+        if piece.last is None:
+            return frames
+        self._last = piece.last
+        if self._writes("message"):
+            self._written_scores += self._scores.tell()  # of tokens without a text
+        if not self._items:
+            frames += self._begun("message")
+        return frames + self._done()
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
         (only,) = transcripts
@@ -305,85 +306,68 @@ class ResponsesFormat(AnswerFormat):
         return self._event("response.failed", response=failed)
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
-        """Of the items that a stream of it would have written."""
+        """Returns the response with the items that a stream would have written."""
         (parts,), (only,) = pieces, transcripts
         for piece in parts:
-            self._taken(piece)
+            self.frames(0, piece)
         return self._ended(only)
 
     # --- items
 
-    def _taken(self, piece: TextPiece) -> list[bytes]:
-        if self.head.reply.logprobs is not None:
-            self._untold += self._scores.told(piece.tokens)
-        frames = [frame for said in self._spoken.take(piece) for frame in self._said(said)]
-        if piece.last is None:
-            return frames
-        self._last = piece.last
-        if self._written is not None and self._items[-1]["type"] == "message":
-            self._written_scores += self._tell()  # of tokens without a text
-        if not self._items:
-            frames += self._begun("message")
-        return frames + self._done()
-
     def _said(self, said: Said) -> list[bytes]:
         match said:
-            case CallBegun():
-                return self._call_begun(said)
+            case CallBegun(index=index, name=name):
+                named = {"call_id": call_id(self.head.id, 0, index), **self._named(name)}
+                return self._begun("function_call", **named, arguments="")
             case CallArguments(text=text):
-                self._arguments += text
-                return [self._event("response.function_call_arguments.delta", **self._call_place, delta=text)]
+                return [self._delta(text)]
             case CallEnded(broken=broken):
-                return self._call_ended("incomplete" if broken else "completed")
-            case SpokenText(thought=thought):
-                frames = self._begun("reasoning" if thought else "message")
-                return [*frames, self._delta(said)]
+                self._scores.tell()
+                return self._done("incomplete" if broken else "completed")
+            case SpokenText(text=text, thought=thought):
+                kind = "reasoning" if thought else "message"
+                return [*([] if self._writes(kind) else self._begun(kind)), self._delta(text)]
 
-    def _begun(self, kind: str) -> list[bytes]:
-        """What begins an item, unless one of this kind is written."""
-        if self._written is not None and self._items[-1]["type"] == kind:
-            return []
-        frames = self._done()
-        item = self._new(kind, {"role": "assistant"} if kind == "message" else {"summary": []})
+    def _writes(self, kind: str) -> bool:
+        return self._written is not None and self._items[-1]["type"] == kind
+
+    def _begun(self, kind: str, **call: object) -> list[bytes]:
+        """Ends the item that is written, and begins one of this kind."""
+        frames, number = self._done(), len(self._items)
+        identity = f"{kind}-{number}-{self.head.id.partition('-')[2]}"
+        item: Json = {"id": identity, "type": kind, "status": "in_progress", **(call or _BEGUN[kind])}
+        self._items.append(item)
         self._written, self._written_scores = "", []
-        frames.append(self._event("response.output_item.added", output_index=self._index, item=item))
-        return [*frames, self._event("response.content_part.added", **self._place, part=self._part)]
+        frames.append(self._event("response.output_item.added", output_index=number, item=item))
+        if not call:
+            frames.append(self._event("response.content_part.added", **self._place, part=self._part))
+        return frames
 
-    def _delta(self, said: SpokenText) -> bytes:
-        self._written = (self._written or "") + said.text
-        scores = self._tell()
-        if said.thought:
-            return self._event("response.reasoning_text.delta", **self._place, delta=said.text)
+    def _delta(self, text: str) -> bytes:
+        self._written = (self._written or "") + text
+        kind, scores = self._items[-1]["type"], self._scores.tell()
+        more: Json = {"logprobs": scores} if kind == "message" else {}
         self._written_scores += scores
-        return self._event("response.output_text.delta", **self._place, delta=said.text, logprobs=scores)
+        return self._event(f"response.{_WRITTEN[kind]}.delta", **self._place, delta=text, **more)
 
-    def _tell(self) -> list[Json]:
-        """The scores that were not told yet."""
-        told, self._untold = self._untold, []
-        return told
-
-    def _done(self) -> list[bytes]:
-        """What ends the item that is written, if one is."""
+    def _done(self, status: str = "") -> list[bytes]:
+        """Ends the item that is written, if one is."""
         if self._written is None:
             return []
         item, part, place = self._items[-1], self._part, self._place
-        kind = "output_text" if item["type"] == "message" else "reasoning_text"
-        more: Json = {"logprobs": self._written_scores} if kind == "output_text" else {}
-        item |= {"status": "incomplete" if self._last == "length" else "completed", "content": [part]}
-        frames = [
-            self._event(f"response.{kind}.done", **place, text=self._written, **more),
-            self._event("response.content_part.done", **place, part=part),
-            self._event("response.output_item.done", output_index=self._index, item=item),
-        ]
+        item["status"] = status or ("incomplete" if self._last == "length" else "completed")
+        done = f"response.{_WRITTEN[item['type']]}.done"
+        if item["type"] == "function_call":
+            item["arguments"] = self._written
+            frames = [self._event(done, **place, arguments=self._written, name=item["name"])]
+        else:
+            item["content"] = [part]
+            shown = {key: value for key, value in part.items() if key in ("text", "logprobs")}
+            frames = [self._event(done, **place, **shown)]
+            frames.append(self._event("response.content_part.done", **place, part=part))
         self._written = None
-        return frames
-
-    def _call_begun(self, call: CallBegun) -> list[bytes]:
-        frames = self._done()
-        named = {"call_id": call_id(self.head.id, 0, call.index), **self._named(call.name)}
-        item = self._new("function_call", {**named, "arguments": ""})
-        self._arguments = ""
-        return [*frames, self._event("response.output_item.added", output_index=self._index, item=item)]
+        index = place["output_index"]
+        return [*frames, self._event("response.output_item.done", output_index=index, item=item)]
 
     def _named(self, name: str) -> Json:
         """The function's own name, and its namespace if it has one."""
@@ -392,43 +376,18 @@ class ResponsesFormat(AnswerFormat):
         own: Json = {"name": name.removeprefix(_prefix(namespace))}
         return own | {"namespace": namespace} if namespace else own
 
-    def _call_ended(self, status: str) -> list[bytes]:
-        self._tell()
-        item, place = self._items[-1], self._call_place
-        item |= {"status": status, "arguments": self._arguments}
-        whole = {"arguments": self._arguments, "name": item["name"]}
-        return [
-            self._event("response.function_call_arguments.done", **place, **whole),
-            self._event("response.output_item.done", output_index=self._index, item=item),
-        ]
-
-    def _new(self, kind: str, more: Json) -> Json:
-        number = len(self._items)
-        identity = f"{kind}-{number}-{self.head.id.partition('-')[2]}"
-        item: Json = {"id": identity, "type": kind, "status": "in_progress", **more}
-        if kind != "function_call":
-            item["content"] = []
-        self._items.append(item)
-        return item
-
-    @property
-    def _index(self) -> int:
-        return len(self._items) - 1
-
-    @property
-    def _call_place(self) -> Json:
-        return {"item_id": self._items[-1]["id"], "output_index": self._index}
-
     @property
     def _place(self) -> Json:
-        return {"item_id": self._items[-1]["id"], "output_index": self._index, "content_index": 0}
+        item, index = self._items[-1], len(self._items) - 1
+        place: Json = {"item_id": item["id"], "output_index": index}
+        return place if item["type"] == "function_call" else place | {"content_index": 0}
 
     @property
     def _part(self) -> Json:
-        text = self._written or ""
-        if self._items[-1]["type"] == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._written_scores}
+        part: Json = {"type": _WRITTEN[self._items[-1]["type"]], "text": self._written}
+        if self._items[-1]["type"] == "message":
+            part |= {"annotations": [], "logprobs": self._written_scores}
+        return part
 
     # --- the rest
 
@@ -470,13 +429,12 @@ class ResponsesFormat(AnswerFormat):
         }
 
     def _usage(self, tokens: int, cached: int) -> Json:
-        prompt = sum(self.head.prompt_tokens)
         usage = {
-            "input_tokens": prompt,
+            "input_tokens": self.head.prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached},
             "output_tokens": tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + tokens,
+            "total_tokens": self.head.prompt_tokens + tokens,
         }
         return {"usage": usage}
 

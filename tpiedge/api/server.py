@@ -1,32 +1,169 @@
-"""The HTTP server: a thread of its own with an event loop, beside the rest of the master."""
+"""The HTTP application, which is routes, the guard before them and one shape for every error, and its server: a thread
+of its own with an event loop, beside the rest of the master."""
 
 import asyncio
 import contextlib
 import functools
 import logging
+import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
 
 import uvicorn
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.answers.shelf import AnswerShelf
-from tpiedge.api.app import Api
+from tpiedge.api.admin import Admin
+from tpiedge.api.answering import Aborted, send_json
+from tpiedge.api.body import Disconnected, Receive, Send, discard
+from tpiedge.api.completions import Answers, name_usual_path
 from tpiedge.api.connection import FairTurns, HttpConnection, HttpListener
-from tpiedge.api.guard import Guard, check_bind, is_loopback
+from tpiedge.api.errors import ApiError, error_body, of_exception
+from tpiedge.api.formats import REQUEST_ID
+from tpiedge.api.guard import OPEN_PATHS, Guard, Origins, Proxies, check_bind, is_admin
+from tpiedge.api.intake import Intake
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
-from tpiedge.api.origins import Origins
-from tpiedge.api.proxies import Proxies
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.lookups import lookup_routes
+from tpiedge.api.metrics import METRICS_TYPE, metrics_page
+from tpiedge.api.openapi import openapi_routes
+from tpiedge.api.page import Page
+from tpiedge.api.records import RecordFolder
 from tpiedge.api.service import Service
 from tpiedge.errors import InternalError, UserError
-from tpiedge.host.addresses import own_names
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
 _ABORT_S = 5.0
 _BACKLOG = 2048
+_CLOSE = (b"connection", b"close")
+#: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.
+_HEARD_S = 0.5
+_NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class Api:
+    """An ASGI application over a Service. `shelf`: of its answers; `records`: with it, they survive the server."""
+
+    def __init__(
+        self,
+        service: Service,
+        guard: Guard,
+        limits: Limits,
+        shelf: AnswerShelf | None = None,
+        records: RecordFolder | None = None,
+    ) -> None:
+        self._service = service
+        self._guard = guard
+        self._intake, self._admin_intake = Intake(limits, guard), Intake(limits, guard)
+        self._shelf = shelf or AnswerShelf(service)
+        self._records = records
+        self.routes: list[BaseRoute] = [
+            Route("/health", _health, methods=["GET"]),
+            Route("/ready", self._ready, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            *Answers(service, self._intake, self._shelf, records).routes(),
+            *lookup_routes(service, self._intake),
+            *Admin(service, self._admin_intake, guard).routes(),
+            *openapi_routes(),
+            *Page().routes(),
+        ]
+        self._router = Router(self.routes, redirect_slashes=False)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        scope["app"] = self  # has the router raise its refusals
+        name_usual_path(scope)
+        path, headers = scope["path"], scope["headers"]
+        send = _lingering(scope, receive, send, self._intake.limits.linger_s)
+        permitted = None
+        if not is_admin(path):
+            send = self._guard.origins.permitting(headers, send)
+            permitted = self._guard.origins.preflight(scope["method"], headers)
+        try:
+            self._guard.check_sender(path, headers)
+            if permitted is not None:  # browsers send no key with this question
+                await send({"type": "http.response.start", "status": 204, "headers": permitted})
+                await send({"type": "http.response.body"})
+                return
+            if path in OPEN_PATHS and scope["method"] == "OPTIONS":  # as HAProxy asks, unless told otherwise
+                scope["method"] = "GET"
+            self._guard.check_key(path, headers)
+            await self._router(scope, receive, send)
+        # The server closes a connection whose response is unfinished.
+        except Disconnected:
+            return
+        except Aborted:
+            await asyncio.sleep(_HEARD_S)
+        except Exception as error:
+            if isinstance(error, HTTPException):
+                code = _CODES.get(error.status_code, "invalid_request")
+                refusal = ApiError(error.status_code, error.detail, code, headers=error.headers)
+            else:
+                refusal = of_exception(error)
+            # What was refused has no answer with a name: this one is for the client's own log.
+            named = {REQUEST_ID: f"req-{secrets.token_hex(12)}", **refusal.headers}
+            await send_json(send, refusal.status, error_body(refusal, path, headers), named)
+
+    def sweep(self) -> None:
+        """Forget the answers that nobody came for; and again every second, on the event loop."""
+        asyncio.get_running_loop().call_later(1.0, self.sweep)
+        self._shelf.sweep()
+
+    def abort(self) -> None:
+        """End every running answer. To be called on the event loop, which then deletes the records of those whose
+        clients are told of an error."""
+        self._shelf.abort()
+
+    def close(self, limit_s: float) -> None:
+        """After the event loop has ended: what was not delivered is left to the next server, where it is recorded. Wait
+        for the threads of the answers, and for those that prepare requests, for each kind at most that long."""
+        self._shelf.close(limit_s)
+        if self._records is not None:
+            self._records.close(limit_s)
+        self._intake.close()
+        self._admin_intake.close()
+
+    async def _ready(self, _request: Request) -> Response:
+        """Without the reason where that names machines: whoever asks need not have a key."""
+        status = self._service.status()
+        if status.ready:
+            return JSONResponse({"ready": True})
+        reason = f"the thread {status.failed} failed" if status.failed else _NOT_READY
+        return JSONResponse({"ready": False, "reason": reason}, 503, {"Retry-After": "5"})
+
+    async def _metrics(self, _request: Request) -> Response:
+        page = metrics_page(self._service.observe(), self._service.model().name)
+        return Response(page, media_type=METRICS_TYPE)
+
+
+async def _health(_request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _lingering(scope: MutableMapping[str, Any], receive: Receive, send: Send, limit_s: float) -> Send:
+    """`send`. The answer to a request whose body still arrives is the last of its connection, which ends when its
+    sender had a while to read it."""
+    arriving: Callable[[], bool] = scope.get("state", {}).get("arriving", lambda: False)
+
+    async def linger(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start" and arriving():
+            headers = [field for field in message.get("headers", ()) if field != _CLOSE]
+            message = {**message, "headers": [*headers, _CLOSE]}
+        elif not message.get("more_body", False) and arriving():
+            await send({**message, "more_body": True})
+            await discard(receive, limit_s)
+            message = {"type": "http.response.body"}
+        await send(message)
+
+    return linger
 
 
 class ApiServer:
@@ -57,17 +194,14 @@ class ApiServer:
         """`tls`: with it, clients speak https; `origins`: of web pages that may use it; `records`: with it, answers
         survive the server, and those of the one before go on at once; `grace_s`: for how long its streams wait for
         their readers; the last three as of Guard. Raises UserError for records that cannot be read."""
-        pages = origins or Origins()
-        check_bind(host, keys, insecure, pages)
+        check_bind(host, keys, insecure, origins or Origins())
         found = limits or Limits.of_context(service.max_sequence)
-        names = () if keys.needed or is_loopback(host) else own_names()
         guard = Guard(
             host,
             keys,
             admin_secret,
             found.headers_bytes,
-            names,
-            pages,
+            origins,
             public_names=public_names,
             proxies=proxies,
             share_prefixes=share_prefixes,
@@ -81,8 +215,9 @@ class ApiServer:
         except BaseException:
             self._socket.close()
             raise
-        self._api = Api(service, guard, found, shelf, records, pages)
-        self._name: tuple[str, int] = self._socket.getsockname()[:2]
+        self._api = Api(service, guard, found, shelf, records)
+        #: Host and port, the true one where 0 was asked for.
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
         config = uvicorn.Config(
             self._api,
             loop="asyncio",
@@ -109,11 +244,6 @@ class ApiServer:
         self._over = threading.Event()
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port, the true one where 0 was asked for."""
-        return self._name
-
-    @property
     def url(self) -> str:
         """Where clients on this computer reach it."""
         host, port = self.address
@@ -133,7 +263,13 @@ class ApiServer:
         if self._thread.ident is not None:
             self._server.should_exit = True
             self._over.wait(drain_s)
-            self._end()
+            for cancel in (
+                self._api.abort,
+                self._server.drop_connections,
+            ):  # first politely: clients are told
+                if not self._over.is_set():
+                    self._server.call(cancel)
+                    self._over.wait(_ABORT_S)
         self._socket.close()
         self._api.close(_ABORT_S)
 
@@ -144,16 +280,6 @@ class ApiServer:
             self._over.set()
         if not self._closing:
             raise InternalError("the HTTP server ended by itself")
-
-    def _end(self) -> None:
-        """Cancel what still runs, first politely: its clients are told."""
-        if not self._over.is_set():
-            self._server.call(self._api.abort)
-            self._over.wait(_ABORT_S)
-        if not self._over.is_set():
-            self._server.force_exit = True
-            self._server.call(self._server.drop_connections)
-            self._over.wait(_ABORT_S)
 
 
 class _Server(uvicorn.Server):
@@ -176,25 +302,25 @@ class _Server(uvicorn.Server):
                 self._loop.call_soon_threadsafe(function)
 
     def drop_connections(self) -> None:
+        """End them, and the server without waiting for anything."""
+        self.force_exit = True
         for connection in tuple(self.server_state.connections):
             if isinstance(connection, HttpConnection):
                 connection.transport.abort()
 
 
 def _listen(host: str, port: int, limit: int, *, plain: bool) -> HttpListener:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = HttpListener(family, kind, protocol, limit, plain)
-    except (OSError, UnicodeError, OverflowError) as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error}; give another address") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(f"cannot listen on {host}:{port}: {reason}; give another port") from None
+    with contextlib.ExitStack() as stack:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            listener = stack.enter_context(HttpListener(family, kind, protocol, limit, plain))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except (OSError, UnicodeError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"cannot listen on {host}:{port}: {why}; give another address or port") from None
+        stack.pop_all()
     return listener

@@ -84,12 +84,10 @@ class Service(Queue, Protocol):
     @property
     def usual_sampling(self) -> Sampling:
         """For what a request does not say of how tokens are drawn."""
-        ...
 
     @property
     def max_sequence(self) -> int:
         """Tokens of prompt and answer together that a request may have."""
-        ...
 
     def model(self) -> ModelInfo: ...
 
@@ -98,60 +96,46 @@ class Service(Queue, Protocol):
     def observe(self, *, timeline: bool = False) -> ClusterStatus:
         """Gives `status` and asks the nodes for their counters, which a later call has; for what they do in a step,
         too, if `timeline` is to have one."""
-        ...
 
     def timeline(self) -> StepTimeline | None:
         """What all nodes did in one of the last steps; None where nothing is known of one."""
-        ...
 
     def request_lines(self) -> tuple[RequestLine, ...]:
         """How each accepted request gets on: those that run, then those that wait."""
-        ...
 
     def events(self) -> tuple[ClusterEvent, ...]:
         """What happened last in the cluster, the latest first."""
-        ...
 
     def dismiss(self, request: str) -> bool:
         """End the request of that id, whose reader is told so. Returns whether there is one."""
-        ...
 
     def pending(self) -> tuple[PendingJoin, ...]:
         """Workers that wait to be let in."""
-        ...
 
     def members(self) -> tuple[EnrolledWorker, ...]:
         """All workers of the cluster, in the order in which they were let in."""
-        ...
 
     def shut_out(self) -> tuple[EnrolledWorker, ...]:
         """Those that were revoked, in the order in which that was done."""
-        ...
 
     def approve(self, code: str) -> str:
         """Let a waiting worker in; returns its name. Raises UserError for an unknown code."""
-        ...
 
     def revoke(self, name: str) -> str:
         """Shut the node out for good that has this name or, alone, this host; returns its name. Raises UserError,
         UnknownWorker where there is none."""
-        ...
 
     def what_if(self, without: str) -> Forecast:
         """What the planner predicts without the worker that has this name or, alone, this host; with one more like the
         last, if the name is empty. Takes as long as two plans: for a thread. Raises as
         `revoke`, UserError where there is no worker to be like, Unavailable."""
-        ...
 
     def drain(self, name: str) -> Future[str]:
         """Have the worker that has this name or, alone, this host taken out of plans; `status` says when it has no
         part. The result is its name, or CannotDrain, with nothing changed. Raises as `revoke`."""
-        ...
 
     def undrain(self, name: str) -> str:
         """Let plans have that worker again, if they may not; returns its name. Raises as `revoke`."""
-        ...
 
     def clear(self, name: str) -> str:
         """End the time for which that worker is left out, if it is; returns its name. Raises as `revoke`."""
-        ...

@@ -45,14 +45,6 @@ TOOLS: Final[dict[str, t.JsonSchema]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class CallableTool:
-    """A tool as grammars need it: its name, and what they hold of the schema of its arguments."""
-
-    name: str
-    schema: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class AskedTools:
     """What the model may call. `shown`: as its template is told; `required`: the names of which the answer must call
     one; `several`: whether it may call more."""
@@ -65,22 +57,24 @@ class AskedTools:
     def names(self) -> tuple[str, ...]:
         return tuple(tool["function"]["name"] for tool in self.shown)
 
-    def callable(self, names: Sequence[str]) -> Sequence[CallableTool]:
-        """Those of these names. Arguments are an object also where the schema allows other values, too. The definitions
-        of all tools stand beside each other."""
-        functions = [(at, tool["function"]) for at, tool in enumerate(self.shown)]
-        return [
-            CallableTool(
-                one["name"], grammar_schema(one["parameters"], f"tool-{at}-").schema | {"type": "object"}
-            )
-            for at, one in functions
-            if one["name"] in names
-        ]
+    @property
+    def schemas(self) -> tuple[Mapping[str, Any], ...]:
+        """The schemas of their arguments."""
+        return tuple(tool["function"]["parameters"] for tool in self.shown)
+
+    def callable(self, names: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """The tools of these names, and what grammars hold of the schemas of their arguments, which are an object also
+        where the schema allows other values, too. The definitions of all tools stand beside each other."""
+        return {
+            name: grammar_schema(dict(schema), f"tool-{at}-").schema | {"type": "object"}
+            for at, (name, schema) in enumerate(zip(self.names, self.schemas, strict=True))
+            if name in names
+        }
 
 
 def read_tools(fields: BodyFields) -> AskedTools:
-    """None where the model is to call none of them. Raises ApiError."""
-    several = fields.flag("parallel_tool_calls", True)
+    """Reads the tools; without any where the model is to call none of them. Raises ApiError."""
+    several = fields.get("parallel_tool_calls", True)
     tools = [
         fields.inner(item, where, _TOOL)
         for where, item in fields.entries("tools")
@@ -98,7 +92,7 @@ def read_tools(fields: BodyFields) -> AskedTools:
     allowed, required = choice
     for function, one in zip(functions, shown, strict=True):
         if one["name"] in allowed:  # says what no grammar holds of its parameters, or refuses it
-            schema_of_grammar(function, "parameters", one["parameters"], strict=function.flag("strict"))
+            schema_of_grammar(function, "parameters", one["parameters"], strict=function.get("strict", False))
     told = tuple({"type": "function", "function": one} for one in shown if one["name"] in allowed)
     return AskedTools(told, required, several)
 
@@ -141,11 +135,6 @@ def tool_form(tools: AskedTools, service: Service) -> CallForm:
     return form
 
 
-def text_parameters(tools: AskedTools) -> tuple[tuple[str, ...], ...]:
-    """Of each tool, the parameters that are texts and nothing else."""
-    return tuple(text_names(tool["function"]["parameters"]) for tool in tools.shown)
-
-
 def text_names(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The parameters of a tool of that schema that are texts and nothing else; of many, the first."""
     properties = schema.get("properties")
@@ -172,8 +161,8 @@ def _shown(function: BodyFields) -> dict[str, Any]:
         why = f"must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'"
         raise function.wrong("name", why)
     # Templates join descriptions to texts: those of other servers give an empty one where there is none.
-    found: dict[str, Any] = {"name": name, "description": function.text("description") or ""}
-    value = function.raw("parameters") or {"type": "object", "properties": {}}
+    found: dict[str, Any] = {"name": name, "description": function.get("description") or ""}
+    value = function.get("parameters") or {"type": "object", "properties": {}}
     schema = check_schema(value, function.name("parameters"))
     kind = schema.get("type", "object")  # as arguments are
     if "object" not in (kind if isinstance(kind, list) else [kind]):
@@ -183,7 +172,7 @@ def _shown(function: BodyFields) -> dict[str, Any]:
 
 def _choice(fields: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]] | None:
     """Which may be called, and of which one must be; None where none may be. Raises ApiError."""
-    value = fields.raw("tool_choice")
+    value = fields.get("tool_choice")
     if value in (None, "auto"):
         return names, ()
     if value == "none":
@@ -201,12 +190,12 @@ def _choice(fields: BodyFields, names: Sequence[str]) -> tuple[Sequence[str], tu
     chosen = [_function_name(one, names) for _, one in allowed.kinds("tools", _NAMED)]
     if not chosen:
         raise allowed.wrong("tools", "is empty: give at least one function")
-    return chosen, tuple(chosen) if allowed.raw("mode") == "required" else ()
+    return chosen, tuple(chosen) if allowed.get("mode") == "required" else ()
 
 
 def _function_name(choice: BodyFields, names: Sequence[str]) -> str:
     """The tool that a choice names. Raises ApiError."""
-    name = choice.nested("function").text("name")
-    if name is None or name not in names:
+    name: str = choice.nested("function").get("name")
+    if name not in names:
         raise refused("'tool_choice' names no function of 'tools'", "tool_choice")
     return name

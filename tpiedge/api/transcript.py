@@ -4,8 +4,9 @@ No input or output here."""
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Final, Self
 
 from msgspec import Meta
@@ -14,32 +15,28 @@ from tpiedge.answers.generation import AnswerEvent
 from tpiedge.errors import Cancelled
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.master.request_times import Reading
-from tpiedge.model.call_reader import CallArguments, CallBegun, CallEnded, short_call_id
+from tpiedge.model.call_reader import CallEnded, short_call_id
 from tpiedge.model.speech import Said, SpeechForm, SpeechReader, SpokenText
 from tpiedge.model.tokenizer import Detokenizer, TextWriter, Tokenizer
 from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
-from tpiedge.wire.fields import U32
-from tpiedge.wire.limits import MAX_PROMPT_TOKENS
+from tpiedge.wire.fields import MAX_PROMPT_TOKENS, U32
 
 _PART: Final = 64
 """Tokens that are told at a time: with twenty scores each they are a millisecond's work."""
 _MAX_TEXT: Final = 2**31 - 1
 """Characters of a prompt, which the size of a request's body bounds long before."""
 
-EchoPart = tuple[str, tuple[Token, ...], tuple[int, ...]]
-"""A text, its tokens, and where each of them begins in the whole text."""
-
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """What stands for a prompt's tokens, and how many characters of it before each of them."""
+    """The text of a prompt, and how many characters of it stand before each of its tokens."""
 
     text: Annotated[str, Meta(max_length=_MAX_TEXT)]
     offsets: Annotated[tuple[U32, ...], Meta(max_length=MAX_PROMPT_TOKENS)]
 
     @classmethod
     def of(cls, text: str, ids: tuple[int, ...], tokenizer: Tokenizer | None) -> Self:
-        """Of the tokens `ids`. Takes a second for 32,000: for a thread."""
+        """Finds where the tokens `ids` begin. Takes a second for 32,000: for a thread."""
         if tokenizer is None:
             return cls(text, (0,) * len(ids))
         writer, begins, parts, length = Detokenizer(tokenizer, skip_special=False), [], [], 0
@@ -51,35 +48,6 @@ class EchoedPrompt:
         # Tokens that the tokenizer itself put before the text, and a space, do not stand in it.
         added = len(whole) - len(text) if whole.endswith(text) else 0
         return cls(text, tuple(min(max(0, begin - added), len(text)) for begin in begins))
-
-
-class PromptEcho:
-    """Collects the scores of a prompt, where they are wanted, which all come before the answer."""
-
-    def __init__(self, prompt: EchoedPrompt, ids: tuple[int, ...]) -> None:
-        """`ids`: the prompt's tokens."""
-        self.prompt = prompt
-        self.ids = ids
-        self._logprobs: list[tuple[tuple[int, float], ...]] = [()]  # nothing comes before the first token
-
-    def take(self, scores: PromptScores) -> None:
-        """The next part."""
-        each = len(scores.likeliest) // len(scores.scores)
-        for number, score in enumerate(scores.scores):
-            own = (self.ids[scores.first + number], score)
-            self._logprobs.append((*scores.likeliest[number * each : (number + 1) * each], own))
-
-    def parts(self) -> Iterator[EchoPart]:
-        """All of it. Tokens as those of answers: the likeliest first, and the token's own score at the end; without any
-        score for the first one."""
-        text, ids, offsets = self.prompt.text, self.ids, self.prompt.offsets
-        scored = self._logprobs if len(self._logprobs) == len(ids) else [()] * len(ids)
-        for first in range(0, len(ids), _PART):
-            numbers = range(first, min(first + _PART, len(ids)))
-            begin = offsets[first] if first else 0
-            end = offsets[numbers.stop] if numbers.stop < len(ids) else len(text)
-            tokens = tuple(Token(0, "", number, ids[number], scored[number]) for number in numbers)
-            yield text[begin:end], tokens, offsets[first : numbers.stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +70,22 @@ class Transcript:
         self,
         tokenizer: Tokenizer | None,
         stops: Sequence[str],
-        echo: PromptEcho | None = None,
+        echo: EchoedPrompt | None = None,
         marks: Sequence[str] = (),
         after: Sequence[int] = (),
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`echo`: the prompt, where the answer begins with it. No stop string is looked for in it. `marks`: special
-        tokens that are not left out. `after`: the tokens that its text goes on after. `now` gives seconds."""
-        self._now = now
+        tokens that are not left out. `after`: the tokens that its text goes on after, which are those of `echo`."""
         self.first_s: float | None = None
         """When the first token came."""
         self._writer = TextWriter(tokenizer, stops, after, marks)
         self._tokenizer = tokenizer
         self._echo = echo
-        self._begun = len(echo.prompt.text) if echo else 0
+        self._echoed_ids = after
+        self._prompt_scores: list[tuple[tuple[int, float], ...]] = [
+            ()
+        ]  # nothing comes before the first token
+        self._begun = len(echo.text) if echo else 0
         self._held: list[tuple[Token, int]] = []
         self._embedding: tuple[float, ...] = ()
         self.count = 0
@@ -136,24 +106,33 @@ class Transcript:
         return self._writer.stop
 
     def before(self, event: AnswerEvent) -> Iterator[TextPiece]:
-        """The prompt, where the answer begins with it and `event` is its first, which is fed then. A long one takes
-        long: others are to have their turns between its pieces."""
-        if self._echo is not None and isinstance(event, Token | Finished):
-            echo, self._echo = self._echo, None
-            for text, tokens, offsets in echo.parts():
-                yield TextPiece(text, tokens, offsets)
+        """Yields the prompt, where the answer begins with it and `event` is its first, which is fed then. Tokens are as
+        those of answers: the likeliest first, and the token's own score at the end, if scores are wanted. A long prompt
+        takes long: others are to have their turns between its pieces."""
+        if self._echo is None or not isinstance(event, Token | Finished):
+            return
+        (echo, ids), self._echo = (self._echo, self._echoed_ids), None
+        scored = self._prompt_scores if len(self._prompt_scores) == len(ids) else [()] * len(ids)
+        for first in range(0, len(ids), _PART):
+            numbers = range(first, min(first + _PART, len(ids)))
+            begin = echo.offsets[first] if first else 0
+            end = echo.offsets[numbers.stop] if numbers.stop < len(ids) else len(echo.text)
+            tokens = tuple(Token(0, "", number, ids[number], scored[number]) for number in numbers)
+            yield TextPiece(echo.text[begin:end], tokens, echo.offsets[first : numbers.stop])
 
     def feed(self, event: AnswerEvent) -> TextPiece | None:
         """The piece that `event` completes. Raises Cancelled where the service gave up the request."""
         match event:
-            case PromptScores():
+            case PromptScores(first=first, scores=scores, likeliest=likeliest):
                 self.reading = ""  # nothing more is told of it
-                if self._echo is not None:
-                    self._echo.take(event)
+                for number, score in enumerate(scores if self._echo else ()):
+                    each = len(likeliest) // len(scores)
+                    own = (self._echoed_ids[first + number], score)
+                    self._prompt_scores.append((*likeliest[number * each : (number + 1) * each], own))
             case Token(token=token, logprobs=logprobs):
                 self.count += 1
                 self.reading = ""
-                self.first_s = self._now() if self.first_s is None else self.first_s
+                self.first_s = time.monotonic() if self.first_s is None else self.first_s
                 before = self._writer.length
                 text, stopped = self._writer.push(token)
                 self._held.append((event, self._begin(token, before) if logprobs else before))
@@ -198,49 +177,27 @@ class Transcript:
         return TextPiece(text, tuple(tokens), tuple(offsets), last, embedding)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """All of a call. `arguments`: a JSON object, or where the call did not come to its end the beginning of one;
-    `broken`: in that case, what the model wrote."""
-
-    index: int
-    name: str
-    arguments: str
-    broken: str = ""
-
-
 class SpokenChoice:
-    """Of one choice, whose pieces come in their order. Each is taken once, in one of both ways."""
+    """Reads what one choice says, whose pieces come in their order. Each is taken once, in one of these ways."""
 
     def __init__(self, form: SpeechForm) -> None:
         self._reader = SpeechReader(form)
         self._required = form.required
-        self._name = ""
-        self._arguments: list[str] = []
 
     def take(self, piece: TextPiece) -> list[Said]:
-        """What is certain with the piece."""
+        """Returns what is certain with the piece."""
         said = self._reader.feed(piece.text)
         return said if piece.last is None else said + self._reader.finish(cut=piece.last == "length")
 
-    def take_whole(self, piece: TextPiece) -> Iterator[SpokenText | ToolCall]:
-        """The same, for those who want a call once it has ended."""
-        for said in self.take(piece):
-            match said:
-                case CallBegun(name=name):
-                    self._name, self._arguments = name, []
-                case CallArguments(text=text):
-                    self._arguments.append(text)
-                case CallEnded(index=index, broken=broken):
-                    yield ToolCall(index, self._name, "".join(self._arguments), broken)
-                case SpokenText():
-                    yield said
+    def take_whole(self, piece: TextPiece) -> list[SpokenText | CallEnded]:
+        """Returns the same for those who want a call once it has ended."""
+        return [one for one in self.take(piece) if isinstance(one, SpokenText | CallEnded)]
 
-    def take_objects(self, piece: TextPiece) -> Iterator[SpokenText | ToolCall]:
-        """The same, for those who want arguments as objects: a call that did not come to its end is the text that the
-        model wrote, or nothing where it was cut, or where the answer must be calls."""
+    def take_objects(self, piece: TextPiece) -> Iterator[SpokenText | CallEnded]:
+        """Yields the same for those who want arguments as objects: a call that did not come to its end is the text that
+        the model wrote, or nothing where it was cut, or where the answer must be calls."""
         for said in self.take_whole(piece):
-            if not isinstance(said, ToolCall) or not said.broken:
+            if not isinstance(said, CallEnded) or not said.broken:
                 yield said
             elif piece.last != "length" and not self._required:
                 yield SpokenText(said.broken)
@@ -256,25 +213,41 @@ def call_id(answer: str, choice: int, call: int) -> str:
     return short_call_id(f"{answer}/{choice}/{call}")
 
 
+def joined(said: Sequence[SpokenText | CallEnded], *, thought: bool) -> str:
+    """The thoughts, or the text without them."""
+    return "".join(one.text for one in said if isinstance(one, SpokenText) and one.thought == thought)
+
+
 class TokenScores:
-    """Writes the scores of one answer. `top`: how many of the likeliest tokens are told of each; `without_bytes`: what
-    is told as the bytes of one that has none."""
+    """Writes the scores of one answer. `logprobs`: how many of the likeliest tokens are told of each, None: of none
+    anything; `without_bytes`: what is told as the bytes of one that has none."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, top: int, *, without_bytes: list[int] | None = None
+        self, tokenizer: Tokenizer | None, logprobs: int | None, *, without_bytes: list[int] | None = None
     ) -> None:
-        self._tokenizer = tokenizer
-        self.top = top
+        self._logprobs = logprobs
         self._without_bytes = without_bytes
-        self._known: dict[int, bytes | None] = {}
+        self._untold: list[dict[str, object]] = []
+        # Each is asked for once: of a long prompt's scores most are of the same tokens.
+        self._bytes = cache(lambda token: None if tokenizer is None else tokenizer.token_bytes(token))
 
     def told(self, tokens: Sequence[Token]) -> list[dict[str, object]]:
         """An object for each token, with those of the likeliest."""
         return [
             self._scored(token.token, own_score(token))
-            | {"top_logprobs": [self._scored(*pair) for pair in token.logprobs[: self.top]]}
+            | {"top_logprobs": [self._scored(*pair) for pair in token.logprobs[: self._logprobs]]}
             for token in tokens
         ]
+
+    def hear(self, piece: TextPiece) -> None:
+        """Notes the scores of its tokens, whose text may be shown later."""
+        if self._logprobs is not None:
+            self._untold += self.told(piece.tokens)
+
+    def tell(self) -> list[dict[str, object]]:
+        """Returns the scores that were heard and not told yet."""
+        told, self._untold = self._untold, []
+        return told
 
     def text(self, token: int) -> str:
         """The token's text with its leading space. A part of a character is written as OpenAI does:
@@ -294,14 +267,6 @@ class TokenScores:
             "logprob": score,
             "bytes": self._without_bytes if data is None else list(data),
         }
-
-    def _bytes(self, token: int) -> bytes | None:
-        """Each is asked for once: of a long prompt's scores most are of the same tokens."""
-        if self._tokenizer is None:
-            return None
-        if token not in self._known:
-            self._known[token] = self._tokenizer.token_bytes(token)
-        return self._known[token]
 
 
 def own_score(token: Token) -> float | None:

@@ -1,8 +1,8 @@
 """The command line: one short file per verb. Composes the parts, prints, and turns errors into exit statuses.
 
-`entry` and `main` are its start (`listing` says what there is, imports a verb when it is run and prints tables).
-Flags that verbs share: `options`, and names that a shell completes: `model_names`. What services say: `master_lines`
-and `scribe`. Behind verbs: `master_parts`, put together, `serving` (the master for the HTTP API), `reach` (a running
-master), `local_chat` (prompts and chats of a local cluster), `conversation` (both chats), `nearby` (masters that are
-found by mDNS). All other files are verbs; `settings` sets the flags of them all, too.
+`entry` and `main` are its start (`settings` imports a verb when it is run, `listing` says what there is and prints
+tables). Flags that verbs share: `options`, and names that a shell completes: `model_names`. What services say:
+`master_lines` and `scribe`. Behind verbs: `master_parts`, put together, `serving` (the master for the HTTP API),
+`reach` (a running master), `local_chat` (answers of a local cluster), `conversation` (both chats), `nearby` (masters
+that are found by mDNS). All other files are verbs; `settings` sets the flags of them all, too.
 """

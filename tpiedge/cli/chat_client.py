@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -18,14 +17,6 @@ from tpiedge.local.catalogue import load_label, packs_of
 from tpiedge.model.source import parse_hub_name
 from tpiedge.progress import LiveLine
 from tpiedge.sanitise import sanitised
-
-
-@dataclass
-class _Answer:
-    text: str = ""
-    finish_reason: str | None = None
-    usage: dict[str, object] = field(default_factory=dict)
-    thinking: bool = False  # what was shown last is no part of it
 
 
 @click.command()
@@ -66,8 +57,23 @@ def chat(
         speaker = _MasterSpeaker(master, _served(master, model, cache), options)
         if prompt is None:
             converse(speaker, system)
-        else:
-            _once(speaker, system, prompt, as_json)
+            return
+        screen, begun = Screen(), False
+
+        def show(text: str) -> None:
+            nonlocal begun
+            if not as_json:
+                begun = True
+                screen.show(text)
+
+        try:
+            answer = speaker.speak(messages_of(system, prompt), {}, show)
+        finally:
+            if begun:
+                click.echo()
+        if as_json:
+            record = {"model": speaker.name, "text": answer.text, "finish_reason": answer.finish_reason}
+            click.echo(json.dumps(record | {"usage": answer.usage}))
 
 
 class _MasterSpeaker:
@@ -76,23 +82,18 @@ class _MasterSpeaker:
     def __init__(self, master: MasterClient, model: str, options: Mapping[str, float | None]) -> None:
         self.name = model
         self._master = master
-        self.settings = {name: value for name, value in options.items() if value is not None}
+        self.settings: Settings = {name: value for name, value in options.items() if value is not None}
 
     def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
-        answer = self.ask(messages, settings, show)
-        return Spoken(answer.text, answer.finish_reason)
-
-    def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> _Answer:
-        """As `speak`, with the master's count of tokens."""
-        answer = _Answer()
-        body = {"model": self.name, "messages": messages, "stream": True} | self.settings | dict(settings)
+        answer, line, said = Spoken(), LiveLine(), ""
+        body = {"model": self.name, "messages": messages, "stream": True, **self.settings, **settings}
         body["stream_options"] = {"include_usage": True}
-        line, said = LiveLine(), [""]
 
         def note(text: str) -> None:
+            nonlocal said
             line.finish()
-            if text != said[-1]:  # once where it is the same
-                said.append(text)
+            if text != said:  # once where it is the same
+                said = text
                 click.echo(f"\n[{text}]", err=True)
 
         try:
@@ -104,26 +105,6 @@ class _MasterSpeaker:
         finally:
             line.finish()
         return answer
-
-
-def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: bool) -> None:
-    screen, begun = Screen(), False
-
-    def show(text: str) -> None:
-        nonlocal begun
-        if not as_json:
-            begun = True
-            screen.show(text)
-
-    try:
-        answer = speaker.ask(messages_of(system, prompt), {}, show)
-    finally:
-        if begun:
-            click.echo()
-    if not as_json:
-        return
-    record = {"model": speaker.name, "text": answer.text, "finish_reason": answer.finish_reason}
-    click.echo(json.dumps(record | {"usage": answer.usage}))
 
 
 def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str:
@@ -147,7 +128,7 @@ def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str
     return served
 
 
-def _take(event: str, answer: _Answer) -> str:
+def _take(event: str, answer: Spoken) -> str:
     """The text of one event, added to the answer; thoughts before it are only shown. Raises PeerError for an error
     event."""
     try:

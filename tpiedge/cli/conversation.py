@@ -9,9 +9,9 @@ import re
 import sys
 import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import click
 
@@ -19,9 +19,6 @@ from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENAL
 from tpiedge.errors import ContextFull, PeerError, UserError
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
-
-if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
-    from prompt_toolkit import PromptSession
 
 ANSWER_TOKENS = 2048
 """Of an answer for which nobody gave another number: a model that never comes to an end is stopped."""
@@ -52,23 +49,22 @@ Settings = Mapping[str, float]
 """Numbers that flags or /set gave, by name."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Spoken:
-    """An answer, and why it ended: "stop", or "length" for the number of tokens."""
+    """An answer, why it ended - "stop", or "length" for the number of tokens -, and the tokens that it took, where they
+    are counted. `thinking`: what was shown last is no part of it."""
 
-    text: str
-    finish_reason: str | None
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, object] = field(default_factory=dict)
+    thinking: bool = False
 
 
 class Speaker(Protocol):
-    """A model that answers."""
+    """A model that answers. `settings`: what flags set, or else the model's habits where they are known here."""
 
     name: str
-
-    @property
-    def settings(self) -> Settings:
-        """What flags set, or else the model's habits where they are known here."""
-        ...
+    settings: Settings
 
     def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         """The answer to the last message; blocks. `show` gets it piece by piece. Raises UserError, PeerError."""
@@ -304,13 +300,46 @@ class Pipe:
 
 
 class Terminal:
-    """A terminal: lines can be edited and called back, and what is pasted is one message."""
+    """A terminal: lines can be edited and called back, and what is pasted is one message. Its library takes a tenth of
+    a second to import, for which a pipe need not wait."""
 
     interactive = True
 
     def __init__(self) -> None:
-        self._session = _session()
-        self._output = self._session.output
+        """Enter ends a message, or a search for an earlier one, Alt-Enter a line of it."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.filters import is_searching
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+        from prompt_toolkit.key_binding.bindings.search import accept_search
+        from prompt_toolkit.output import create_output
+
+        keys = KeyBindings()
+
+        @keys.add("enter", filter=~is_searching)
+        def _send(event: KeyPressEvent) -> None:
+            event.current_buffer.validate_and_handle()
+
+        @keys.add("escape", "enter", filter=~is_searching)
+        def _break_line(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        for key in (
+            "enter",
+            "right",
+            "left",
+            "home",
+            "end",
+        ):  # what was found (Ctrl-R) is the line from now on
+            keys.add(key, filter=is_searching)(accept_search)
+
+        self._output = create_output(always_prefer_tty=True)  # standard output may be a file
+        self._session: PromptSession[str] = PromptSession(
+            key_bindings=keys,
+            multiline=True,
+            prompt_continuation="  ",
+            enable_suspend=True,
+            output=self._output,
+        )
 
     def read(self) -> str | None:
         """The next message; None after Ctrl-D on an empty line, or after Ctrl-C twice on one: the first may have been
@@ -345,34 +374,3 @@ class Terminal:
             termios.tcsetattr(fd, termios.TCSANOW, before)
             self._output.disable_bracketed_paste()
             self._output.flush()
-
-
-def _session() -> "PromptSession[str]":
-    """Enter ends a message, or a search for an earlier one, Alt-Enter a line of it."""
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.filters import is_searching
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-    from prompt_toolkit.key_binding.bindings.search import accept_search
-    from prompt_toolkit.output import create_output
-
-    keys = KeyBindings()
-
-    @keys.add("enter", filter=~is_searching)
-    def _send(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
-
-    @keys.add("escape", "enter", filter=~is_searching)
-    def _break_line(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    for key in ("enter", "right", "left", "home", "end"):  # what was found (Ctrl-R) is the line from now on
-        keys.add(key, filter=is_searching)(accept_search)
-
-    terminal = create_output(always_prefer_tty=True)  # standard output may be a file
-    return PromptSession(
-        key_bindings=keys,
-        multiline=True,
-        prompt_continuation="  ",
-        enable_suspend=True,
-        output=terminal,
-    )

@@ -1,81 +1,27 @@
-"""Answers of a local cluster: to one prompt, as text or as one JSON object, or to a conversation."""
+"""Answers of a local cluster: what is said of one to a prompt, and those of a conversation."""
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import click
 
-from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Screen, Settings, Spoken, converse
-from tpiedge.cli.options import Ending, is_default, new_seed
+from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Settings, Spoken
+from tpiedge.cli.options import is_default, new_seed
 from tpiedge.errors import ContextFull, UserError
 from tpiedge.host.process import peak_rss_bytes
 from tpiedge.local.cluster import Answer, LocalCluster, collect
-from tpiedge.local.launch import launch, plan_json
-from tpiedge.local.layout import Layout, check_context, chosen_context, plan_cluster
+from tpiedge.local.layout import check_context
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """What to continue, and how. `is_message`: the answer to it begins a text of its own."""
-
-    ids: tuple[int, ...]
-    max_tokens: int
-    ending: Ending
-    sampling: Sampling
-    logprobs: bool
-    is_message: bool
-
-
-def once(
-    model: PreparedModel,
-    layout: Layout,
-    context: int | None,
-    prompt: Prompt,
-    as_json: bool,
-    traces: tuple[Path, ...] = (),
-) -> None:
-    """Start a cluster for the prompt, print the answer, end the cluster. Raises UserError before anything starts.
-
-    `traces` as in ClusterSpec."""
-    capacity = positions(model, context, prompt.ids, prompt.max_tokens)
-    tokenizer = model.tokenizer if model.has_tokenizer else None
-    if tokenizer is None and prompt.ending.strings:
-        raise UserError(f"--stop needs a tokenizer, which {model.name} lacks")
-    plan = plan_cluster(model, layout, capacity)
-    request = GenerationRequest(
-        id="run",
-        prompt_ids=prompt.ids,
-        max_tokens=capacity - len(prompt.ids),
-        sampling=prompt.sampling,
-        stop_ids=model.end_ids,
-        ignore_eos=prompt.ending.ignore_eos,
-        prompt_scores=prompt.logprobs,
-    )
-    screen = Screen()
-
-    def show(text: str) -> None:
-        if not as_json:
-            screen.show(text)
-
-    with launch(model, layout, plan, capacity, traces) as cluster:
-        goes_on = not prompt.is_message
-        answer = collect(cluster, request, tokenizer, prompt.ending.strings, show, goes_on=goes_on)
-        if not as_json:
-            click.echo("" if tokenizer else ",".join(map(str, answer.token_ids)))
-        stats = cluster.stats()
-    if as_json:
-        described = plan_json(model, layout, plan, capacity, cluster.routing)
-        click.echo(json.dumps(_record(model, request, answer, stats, described)))
-    else:
-        _summary(answer, stats, request.sampling)
+_COUNTERS = (
+    *("peak_rss_bytes", "weight_bytes", "disk_read_bytes", "bytes_sent", "prefetch_hits", "stalls"),
+    *("compute_s", "attention_s", "ffn_s", "reduce_wait_s", "weight_wait_s", "load_s", "head_s"),
+)
 
 
 def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
@@ -95,7 +41,7 @@ def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[in
     return min(tokens + max_tokens, limit)
 
 
-def _record(
+def answer_json(
     model: PreparedModel, request: GenerationRequest, answer: Answer, stats: list[Stats], plan: dict[str, Any]
 ) -> dict[str, object]:
     record: dict[str, object] = {
@@ -115,7 +61,10 @@ def _record(
                 "attention_units": plan["shares"][node.rank]["attention"],
                 "ffn_units": plan["shares"][node.rank]["ffn"],
                 "threads": plan["threads"],
-                **{name: getattr(node, other or name) for name, other in _COUNTERS.items()},
+                "messages_dropped": node.dropped,
+                "messages_refused": node.refused,
+                "disk_reads": node.reads,
+                **{name: getattr(node, name) for name in _COUNTERS},
             }
             for node in stats
         ],
@@ -130,21 +79,7 @@ def _record(
     return record
 
 
-#: What a node's record has of its counters, under other names than theirs where some are given.
-_COUNTERS = {
-    "peak_rss_bytes": "",
-    "weight_bytes": "",
-    "disk_read_bytes": "",
-    "bytes_sent": "",
-    "messages_dropped": "dropped",
-    "messages_refused": "refused",
-    "disk_reads": "reads",
-    **dict.fromkeys(("prefetch_hits", "stalls", "compute_s", "attention_s", "ffn_s"), ""),
-    **dict.fromkeys(("reduce_wait_s", "weight_wait_s", "load_s", "head_s"), ""),
-}
-
-
-def _summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None:
+def tell_summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None:
     drawn = f", --seed {sampling.seed}" if sampling.temperature else ""
     speed = f", {answer.s_per_token:.3f} s/token" if answer.s_per_token is not None else ""
     if answer.tokens_per_step is not None and answer.tokens_per_step != 1:
@@ -157,39 +92,27 @@ def _summary(answer: Answer, stats: list[Stats], sampling: Sampling) -> None:
     )
 
 
-def chat(
-    model: PreparedModel,
-    layout: Layout,
-    context: int | None,
-    ending: Ending,
-    sampling: Sampling,
-    system: str | None,
-    traces: tuple[Path, ...] = (),
-) -> None:
-    """Start a cluster and answer messages from standard input until its end. `traces` as in ClusterSpec."""
-    _ = model.template  # a model without one is refused before anything starts
-    capacity = chosen_context(model, layout, context)
-    plan = plan_cluster(model, layout, capacity)
-    with launch(model, layout, plan, capacity, traces) as cluster:
-        converse(_LocalSpeaker(cluster, model, capacity, ending, sampling), system)
-
-
-class _LocalSpeaker:
+class LocalSpeaker:
     """A `Speaker`. The KV cache keeps the common prefix of the turns."""
 
     def __init__(
-        self, cluster: LocalCluster, model: PreparedModel, capacity: int, ending: Ending, sampling: Sampling
+        self,
+        cluster: LocalCluster,
+        model: PreparedModel,
+        capacity: int,
+        sampling: Sampling,
+        flags: Mapping[str, Any],
     ) -> None:
         self.name = model.name
         self.settings: Settings = {
             **{name: getattr(sampling, name) for name in SETTINGS if name not in ("max_tokens", "seed")},
             **({} if is_default("seed") else {"seed": sampling.seed}),
-            "max_tokens": ending.max_tokens or ANSWER_TOKENS,
+            "max_tokens": flags["max_tokens"] or ANSWER_TOKENS,
         }
         self._cluster = cluster
         self._model = model
         self._capacity = capacity
-        self._ending = ending
+        self._flags = flags
         self._sampling = sampling
         self._turns = count(1)
 
@@ -210,8 +133,8 @@ class _LocalSpeaker:
             max_tokens=min(tokens, self._capacity - len(prompt)),
             sampling=sampling,
             stop_ids=self._model.end_ids,
-            ignore_eos=self._ending.ignore_eos,
+            ignore_eos=self._flags["ignore_eos"],
             keep_prefix=True,
         )
-        answer = collect(self._cluster, request, self._model.tokenizer, self._ending.strings, show)
+        answer = collect(self._cluster, request, self._model.tokenizer, self._flags["stop"], show)
         return Spoken(answer.text, answer.finish_reason)

@@ -7,11 +7,9 @@ from typing import Any
 
 import click
 
-from tpiedge.api.guard import check_bind, public_name
+from tpiedge.api.guard import Origins, Proxies, check_bind, public_name
 from tpiedge.api.keys import ApiKeys
-from tpiedge.api.origins import Origins
-from tpiedge.api.proxies import Proxies
-from tpiedge.api.record_folder import records_in
+from tpiedge.api.records import records_in
 from tpiedge.cli.master_lines import (
     lan_address,
     page_lines,
@@ -52,7 +50,7 @@ from tpiedge.local.prepare import prepare
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
-from tpiedge.wire.limits import MAX_SEQUENCES
+from tpiedge.wire.fields import MAX_SEQUENCES
 
 _HTTP_PORT = 8080
 _THIS_COMPUTER = "127.0.0.1"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import RecordFolder
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.master_lines import lan_address
 from tpiedge.cli.serving import MasterService
@@ -30,14 +30,14 @@ from tpiedge.host.private_file import LOCKER, private_folder, replace_private
 from tpiedge.joining.connecting import MASTER
 from tpiedge.joining.front_door import FrontDoor, guest_policy
 from tpiedge.joining.pairing_link import PairingHub
-from tpiedge.launch.bootstrap import NOT_MEASURED, Timing
+from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, Timing
 from tpiedge.launch.offer import Measurements, disk_bytes_per_s
 from tpiedge.local.layout import Layout, chosen_context, chosen_kv_tokens, model_facts_of
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
-from tpiedge.master.session_manager import RankZero, RankZeroSettings
+from tpiedge.master.session_manager import RankZero
 from tpiedge.pack.files import FileLock, holder_of
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.manifest import manifest_bytes, pack_id
@@ -49,7 +49,7 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.fetcher import FILES_HUB
 from tpiedge.shipping.server import ShipServer
 from tpiedge.supervision import Supervisor
-from tpiedge.transport.framing import CONTROL, FILES
+from tpiedge.transport.endpoint import CONTROL, FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 
@@ -107,14 +107,9 @@ def master_parts(
     listen = resolve(flags.listen)
     with ExitStack() as stack:
         own = Address("127.0.0.1", listen.port) if listen.host == ANYWHERE else listen
-        settings = RankZeroSettings(
-            own.zmq,
-            keys.public,
-            listen.beside(DATA_OFFSET).zmq,
-            flags.node_threads,
-            locker=folder / LOCKER,
-        )
-        rank_zero = RankZero(settings, timing, clock, flags.offer, flags.usable_bytes)
+        data, unset = listen.beside(DATA_OFFSET).zmq, CurveKeys("", "")
+        bootstrap = NodeBootstrap(0, 0, own.zmq, keys.public, unset, flags.node_threads, timing, data)
+        rank_zero = RankZero(bootstrap, clock, flags.offer, flags.usable_bytes, folder / LOCKER)
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker is let in before the master can answer.
         placement = _placement(flags, model, rank_zero, kv_tokens, folder)
@@ -124,7 +119,7 @@ def master_parts(
         files_hub = stack.enter_context(
             ZmqHub(listen.beside(FILES_OFFSET).zmq, keys, FILES_HUB, {}, plane=FILES, io_threads=2)
         )
-        door = FrontDoor(hub, keys.public, folder, clock, beside=[files_hub])
+        door = FrontDoor(hub, keys.public, folder, beside=[files_hub])
         stack.callback(door.close)
         pairing = PairingHub(listen.beside(PAIRING_OFFSET).zmq, keys.public, door.admit, clock)
         stack.callback(pairing.close)
@@ -161,7 +156,6 @@ def master_parts(
             known=[member.name for member in door.journal.table.members],
             recovery_grace_s=flags.recovery_grace_s,
             stock=flags.spare == "auto",
-            follow_memory=placement.give,
         )
         service = MasterService(running, door, pairing, model, flags.aliases, context, supervisor, placement)
         secret = secrets.token_urlsafe(32)
@@ -206,7 +200,7 @@ def _placement(
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model)
     demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.public_name, 200))
-    unmeasured = MachineFacts(OWN_NAME, 0.0, rank_zero.memory_bytes, keeping=flags.keeping)
+    unmeasured = MachineFacts(0.0, rank_zero.memory_bytes, name=OWN_NAME, keeping=flags.keeping)
     too_small = master_too_small(demand, unmeasured, weights)
     if too_small is not None:
         raise OutOfMemory(too_small)
@@ -218,8 +212,12 @@ def _placement(
     measured = report.capacity if report else NOT_MEASURED
     own = replace(
         unmeasured,
-        weight_bytes_per_s=measured.speed(facts.quantised),
+        speed=measured.speed(facts.quantised),
         disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
-        head_bytes_per_s=measured.speed(facts.head_quantised),
+        head_speed=measured.speed(facts.head_quantised),
     )
-    return NodePlacement(demand, own, flags.node_threads, weights)
+
+    def now() -> MachineFacts:
+        return replace(own, memory_bytes=rank_zero.memory_bytes)
+
+    return NodePlacement(demand, now, flags.node_threads, weights)

@@ -39,17 +39,9 @@ HUB_MODEL = CompletedName(lambda _context: aliases(), *MODEL.sources)
 """Also one that is not on this computer yet."""
 
 
-def model_option(command: Callable[..., _T]) -> Callable[..., _T]:
+def model_option(command: Callable[..., _T], *, needed: bool = True) -> Callable[..., _T]:
     """The model that a verb cannot do without, as `model_name`: its argument, or --model, which settings can give."""
-    return _named(command, needed=True)
 
-
-def optional_model_option(command: Callable[..., _T]) -> Callable[..., _T]:
-    """As `model_option`, for a verb that can do without: `model_name` may be None."""
-    return _named(command, needed=False)
-
-
-def _named(command: Callable[..., _T], *, needed: bool) -> Callable[..., _T]:
     @click.argument("model_argument", metavar="[MODEL]", required=False, type=MODEL)
     @click.option("--model", "model_name", type=MODEL, help=_HELP)
     @functools.wraps(command)
@@ -62,6 +54,11 @@ def _named(command: Callable[..., _T], *, needed: bool) -> Callable[..., _T]:
         return command(*args, model_name=model_argument or model_name, **flags)
 
     return named
+
+
+def optional_model_option(command: Callable[..., _T]) -> Callable[..., _T]:
+    """As `model_option`, for a verb that can do without: `model_name` may be None."""
+    return model_option(command, needed=False)
 
 
 def emulated(given: str | None, nodes: int | None) -> Devices | None:

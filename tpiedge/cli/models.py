@@ -232,7 +232,7 @@ def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
             f"{quote(model_name)} is no name of a model on the hub: give org/name or an alias (`tpiedge ls --all`)"
         )
     # Late: with it comes an HTTP client that no other verb should have to load.
-    from tpiedge.model.hub.client import pull as pull_model
+    from tpiedge.model.hub import pull as pull_model
 
     progress = ByteProgress(f"pulling {name}")
     fetched = 0

@@ -18,7 +18,7 @@ from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.connecting import who_is_at
 from tpiedge.joining.identity import cluster_name
-from tpiedge.wire.messages import PROTOCOL
+from tpiedge.wire.codec import PROTOCOL
 
 if TYPE_CHECKING:
     from tpiedge.joining.mdns import AnnouncedMaster

@@ -1,14 +1,12 @@
 """`tpiedge nodes`: the machines of the running master, and who may be one of them."""
 
-import functools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from tpiedge.cli.listing import ListingGroup, json_option, print_table
 from tpiedge.cli.options import Number, state_option
@@ -24,30 +22,6 @@ _HEADER = (
     *("node", "rank", "state", "heads", "FFN tiles", "threads"),
     *("memory", "speed", "weights", "disk", "seen"),
 )
-
-
-def _own_options(command: Callable[..., None]) -> Callable[..., None]:
-    """--json and --state of a subcommand, which may stand before it as well."""
-
-    @json_option
-    @state_option
-    @functools.wraps(command)
-    def run(**arguments: Any) -> None:
-        own = click.get_current_context()
-        places = [one for one in (own, own.parent) if one is not None]
-        for name in ("as_json", "state"):
-            # What was typed counts before settings, on whichever side it stands.
-            typed = [
-                one.params[name]
-                for one in places
-                if one.get_parameter_source(name) is ParameterSource.COMMANDLINE
-            ]
-            usual = next((one.params[name] for one in places if one.params[name]), arguments[name])
-            arguments[name] = typed[0] if typed else usual
-        command(**arguments)
-
-    both_sides: Callable[..., None] = run
-    return both_sides
 
 
 @click.group(cls=ListingGroup, invoke_without_command=True)
@@ -68,15 +42,16 @@ def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | 
 
 @nodes.command()
 @click.argument("code")
-@_own_options
+@json_option
+@state_option
 def approve(code: str, as_json: bool, state: Path | None) -> None:
     """Let the worker in that shows CODE on its screen."""
-    answer = _ordered(state, "approve", {"code": code})
-    _tell(as_json, answer, f"{sanitised(str(answer.get('name')))} may join from now on")
+    _order(as_json, state, "approve", {"code": code}, "{} may join from now on")
 
 
 @nodes.command()
-@_own_options
+@json_option
+@state_option
 def key(as_json: bool, state: Path | None) -> None:
     """Print the administrator's key of the running master, for the page's view of the cluster.
 
@@ -84,16 +59,16 @@ def key(as_json: bool, state: Path | None) -> None:
     """
     with admin_of(state) as master:
         found = str(master.key)
-    _tell(as_json, {"key": found}, found)
+    click.echo(json.dumps({"key": found}) if as_json else found)
 
 
 @nodes.command()
 @click.argument("name")
-@_own_options
+@json_option
+@state_option
 def revoke(name: str, as_json: bool, state: Path | None) -> None:
     """Shut the node NAME out for good."""
-    answer = _ordered(state, "revoke", {"name": name})
-    _tell(as_json, answer, f"{named(str(answer.get('revoked')), name)} is shut out")
+    _order(as_json, state, "revoke", {"name": name}, "{} is shut out")
 
 
 @nodes.command()
@@ -107,7 +82,8 @@ def revoke(name: str, as_json: bool, state: Path | None) -> None:
     show_default=True,
     help="Seconds to wait until it has no part. It stays drained.",
 )
-@_own_options
+@json_option
+@state_option
 def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None) -> None:
     """Take the worker NAME out of the plan, so that its machine can be switched off.
 
@@ -115,35 +91,34 @@ def drain(name: str, undo: bool, limit_s: float, as_json: bool, state: Path | No
     they cannot serve the model. It lasts until the worker is started anew, or --undo.
     """
     if undo:
-        answer = _ordered(state, "undrain", {"name": name})
-        _tell(as_json, answer, f"{named(str(answer.get('name')), name)} may have a part again")
+        _order(as_json, state, "undrain", {"name": name}, "{} may have a part again")
         return
     with admin_of(state) as master:
         peer = str(master.post("/admin/nodes/drain", {"name": name}).get("name"))
         node = _wait_until_drained(master, peer, named(peer, name), limit_s)
     record = {"name": peer, "host": node["host"], "state": node["state"]}
-    _tell(as_json, record, f"{title(node)} has no part any more: it may be switched off")
+    words = f"{title(node)} has no part any more: it may be switched off"
+    click.echo(json.dumps(record) if as_json else words)
 
 
 @nodes.command()
 @click.argument("name")
-@_own_options
+@json_option
+@state_option
 def clear(name: str, as_json: bool, state: Path | None) -> None:
     """Try the worker NAME again now, which is left out for a while after failures or breaches.
 
     If it fails again, it is left out for longer.
     """
-    answer = _ordered(state, "clear", {"name": name})
-    _tell(as_json, answer, f"{named(str(answer.get('name')), name)} is left out no longer")
+    _order(as_json, state, "clear", {"name": name}, "{} is left out no longer")
 
 
-def _ordered(state: Path | None, what: str, body: dict[str, str]) -> dict[str, Any]:
+def _order(as_json: bool, state: Path | None, what: str, body: dict[str, str], words: str) -> None:
+    """Has the master do `what`, and says so in `words` of the worker that it names."""
     with admin_of(state) as master:
-        return master.post(f"/admin/nodes/{what}", body)
-
-
-def _tell(as_json: bool, record: Mapping[str, object], words: str) -> None:
-    click.echo(json.dumps(record) if as_json else words)
+        answer = master.post(f"/admin/nodes/{what}", body)
+    peer = str(answer.get("revoked" if what == "revoke" else "name"))
+    click.echo(json.dumps(answer) if as_json else words.format(named(peer, body.get("name"))))
 
 
 def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: float) -> Mapping[str, Any]:

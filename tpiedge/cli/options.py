@@ -5,7 +5,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args
 
@@ -20,14 +20,13 @@ from tpiedge.host.private_file import check_folder
 from tpiedge.pack.specs import Precision
 from tpiedge.units import parse_bytes
 from tpiedge.wire.control import SPECULATE_AUTO
-from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, Compute, Keeping, KVPrecision, Pin, WirePrecision
 from tpiedge.wire.requests import Sampling
-from tpiedge.wire.weights import Keeping
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Decorator: TypeAlias = Callable[[_Command], _Command]
 
-_TOKEN_IDS = 1 << 32
+TOKEN_IDS = 1 << 32
 _OF_MODELS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -99,69 +98,53 @@ class CompletedName(click.types.StringParamType):
         return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
 
 
-class _Bytes(click.ParamType[int]):
-    name = "SIZE"
+class Parsed(click.ParamType[Any]):
+    """A text that `read` understands: what it raises as UserError is said of the option."""
 
-    def __init__(self, least: int = 0) -> None:
-        self._least = least
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            nbytes = parse_bytes(str(value))
+            return self._read(value) if isinstance(value, str) else value
         except UserError as error:
             self.fail(str(error), param, ctx)
-        if nbytes < self._least:
-            self.fail(f"{value} is less than any node can work with: give 64MB or more", param, ctx)
-        return nbytes
 
 
-class _Window(click.ParamType[tuple[int, int]]):
+def _memory(text: str) -> int:
+    if (nbytes := parse_bytes(text)) < 64_000_000:
+        raise UserError(f"{text} is less than any node can work with: give 64MB or more")
+    return nbytes
+
+
+def _window(text: str) -> tuple[int, int]:
     """(blocks, bytes), one of which is 0."""
-
-    name = "BLOCKS|SIZE"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        text = str(value)
-        if not text.isdecimal():
-            return 0, BYTES.convert(text, param, ctx)
-        if len(text) > 5 or not 1 <= int(text) <= 10_000:
-            wanted = "1 to 10000, or a size like 500MB"
-            self.fail(f"{text[:20]} blocks are out of range: {wanted}", param, ctx)
-        return int(text), 0
+    if not text.isdecimal():
+        return 0, parse_bytes(text)
+    if len(text) > 5 or not 1 <= int(text) <= 10_000:
+        raise UserError(f"{text[:20]} blocks are out of range: 1 to 10000, or a size like 500MB")
+    return int(text), 0
 
 
-class _Speculate(click.ParamType[int]):
+def _speculate(text: str) -> int:
     """`Assign.speculate`. With the token before them, 15 guesses fill a small batch of the kernels."""
-
-    name = "auto|off|N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value)
-        words = {"auto": SPECULATE_AUTO, "off": 0} | {str(number): number for number in range(1, 16)}
-        if text not in words:
-            self.fail(f"{text[:20]!r} is none of 'auto', 'off' or a number from 1 to 15", param, ctx)
-        return words[text]
+    words = {"auto": SPECULATE_AUTO, "off": 0} | {str(number): number for number in range(1, 16)}
+    if text not in words:
+        raise UserError(f"{text[:20]!r} is none of 'auto', 'off' or a number from 1 to 15")
+    return words[text]
 
 
-class _LogitBias(click.ParamType[tuple[int, float]]):
-    name = "ID:BIAS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        if isinstance(value, tuple):
-            return value
-        token, _, bias = str(value).partition(":")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"{value!r} is not a token id and a bias, like 123:-5", param, ctx)
+def _logit_bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition(":")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise UserError(f"{text!r} is not a token id and a bias, like 123:-5") from None
 
 
-BYTES = _Bytes()
-MEMORY = _Bytes(64_000_000)
+BYTES = Parsed("SIZE", parse_bytes)
+MEMORY = Parsed("SIZE", _memory)
 
 
 def usage_words(error: click.ClickException) -> str:
@@ -208,9 +191,7 @@ def _folder_option(
             check_folder(given or usual("tpiedge"), within, option.opts[0])
         return given
 
-    variable = f"TPIEDGE_{name.upper()}"
-    kind = Location(file_okay=False)
-    return click.option(f"--{name}", type=kind, envvar=variable, callback=check, help=says)
+    return click.option(f"--{name}", type=Location(file_okay=False), callback=check, help=says)
 
 
 cache_option = _folder_option(
@@ -253,7 +234,7 @@ keeping_options = together(
     option(
         "--window",
         "Memory that weights stream through: 4 (blocks) or 500MB.  [default: two blocks]",
-        _Window(),
+        Parsed("BLOCKS|SIZE", _window),
     ),
     option(
         "--pin",
@@ -278,9 +259,9 @@ wire_option = option(
 speculate_option = option(
     "--speculate",
     "Tokens that a step guesses from the text so far and checks at once; no answer changes.",
-    _Speculate(),
+    Parsed("auto|off|N", _speculate),
     "auto",
-    metavar=f"[{_Speculate.name}]",
+    metavar="[auto|off|N]",
 )
 
 
@@ -306,7 +287,10 @@ sampling_options = together(
     _sampling("presence_penalty", float),
     _sampling("frequency_penalty", float),
     click.option(
-        "--logit-bias", type=_LogitBias(), multiple=True, help="Add BIAS to a token's logit; repeatable."
+        "--logit-bias",
+        type=Parsed("ID:BIAS", _logit_bias),
+        multiple=True,
+        help="Add BIAS to a token's logit; repeatable.",
     ),
     click.option("--seed", type=int, help="For the same answer again.  [default: another every time]"),
     _sampling("logprobs", int, "Report the K likeliest tokens (--json)."),
@@ -327,7 +311,7 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
     if values["seed"] is None:
         values["seed"] = new_seed()
     sampling = Sampling(**values)
-    check_sampling(sampling, _TOKEN_IDS)
+    check_sampling(sampling, TOKEN_IDS)
     return sampling
 
 
@@ -336,30 +320,12 @@ def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
     return replace(sampling, **{name: getattr(usual, name) for name in _OF_MODELS if is_default(name)})
 
 
-@dataclass(frozen=True)
-class Ending:
-    """When an answer ends: after so many tokens (None: as usual), before any of these strings, at an end token.
-
-    Checked when made.
-    """
-
-    max_tokens: int | None
-    strings: tuple[str, ...]
-    ignore_eos: bool
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and not 1 <= self.max_tokens < _TOKEN_IDS:
-            raise UserError(f"--max-tokens {self.max_tokens} is out of range: 1 to {_TOKEN_IDS - 1}")
-        if "" in self.strings:
-            raise UserError("--stop is empty: leave it out, or give some text")
-
-
 def token_ids(text: str) -> tuple[int, ...]:
     """'1,2,3' -> (1, 2, 3). Raises UserError."""
     try:
         ids = tuple(int(item) for item in text.split(","))
     except ValueError:
         raise UserError(f"--prompt-ids {text[:60]!r} is not a list of token ids like 1,2,3") from None
-    if any(not 0 <= token < _TOKEN_IDS for token in ids):
+    if any(not 0 <= token < TOKEN_IDS for token in ids):
         raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
     return ids

@@ -4,7 +4,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import click
 from tpiedge.cli.listing import json_option
 from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.options import Location, cache_option, option, together
+from tpiedge.engine.sampling import MAX_SEED
 from tpiedge.errors import UserError
 from tpiedge.local.catalogue import (
     ModelKind,
@@ -24,20 +24,12 @@ from tpiedge.local.catalogue import (
     packs_folder,
     the_pack_of,
 )
-from tpiedge.local.packing import (
-    cached_pack,
-    import_gguf_file,
-    keep_text_files,
-    name_checkpoint_pack,
-    pack_checkpoint,
-    run_packing,
-    source_precision,
-)
+from tpiedge.local.packing import PackedModel, keep_text_files, pack_model, run_packing, source_precision
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.presets import PRESETS, preset
-from tpiedge.model.source import refuse_gguf
+from tpiedge.model.source import folder_label, refuse_gguf
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Storage
@@ -46,7 +38,6 @@ from tpiedge.pack.panel_writer import load_quality
 from tpiedge.pack.process import PackRequest
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import Precision
-from tpiedge.pack.writer import PackReport
 from tpiedge.units import format_bytes
 
 _precision = click.Choice([precision.value for precision in Precision])
@@ -57,28 +48,13 @@ _result_options = together(
     json_option,
     cache_option,
 )
-#: Of the usual precision of layers, and of whether embedding and head are one matrix.
-_StorageOf = Callable[[Precision, bool], Storage]
-
-
-@dataclass(frozen=True)
-class _PackJob:
-    """What is to be packed: by `pack` into a folder, by default `folder`, where `label` then gives it a name.
-
-    `source_bytes` is None unless a checkpoint's files of tensors are read.
-    """
-
-    folder: Path
-    pack: Callable[[Path], PackReport]
-    label: Callable[[str | None], str]
-    source_bytes: int | None = None
 
 
 @click.command()
 @click.argument("model_name", metavar="[MODEL]", required=False, type=MODEL)
 @option("--random", f"Random weights: {', '.join(sorted(PRESETS))}.", name="preset_name", metavar="PRESET")
 @option("--distinct-layers", "Store K layers and repeat them (with --random).", int, metavar="K")
-@option("--seed", "Of the random weights.", int, 0)
+@option("--seed", "Of the random weights.", click.IntRange(0, MAX_SEED), 0)
 @option(
     "--precision",
     "Storage; q8 and q4 quantise the layers.  [default: the checkpoint's; bf16]",
@@ -106,72 +82,69 @@ def pack(
         )
         return Storage.of(layers or usual, tied=tied, embedding=embedding, head=head, search=flags["search"])
 
-    out, name, cache = flags["out"], flags["name"], flags["cache"]
+    out, name, cache, source_bytes = flags["out"], flags["name"], flags["cache"], None
     _check_name(name, out)
     if (model_name is None) == (preset_name is None):
         raise UserError("give either a MODEL or --random PRESET")
     if preset_name is not None:
-        work = _of_preset(preset_name, distinct_layers, seed, storage_of, cache)
+        write, label = partial(_pack_preset, preset_name, distinct_layers, seed, storage_of), ""
     elif distinct_layers is not None:
         raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
     else:
-        work = _of_checkpoint(model_name or "", storage_of, cache)
-    if out is None:
-        check_free(work.folder, name)
+        checkpoint = _checkpoint_of(model_name or "", cache)
+        stored = storage_of(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
+        write, label = partial(pack_model, checkpoint, stored), folder_label(checkpoint.folder)
+        files = {file for tensor in checkpoint.tensors.values() for file in tensor.files}
+        source_bytes = sum(file.stat().st_size for file in files)
     started = time.perf_counter()
-    report = work.pack(out or work.folder)
+    packed = write(cache, out, name)
     seconds = time.perf_counter() - started
-    called = None if out else work.label(name)
+    report = packed.report
     quality = load_quality(report.path)
     record: dict[str, object] = {"seconds": None, "source_bytes": None, "source_bytes_per_s": None}
     if not report.reused:  # the packing process from its start to its end
-        rate = work.source_bytes / seconds if work.source_bytes is not None else None
-        record |= {"seconds": seconds, "source_bytes": work.source_bytes, "source_bytes_per_s": rate}
+        rate = source_bytes / seconds if source_bytes is not None else None
+        record |= {"seconds": seconds, "source_bytes": source_bytes, "source_bytes_per_s": rate}
+    more = []
+    for notice in packed.notices:
+        click.echo(f"tpiedge: {label}: {notice}", err=True)
     if quality:
         record["quality"] = quality.to_json()
-    more = []
-    if quality:
         more = [f"SQNR {quality.total.sqnr_db:.1f} dB" if quality.total.noise else "SQNR exact"]
-    _tell(report, called, flags, more, record)
+    _tell(packed, flags, more, record)
 
 
-def _of_checkpoint(name: str, storage_of: _StorageOf, cache: Path | None) -> _PackJob:
+def _checkpoint_of(name: str, cache: Path | None) -> Checkpoint:
     found = find_model(name, cache)
     if found.kind is ModelKind.PACK:
         raise UserError(f"{name} is a pack already, {found.path}: give what it was made from (tpiedge ls)")
     if found.kind is ModelKind.GGUF:
         refuse_gguf(found.path)
-    checkpoint = Checkpoint.open(found.path)
-    stored = storage_of(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
-    files: set[Path] = set()
-    for tensor in checkpoint.tensors.values():
-        files.update(tensor.files)
-    folder = cached_pack(checkpoint, stored, cache)
-    return _PackJob(
-        folder,
-        partial(pack_checkpoint, checkpoint, stored),
-        partial(name_checkpoint_pack, checkpoint, stored, folder),
-        sum(file.stat().st_size for file in files),
-    )
+    return Checkpoint.open(found.path)
 
 
-def _of_preset(
-    name: str, distinct_layers: int | None, seed: int, storage_of: _StorageOf, cache: Path | None
-) -> _PackJob:
-    if not 0 <= seed < 1 << 64:
-        raise UserError(f"--seed {seed} is out of range: 0 to {(1 << 64) - 1}")
-    spec = model_spec(ModelConfig.from_huggingface(preset(name), f"preset {name}"))
+def _pack_preset(
+    preset_name: str,
+    distinct_layers: int | None,
+    seed: int,
+    storage_of: Callable[[Precision, bool], Storage],
+    cache: Path | None,
+    out: Path | None,
+    name: str | None,
+) -> PackedModel:
+    """As pack_model, with random weights. `storage_of`: the usual precision of layers, and whether embedding and
+    head are one matrix, as the flags say."""
+    spec = model_spec(ModelConfig.from_huggingface(preset(preset_name), f"preset {preset_name}"))
     layers = f"-k{distinct_layers}" if distinct_layers is not None else ""
     storage = storage_of(Precision.BF16, spec.tied)
     label = storage.label(tied=spec.tied)
-    folder = packs_folder(cache) / f"random-{name}-{label}{layers}-s{seed}"
-
-    def run(out: Path) -> PackReport:
-        request = PackRequest(spec, seed, storage, out, distinct_layers)
-        return run_packing(request, f"packing random {name} as {label}")
-
-    named = partial(name_pack, folder, f"random-{name}", storage.layers.value, "random numbers")
-    return _PackJob(folder, run, named)
+    folder = packs_folder(cache) / f"random-{preset_name}-{label}{layers}-s{seed}"
+    check_free(folder, None if out else name)
+    request = PackRequest(spec, seed, storage, out or folder, distinct_layers)
+    report = run_packing(request, f"packing random {preset_name} as {label}")
+    stem, stored = f"random-{preset_name}", storage.layers.value
+    called = None if out else name_pack(folder, stem, stored, "random numbers", name)
+    return PackedModel(report, called, (), ())
 
 
 @click.command("import-gguf")
@@ -195,7 +168,7 @@ def import_gguf(
     _check_name(name, out)
     model = GgufModel.open(file)
     storage = model.storage(Precision(precision) if precision else None)
-    imported = import_gguf_file(model, storage, cache, out=out, name=name)
+    imported = pack_model(model, storage, cache, out, name)
     for notice in imported.notices:
         click.echo(f"tpiedge: {file.name}: {notice}", err=True)
     parts = {"layers": storage.layers, "embedding": storage.embedding, "head": storage.head}
@@ -205,7 +178,7 @@ def import_gguf(
         "notices": list(imported.notices),
         "exact": not imported.losses,
     }
-    _tell(imported.report, imported.name, flags, [], record)
+    _tell(imported, flags, [], record)
 
 
 @click.command()
@@ -236,13 +209,10 @@ def _check_name(name: str | None, out: Path | None) -> None:
 
 
 def _tell(
-    report: PackReport,
-    name: str | None,
-    flags: Mapping[str, Any],
-    more: list[str],
-    record: Mapping[str, object],
+    packed: PackedModel, flags: Mapping[str, Any], more: list[str], record: Mapping[str, object]
 ) -> None:
     """Says where the pack is, and what to type for it where it has a name; or the same and `record` for --json."""
+    report, name = packed.report, packed.name
     if flags["verify"]:
         verify_pack(Pack.open(report.path))
     if flags["as_json"]:

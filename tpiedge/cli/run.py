@@ -1,19 +1,20 @@
 """`tpiedge run` and `tpiedge demo`: a whole local cluster for one prompt, or for a chat."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tpiedge.cli.conversation import ANSWER_TOKENS, messages_of
+from tpiedge.cli.conversation import ANSWER_TOKENS, Screen, converse, messages_of
 from tpiedge.cli.listing import json_option, print_table
-from tpiedge.cli.local_chat import Prompt, chat, once, positions
+from tpiedge.cli.local_chat import LocalSpeaker, answer_json, positions, tell_summary
 from tpiedge.cli.model_names import emulated, model_option, testbed_option
 from tpiedge.cli.options import (
     MEMORY,
-    Ending,
+    TOKEN_IDS,
     Location,
     arithmetic_options,
     cache_option,
@@ -32,9 +33,8 @@ from tpiedge.cli.options import (
 )
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import TpiedgeError, UserError
-from tpiedge.local.cluster import collect
-from tpiedge.local.launch import launch
-from tpiedge.local.layout import Layout, plan_cluster, roomy_context
+from tpiedge.local.cluster import collect, launch, plan_json
+from tpiedge.local.layout import Layout, chosen_context, plan_cluster, roomy_context
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.model.source import DEMO
 from tpiedge.tracing.collection import Collection, Joined
@@ -125,17 +125,24 @@ def run(
         flags["speculate"],
     )
     layout.check()
-    ending = Ending(flags["max_tokens"], flags["stop"], flags["ignore_eos"])
+    if flags["max_tokens"] is not None and not 1 <= flags["max_tokens"] < TOKEN_IDS:
+        raise UserError(f"--max-tokens {flags['max_tokens']} is out of range: 1 to {TOKEN_IDS - 1}")
+    if "" in flags["stop"]:
+        raise UserError("--stop is empty: leave it out, or give some text")
     sampling = sampling_of(flags)
     with recording(flags["trace"], layout.nodes) as traces:
         model = prepare(model_name, flags["precision"], flags["compute"], flags["cache"], flags["kv"])
         check_sampling(sampling, model.config.vocab_size)
         if chats:
-            usual = with_usual(sampling, model.usual_sampling)
-            chat(model, layout, flags["context"], ending, usual, system, traces)
+            sampling = with_usual(sampling, model.usual_sampling)
+            _ = model.template  # a model without one is refused before anything starts
+            capacity = chosen_context(model, layout, flags["context"])
+            plan = plan_cluster(model, layout, capacity)
+            with launch(model, layout, plan, capacity, traces) as cluster:
+                converse(LocalSpeaker(cluster, model, capacity, sampling, flags), system)
             return
-        is_message = ids is None and bool(prompt) and not flags["raw"] and model.has_template
-        if ids is None and is_message:
+        is_message = bool(prompt) and not flags["raw"] and model.has_template
+        if is_message:
             ids = model.message_ids(messages_of(system, prompt or ""))
         elif ids is None:
             if prompt and system is not None:
@@ -143,11 +150,38 @@ def run(
                     f"--system goes before a message, for which {model.name} has no chat template"
                 )
             ids = tuple(model.tokenizer.encode(prompt or ""))
-        tokens = ending.max_tokens or _CONTINUED_TOKENS
-        if is_message and ending.max_tokens is None:
+        tokens = flags["max_tokens"] or _CONTINUED_TOKENS
+        if is_message and flags["max_tokens"] is None:
             tokens = _room(model, layout, len(ids))
-        wanted = Prompt(ids, tokens, ending, sampling, flags["prompt_logprobs"], is_message)
-        once(model, layout, flags["context"], wanted, as_json, traces)
+        capacity = positions(model, flags["context"], ids, tokens)
+        tokenizer = model.tokenizer if model.has_tokenizer else None
+        if tokenizer is None and flags["stop"]:
+            raise UserError(f"--stop needs a tokenizer, which {model.name} lacks")
+        plan = plan_cluster(model, layout, capacity)
+        request = GenerationRequest(
+            id="run",
+            prompt_ids=ids,
+            max_tokens=capacity - len(ids),
+            sampling=sampling,
+            stop_ids=model.end_ids,
+            ignore_eos=flags["ignore_eos"],
+            prompt_scores=flags["prompt_logprobs"],
+        )
+        show = _unseen if as_json else Screen().show
+        with launch(model, layout, plan, capacity, traces) as cluster:
+            answer = collect(cluster, request, tokenizer, flags["stop"], show, goes_on=not is_message)
+            if not as_json:
+                click.echo("" if tokenizer else ",".join(map(str, answer.token_ids)))
+            stats = cluster.stats()
+        if as_json:
+            described = plan_json(model, layout, plan, capacity, cluster.routing)
+            click.echo(json.dumps(answer_json(model, request, answer, stats, described)))
+        else:
+            tell_summary(answer, stats, sampling)
+
+
+def _unseen(_text: str) -> None:
+    """Takes the pieces of an answer that is printed as a whole."""
 
 
 def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:

@@ -27,9 +27,6 @@ from tpiedge.supervision import Supervisor
 from tpiedge.wire.control import AnswerPart
 from tpiedge.wire.requests import GenerationRequest
 
-#: The control thread answers within a turn, unless it starts or ends rank 0's processes.
-_ASKED_S = 5.0
-
 
 class MasterService:
     """A `Service` (tpiedge.api.service)."""
@@ -51,7 +48,6 @@ class MasterService:
         self._supervisor = supervisor
         self._door = door
         self._pairing = pairing
-        self._model = model
         others = dict.fromkeys(name for name in (*model.also_called, *aliases) if name != model.public_name)
         self._info = ModelInfo(
             model.public_name,
@@ -66,22 +62,12 @@ class MasterService:
             path=model.path,
             pooling=model.usual_pooling,
         )
-        self._max_sequence = max_sequence
+        self.max_sequence = max_sequence
+        self.eos_ids = model.end_ids
+        self.vocab_size = model.config.vocab_size
         self.usual_sampling = model.usual_sampling
         self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None
         self.template: ChatTemplate | None = model.template if model.has_template else None
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return self._model.end_ids
-
-    @property
-    def vocab_size(self) -> int:
-        return self._model.config.vocab_size
-
-    @property
-    def max_sequence(self) -> int:
-        return self._max_sequence
 
     def model(self) -> ModelInfo:
         return self._info
@@ -143,7 +129,8 @@ class MasterService:
     def what_if(self, without: str) -> Forecast:
         name = self._called(without) if without else ""
         try:
-            machines = self._master.usable().result(_ASKED_S)
+            # The control thread answers within a turn, unless it starts or ends rank 0's processes.
+            machines = self._master.usable().result(5.0)
         except TimeoutError:
             raise Unavailable("the master is busy: try again later") from None
         if not machines:

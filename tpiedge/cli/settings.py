@@ -10,6 +10,7 @@ import difflib
 import json
 import logging
 import os
+import pkgutil
 import re
 import sys
 import tomllib
@@ -22,7 +23,7 @@ import click
 from click.core import ParameterSource
 from platformdirs import user_config_path
 
-from tpiedge.cli.listing import LateGroup, ListingGroup, json_option, print_table
+from tpiedge.cli.listing import ListingGroup, json_option, print_table
 from tpiedge.cli.options import Location, value_words
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
@@ -67,8 +68,35 @@ class SettingsFile:
         return str(self.path)
 
 
-class ConfiguredGroup(LateGroup):
-    """The root group: prepares what is added, and says of a refused value where it came from."""
+class ConfiguredGroup(ListingGroup):
+    """The root group: prepares what is added, and says of a refused value where it came from.
+
+    It imports a command when it is run: together they import ten times what one of them needs. Until then, `commands`
+    has an outline of it: its name and the line that --help lists.
+    """
+
+    def __init__(self, name: str | None = None, **attributes: Any) -> None:
+        super().__init__(name, **attributes)
+        self._paths: dict[str, str] = {}
+
+    def add_late(self, name: str, path: str, line: str) -> None:
+        """Add the command at the import path MODULE:COMMAND; `line` is the short form of its own help."""
+        super().add_command(click.Command(name, help=line))
+        self._paths[name] = path
+
+    def load(self, *names: str) -> None:
+        """Puts these commands, by default all, in the place of their outlines, once; other names are left alone."""
+        for name in names or tuple(self._paths):
+            if name in self._paths:
+                self.add_command(pkgutil.resolve_name(self._paths[name]), name)
+                del self._paths[name]  # now: an import that failed fails again
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Where click turns the words of a command line, or of one to be completed, into a command."""
+        self.load(args[0])
+        return super().resolve_command(ctx, args)
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         super().add_command(cmd, name)
@@ -104,13 +132,9 @@ def _config_option(**attributes: Any) -> click.Option:
 
 
 def _prepare(command: click.Command) -> None:
-    options = options_of(command)
-    for key in COMMON:
-        if key in options:
-            options[key].envvar = None  # read here instead, after the verb's own variable
     if not any("--config" in param.opts for param in command.params):
         command.params.append(_config_option(is_eager=True, expose_value=False, callback=_load))
-    if "log-level" not in options:
+    if "log-level" not in options_of(command):
         command.params.append(
             click.Option(
                 ["--log-level"],
@@ -137,9 +161,18 @@ def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> No
         if meant:
             raise UserError(f"the variable {name} sets nothing; did you mean {meant}?")
         click.echo(f"tpiedge: the variable {name} sets nothing", err=True)
-    settings = effective(parent.command, ".".join(words), ctx.command, given)
     options = options_of(ctx.command)
-    ctx.default_map = {options[key].name or key: setting.value for key, setting in settings.items()}
+    settings = effective(parent.command, ".".join(words), ctx.command, given)
+    # What was typed before a subcommand counts as if it stood behind it, and what is set for the group is its default.
+    above, of_group = ctx.meta.get(_META, (ctx, {}))
+    settings = {key: one for key, one in of_group.items() if key in options} | settings
+    typed = {
+        name: value
+        for name, value in above.params.items()
+        if above.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    settings = {key: one for key, one in settings.items() if options[key].name not in typed}
+    ctx.default_map = {options[key].name or key: one.value for key, one in settings.items()} | typed
     ctx.meta[_META] = (ctx, settings)
 
 
@@ -157,10 +190,8 @@ def verbs_of(root: click.Command, names: Collection[str] | None = None) -> Verbs
     """
     children = {root.name or "": root}
     if isinstance(root, ConfiguredGroup):
-        wanted = [name for name in root.commands if names is None or name in names]
-        for name in wanted:
-            root.load(name)
-        children = {name: root.commands[name] for name in wanted}
+        root.load(*(names or ()))
+        children = {name: one for name, one in root.commands.items() if names is None or name in names}
     return {
         table: command
         for name, child in children.items()

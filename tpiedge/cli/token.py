@@ -37,7 +37,7 @@ def token() -> None:
 @state_option
 def create(expires: str, uses: str, host: str | None, state: Path | None) -> None:
     """Print a new token; give it to 'tpiedge worker --token' on the new machine."""
-    given = None if host is None else parse_address(host, CONTROL_PORT)
+    address = None if host is None else parse_address(host, CONTROL_PORT)
     time_given = re.fullmatch(r"(\d{1,9})([smhd])", expires.strip(), re.ASCII)
     if time_given is None:
         raise UserError(f"--expires {expires[:40]!r} is not a time: write it like 30m, 24h or 7d")
@@ -45,11 +45,11 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
     if uses != "any" and not re.fullmatch(r"\d{1,9}", uses, re.ASCII):
         raise UserError(f"--uses {uses[:40]!r} is neither a number nor 'any'")
     folder = _master_folder(state)
-    address = given or Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
-    # Where the running master listens for workers, or where one would that says nothing else.
-    running = (read_private(folder / "admin.json") or {}).get("workers")
-    if given is None and isinstance(running, str):
-        address = parse_address(running, CONTROL_PORT)
+    if address is None:
+        # Where the running master listens for workers, or where one would that says nothing else.
+        running = (read_private(folder / "admin.json") or {}).get("workers")
+        usual = Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
+        address = parse_address(running, CONTROL_PORT) if isinstance(running, str) else usual
     keys = load_or_create_keys(folder)
     record, secret = TokenStore(folder).create(expires_s, None if uses == "any" else int(uses))
     made = JoinToken(keys.public, secret, address)
@@ -64,26 +64,16 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
 @state_option
 def ls(as_json: bool, state: Path | None) -> None:
     """Show the tokens there are (their secrets are nowhere kept)."""
-    tokens = TokenStore(_master_folder(state)).list()
-    states = ["usable" if outcome == "ok" else outcome for _, outcome in tokens]
+    records, rows = [], []
+    for one, outcome in TokenStore(_master_folder(state)).list():
+        usable, left = "usable" if outcome == "ok" else outcome, "any" if one.left is None else str(one.left)
+        times = {"created": one.created, "expires": one.expires}
+        records.append({"id": one.id, "state": usable, "uses_left": one.left, **times})
+        rows.append((one.id, usable, left, _when(one.created), _end(one)))
     if as_json:
-        records = [
-            {
-                "id": one.id,
-                "state": state,
-                "uses_left": one.left,
-                "created": one.created,
-                "expires": one.expires,
-            }
-            for (one, _), state in zip(tokens, states, strict=True)
-        ]
         click.echo(json.dumps(records, indent=2))
-        return
-    rows = [
-        (one.id, state, "any" if one.left is None else str(one.left), _when(one.created), _end(one))
-        for (one, _), state in zip(tokens, states, strict=True)
-    ]
-    print_table(("token", "state", "uses left", "created", "expires"), rows)
+    else:
+        print_table(("token", "state", "uses left", "created", "expires"), rows)
 
 
 @token.command()

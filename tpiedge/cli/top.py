@@ -31,8 +31,6 @@ from tpiedge.units import counted, format_bytes, format_seconds
 PictureJson: TypeAlias = Mapping[str, Any]
 """The master's picture, or a part of it."""
 
-OTHER_FORM: Final = "the master answers in another form: is it of another version?"
-_PATH: Final = "/admin/cluster"
 _LOOK_S: Final = 1.0
 _MACHINES: Final = (
     *("machine", "rank", "state", "heads", "FFN", "memory", "step", "compute", "wait", "network", "disk"),
@@ -86,7 +84,7 @@ def top(once: bool, as_json: bool, state: Path | None) -> None:
 def _look(state: Path | None) -> PictureJson:
     """Asks the master that runs now: another one may have another address and secret."""
     with admin_of(state) as master:
-        return master.get(_PATH)
+        return master.get("/admin/cluster")
 
 
 @contextlib.contextmanager
@@ -95,7 +93,7 @@ def well_formed() -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(OTHER_FORM) from None
+        raise UserError("the master answers in another form: is it of another version?") from None
 
 
 def _watch(state: Path | None) -> None:

@@ -38,13 +38,13 @@ from tpiedge.joining.identity import load_or_create_keys, peer_name
 from tpiedge.joining.pairing_link import pair
 from tpiedge.joining.tokens import parse_token
 from tpiedge.launch.offer import Measurements, MemoryOffer, disk_bytes_per_s
-from tpiedge.launch.slot import Standby
+from tpiedge.launch.slot import NodeSlot
 from tpiedge.local.catalogue import shards_folder
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import FILES_HUB, Provision
 from tpiedge.supervision import Supervisor
-from tpiedge.transport.framing import FILES
+from tpiedge.transport.endpoint import FILES
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.worker.agent import Agent, AgentSettings, MasterMoved
 from tpiedge.worker.masters import TrustedMasters, look_for_master
@@ -115,9 +115,10 @@ class _Joining:
         with ExitStack() as stack:
             # Imports torch, and measures where need be, while this process joins.
             measurements = Measurements(self._folder, self._threads)
-            standby = Standby(self._threads, measure=measurements.recall() is None)
-            standby.start()
-            stack.callback(standby.stop)
+            clock, usable = MonotonicClock(), self._limits.usable_bytes
+            slot = NodeSlot(self._threads, self._memory, usable, clock, self._say, self._folder / LOCKER)
+            stack.callback(slot.close)
+            slot.warm(measure=measurements.recall() is None)
             spoke, key, address = self.joined(master, deadline, stack)
             self._book.remember(master.address, key)
             look = partial(look_for_master, master.address, address, key)
@@ -127,14 +128,11 @@ class _Joining:
                 master_key=key,
                 name=name,
                 host=self._host,
-                threads=self._threads,
                 # What is kept already may be kept on, or make room.
                 free_disk_bytes=free_disk_bytes(self._store.folder) + self._store.usage().held_bytes,
                 disk_bytes_per_s=disk_bytes_per_s(self._folder, self._store.folder),
                 keeping=keeping_of(self._given["window"], self._given["pin"], self._given["io"]),
-                locker=self._folder / LOCKER,
             )
-            clock = MonotonicClock()
             connect = partial(
                 ZmqSpoke,
                 address=address.beside(FILES_OFFSET).zmq,
@@ -145,18 +143,7 @@ class _Joining:
                 plane=FILES,
             )
             provision = Provision(connect, self._store, clock, self._packs)
-            agent = Agent(
-                settings,
-                spoke,
-                provision,
-                clock,
-                self._say,
-                measurements,
-                look,
-                self._memory,
-                self._limits.usable_bytes,
-                standby,
-            )
+            agent = Agent(settings, spoke, provision, clock, self._say, measurements, look, slot)
             with interrupt_says(_MEMBER), Supervisor(lambda _: agent.stop()) as supervisor:
                 agent.run()
             supervisor.check()

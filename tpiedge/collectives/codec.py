@@ -15,20 +15,14 @@ import numpy as np
 
 from tpiedge.collectives.summation import F32Array, IntArray, Summable
 from tpiedge.errors import Misconduct
+from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.transport.endpoint import Buffer, Envelope
 from tpiedge.transport.native_library import PRECISIONS, packing_library
-from tpiedge.wire.fields import WirePrecision
-from tpiedge.wire.tensors import INT8_GROUP, SummandPrecision, TensorHeader, wire_bytes
+from tpiedge.wire.fields import INT8_GROUP, SummandPrecision, TensorHeader, WirePrecision, wire_bytes
 
 Shape = tuple[int, ...]
 
-_SHIFT = np.uint32(16)
-_ROUND = np.uint32(0x7FFF)
-_ONE = np.uint32(1)
-_QUIET = np.uint32(0x0040)
 _LARGEST = np.float32(127)
-# A group may have several NaNs; which of them `max` returns is not defined.
-_NOT_A_NUMBER = np.float32(np.nan)
 
 
 def native_encode(precision: WirePrecision, array: Summable) -> memoryview | None:
@@ -68,13 +62,11 @@ class Codec:
     #: Of arrays; integers may be wide as well.
     dtype: np.dtype[Any] = np.dtype(np.float32)
 
-    def header(self, array: Summable) -> TensorHeader:
-        """The header of the tensor that the array becomes."""
-        return TensorHeader("f32", array.shape)
-
-    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
-        """Whether it can be that of an array of `shape`."""
-        return header.dtype == "f32" and header.shape == shape
+    def header(self, shape: Shape, itemsize: int = 4) -> TensorHeader:
+        """The header of the tensor that an array becomes; `itemsize` tells narrow integers from wide ones."""
+        if self.name == "int8":
+            return TensorHeader("u8", (shape[0], wire_bytes("int8", 1, shape[1])))
+        return TensorHeader("i64" if self.name == "i32" and itemsize == 8 else self.name, shape)
 
     def encode(self, array: Summable) -> Buffer:
         """The tensor's bytes; may be the array's own memory."""
@@ -92,30 +84,17 @@ class _BF16(Codec):
     name = "bf16"
     exact = False
 
-    def header(self, array: Summable) -> TensorHeader:
-        return TensorHeader("bf16", array.shape)
-
-    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
-        return header.dtype == "bf16" and header.shape == shape
-
     def encode(self, array: Summable) -> Buffer:
         packed = native_encode("bf16", array)
         if packed is not None:
             return packed
-        bits = array.view(np.uint32)
-        rounded = (bits + _ROUND + ((bits >> _SHIFT) & _ONE)) >> _SHIFT
-        not_a_number = np.isnan(array)
-        if not_a_number.any():
-            # Adding may have carried a NaN into an infinity or a zero.
-            rounded = np.where(not_a_number, (bits >> _SHIFT) | _QUIET, rounded)
-        return rounded.astype(np.uint16).tobytes()
+        return bf16_from_f32(array).tobytes()
 
     def decode(self, data: Buffer, shape: Shape) -> Summable:
         array = native_decode("bf16", data, shape)
         if array is not None:
             return array
-        wide = np.frombuffer(data, np.uint16).astype(np.uint32) << _SHIFT
-        return wide.view(np.float32).reshape(shape)
+        return f32_from_bf16(np.frombuffer(data, np.uint16)).reshape(shape)
 
 
 class _Int8(Codec):
@@ -123,14 +102,6 @@ class _Int8(Codec):
 
     name = "int8"
     exact = False
-
-    def header(self, array: Summable) -> TensorHeader:
-        rows, columns = array.shape
-        return TensorHeader("u8", (rows, wire_bytes("int8", 1, columns)))
-
-    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
-        rows, columns = shape
-        return header.dtype == "u8" and header.shape == (rows, wire_bytes("int8", 1, columns))
 
     def encode(self, array: Summable) -> Buffer:
         native = native_encode("int8", array)
@@ -143,7 +114,7 @@ class _Int8(Codec):
         grouped = padded.reshape(rows, groups, INT8_GROUP)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             scales = (np.abs(grouped).max(axis=2) / _LARGEST).astype(np.float32)
-            scales[np.isnan(scales)] = _NOT_A_NUMBER
+            scales[np.isnan(scales)] = np.nan  # of several in a group, which `max` returns is not defined
             # Times the inverse, as every implementation does it: the same bits everywhere.
             inverse = np.where(scales > 0, np.float32(1) / scales, np.float32(0)).astype(np.float32)
             scaled = np.rint(grouped * inverse[:, :, None])
@@ -172,12 +143,6 @@ class _Integers(Codec):
     name = "i32"
     dtype = np.dtype(np.int32)
 
-    def header(self, array: Summable) -> TensorHeader:
-        return TensorHeader("i64" if array.dtype == np.int64 else "i32", array.shape)
-
-    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
-        return header.dtype in ("i32", "i64") and header.shape == shape
-
     def decode(self, data: Buffer, shape: Shape) -> Summable:
         wide = memoryview(data).nbytes > self.dtype.itemsize * prod(shape)
         array: IntArray = np.frombuffer(data, np.int64 if wide else np.int32)
@@ -200,7 +165,7 @@ def read_array(envelope: Envelope, rank: int, shape: Shape, codec: Codec | None)
     header = envelope.message.tensor  # type: ignore[attr-defined]
     if codec is None:
         codec = CODECS["bf16" if header is not None and header.dtype == "bf16" else "f32"]
-    if header is None or not codec.accepts(header, shape):
+    if header != codec.header(shape) and header != codec.header(shape, itemsize=8):
         expected = {"bf16": "a bf16", "i32": "an i32 or i64"}.get(codec.name, f"an {codec.name}")
         raise Misconduct(rank, f"node {rank} sent {header} where {expected} tensor of shape {shape} belongs")
     return codec.decode(envelope.tensors[0], shape)

@@ -59,45 +59,43 @@ class Liveness(Protocol):
         ...
 
 
-class Communicator(Protocol):
-    """One rank's connection to the others. Blocking; PeerLost and ProtocolError (naming the rank) end a wait.
+class Communicator:
+    """One rank's connection to the others: here that of a node alone, which waits for nothing; `Group` is that of
+    several. Blocking; PeerLost and ProtocolError (naming the rank) end a wait.
 
     After any error the communicator is of no further use: a new epoch builds a new one.
     """
 
-    @property
-    def rank(self) -> int: ...
+    rank = 0
+    size = 1
 
-    @property
-    def size(self) -> int: ...
+    def __init__(self) -> None:
+        #: Whether rank 0's last all-reduce of this step carried the cancel flag: the same on every rank.
+        self.cancelled = False
+        self._cancelled_step = 0
+        self._begun: dict[Tag, torch.Tensor] = {}
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether rank 0's last all-reduce of this step carried the cancel flag: the same on every rank."""
-        ...
-
-    def announce(self, plan: StepPlan | LeavePages) -> None:
+    def announce(self, _plan: StepPlan | LeavePages) -> None:
         """Rank 0 begins a step: every other rank gets the plan. Clears `cancelled`. Steps count upwards."""
-        ...
+        self.cancelled = False
+        self._begun.clear()
 
     def next_plan(self) -> StepPlan | LeavePages:
-        """Other ranks: wait, for as long as the cluster is idle, for the next step's plan. Clears
-        `cancelled`.
+        """Other ranks: wait, for as long as the cluster is idle, for the next step's plan. Clears `cancelled`.
 
         What was still under way for earlier steps is dropped.
         """
-        ...
+        raise InternalError("rank 0 makes the plans")
 
     def poll(self) -> None:
         """Rank 0 only, now and then while no step runs, before the first one too: take in what peers send nevertheless,
         so that it does not pile up, and notice whose connection broke. PeerLost and ProtocolError as elsewhere.
         """
-        ...
 
     def request_cancel(self, step: int) -> None:
         """From any thread, rank 0 only: the next all-reduce of that step carries the cancel flag, if it is under
         way."""
-        ...
+        self._cancelled_step = step
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         """The sum over ranks of `partial` (contiguous, [tokens, hidden]); same bits on every rank.
@@ -108,7 +106,8 @@ class Communicator(Protocol):
         The caller owns the result, which may be `partial` itself: do not use `partial` afterwards. With
         `contributes=False` only its shape is used, and whether it is of f32 or of integers; it stays as it is.
         """
-        ...
+        self.cancelled = self._cancelled_step == tag.step
+        return partial if contributes else torch.zeros_like(partial)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
         """The first half of `all_reduce`: the part is on its way while the caller computes something else.
@@ -116,69 +115,25 @@ class Communicator(Protocol):
         `partial` must not change before `finish_all_reduce`. Several may be under way; every rank begins and finishes
         them in the same order.
         """
-        ...
-
-    def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
-        """The second half: the sum of what was begun with `tag`, the caller's own. Sets `cancelled`."""
-        ...
-
-    def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
-        """Rank 0's `hidden` (f32 [tokens, hidden]) on every rank. Elsewhere `hidden` only gives the shape."""
-        ...
-
-    def send_up(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
-        """At rank 0 what `rank`, not 0, gave as `part` (f32, 2-D); None elsewhere. On all other ranks it has no effect,
-        and at rank 0 only the shape of `part` counts. A rank may not be ahead by more than Inbox holds."""
-        ...
-
-    def send_down(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
-        """At `rank`, not 0, what rank 0 gave as `part`; None elsewhere. Otherwise as `send_up`, with the roles
-        exchanged. Of `tag` step and chunk count."""
-        ...
-
-
-class LocalCommunicator:
-    """Nothing to wait for. All methods as in Communicator."""
-
-    rank = 0
-    size = 1
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        self._cancelled_step = 0
-        self._begun: dict[Tag, torch.Tensor] = {}
-
-    def announce(self, _plan: StepPlan | LeavePages) -> None:
-        self.cancelled = False
-        self._begun.clear()
-
-    def next_plan(self) -> StepPlan | LeavePages:
-        raise InternalError("rank 0 makes the plans")
-
-    def poll(self) -> None:
-        """There is no peer that could send anything."""
-
-    def request_cancel(self, step: int) -> None:
-        self._cancelled_step = step
-
-    def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        self.cancelled = self._cancelled_step == tag.step
-        return partial if contributes else torch.zeros_like(partial)
-
-    def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
         self._begun[tag] = partial if contributes else torch.zeros_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
+        """The second half: the sum of what was begun with `tag`, the caller's own. Sets `cancelled`."""
         self.cancelled = self._cancelled_step == tag.step
         return self._begun.pop(tag)
 
     def broadcast(self, hidden: torch.Tensor, _tag: Tag) -> torch.Tensor:
+        """Rank 0's `hidden` (f32 [tokens, hidden]) on every rank. Elsewhere `hidden` only gives the shape."""
         return hidden
 
     def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
+        """At rank 0 the part (f32, 2-D) that `rank`, not 0, gave; None elsewhere. On all other ranks it has no effect,
+        and at rank 0 only the shape of the part counts. A rank may not be ahead by more than PeerChannel holds."""
         raise InternalError(f"there is no rank {rank}")
 
     def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
+        """At `rank`, not 0, the part that rank 0 gave; None elsewhere. Otherwise as `send_up`, with the roles
+        exchanged. Of the tag step and chunk count."""
         raise InternalError(f"there is no rank {rank}")
 
 

@@ -21,7 +21,7 @@ from tpiedge.collectives.summation import OrderedSum, Summable, is_finite, widen
 from tpiedge.errors import Misconduct, ProtocolError
 from tpiedge.transport.endpoint import Buffer
 from tpiedge.wire.data import CANCEL, Partial, Reduced, Slice
-from tpiedge.wire.tensors import INT8_GROUP
+from tpiedge.wire.fields import INT8_GROUP
 
 
 @dataclass(slots=True)
@@ -65,14 +65,16 @@ class Collective:
         """The sum, in memory that belongs to the caller; `job.cancel` holds for every rank."""
         raise NotImplementedError
 
-    def _give(self, job: Job, to: Sequence[int]) -> Buffer:
-        """Sends this rank's part. Returns its bytes."""
+    def _send(self, job: Job, part: Summable | None, to: Sequence[int], hop: int | None = None) -> Buffer:
+        """Sends this rank's part, or a slice in its hop; None where it has nothing to add. Returns its bytes."""
         channel, codec = self._channel, job.codec
-        flags = CANCEL if job.cancel else 0
-        header = None if job.own is None else codec.header(job.own)
-        part = Partial(channel.epoch, *job.tag, flags, channel.rank, header)
-        encoded = b"" if job.own is None else codec.encode(job.own)
-        channel.send(part, () if job.own is None else (encoded,), to, job.what, job.sent)
+        header = None if part is None else codec.header(part.shape, part.itemsize)
+        encoded = b"" if part is None else codec.encode(part)
+        place = channel.epoch, *job.tag, CANCEL if job.cancel else 0
+        message = (
+            Partial(*place, channel.rank, header) if hop is None else Slice(*place, hop, channel.rank, header)
+        )
+        channel.send(message, () if part is None else (encoded,), to, job.what, job.sent)
         return encoded
 
     def _sum(
@@ -97,7 +99,7 @@ class Star(Collective):
 
     def begin(self, job: Job) -> None:
         if self._channel.rank != 0:
-            self._give(job, (0,))
+            self._send(job, job.own, (0,))
 
     def advance(self, job: Job) -> None:
         channel, codec = self._channel, job.codec
@@ -108,7 +110,7 @@ class Star(Collective):
             own = None if job.own is None else rounded(codec, job.own)
             total = self._sum(job, Partial, own, np.empty(job.shape, codec.dtype), True)
         flags = CANCEL if job.cancel else 0
-        message = Reduced(channel.epoch, *job.tag, flags, codec.header(total))
+        message = Reduced(channel.epoch, *job.tag, flags, codec.header(total.shape, total.itemsize))
         encoded = codec.encode(total)
         channel.send(message, (encoded,), channel.peers, job.what, job.sent)
         job.total = total if codec.exact else codec.decode(encoded, job.shape)
@@ -127,7 +129,7 @@ class Mesh(Collective):
     """Every rank has a link to every other."""
 
     def begin(self, job: Job) -> None:
-        encoded = self._give(job, self._channel.peers)
+        encoded = self._send(job, job.own, self._channel.peers)
         if job.own is not None and not job.codec.exact:
             job.own = job.codec.decode(encoded, job.shape)
 
@@ -173,11 +175,11 @@ class TwoShot(Collective):
     def begin(self, job: Job) -> None:
         channel = self._channel
         if job.own is None:
-            self._send(job, _PARTS, None, channel.peers)
+            self._send(job, None, channel.peers, _PARTS)
             return
         slices = cut(job.own, channel.size)
         for rank in channel.peers:
-            self._send(job, _PARTS, slices[rank], (rank,))
+            self._send(job, slices[rank], (rank,), _PARTS)
 
     def advance(self, job: Job) -> None:
         channel, codec = self._channel, job.codec
@@ -188,7 +190,7 @@ class TwoShot(Collective):
         # that other's part so.
         blames = None if channel.rank else channel.size == 2
         mine = self._sum(job, Slice, own, slices[channel.rank], blames)
-        encoded = self._send(job, _SUMS, mine, channel.peers)
+        encoded = self._send(job, mine, channel.peers, _SUMS)
         if not codec.exact:
             np.copyto(mine, codec.decode(encoded, mine.shape))
         elif mine is not slices[channel.rank]:
@@ -206,16 +208,6 @@ class TwoShot(Collective):
             slices = _put(job, slices, rank, whole)
         check_slices(slices, job.what)
         return job.total
-
-    def _send(self, job: Job, hop: int, part: Summable | None, to: Sequence[int]) -> Buffer:
-        """Sends a slice, None where this rank has nothing to add. Returns its bytes."""
-        channel, codec = self._channel, job.codec
-        header = None if part is None else codec.header(part)
-        encoded = b"" if part is None else codec.encode(part)
-        flags = CANCEL if job.cancel else 0
-        message = Slice(channel.epoch, *job.tag, flags, hop, channel.rank, header)
-        channel.send(message, () if part is None else (encoded,), to, job.what)
-        return encoded
 
 
 def _put(job: Job, slices: list[Summable], rank: int, values: Summable) -> list[Summable]:

@@ -20,7 +20,6 @@ from tpiedge.wire.codec import encode, place_of
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.fields import CollectiveName
 
-_MOST_KINDS: Final = 8
 # A rank without a share sends no part, at each all-reduce of a kind: a rank that expects one would leave off every
 # time, which costs more than going step by step from the beginning.
 _MOST_LEFT_OFF: Final = 3
@@ -47,7 +46,7 @@ class FastPath:
 
     def __init__(self, channel: PeerChannel) -> None:
         self._rank = channel.rank
-        self._prepared = functools.lru_cache(_MOST_KINDS)(functools.partial(_prepare, channel))
+        self._prepared = functools.lru_cache(8)(functools.partial(_prepare, channel))
 
     def reduce(
         self, name: CollectiveName, codec: Codec, own: Summable, tag: Tag
@@ -81,7 +80,7 @@ def _prepare(channel: PeerChannel, name: CollectiveName, codec: Codec, shape: Sh
     endpoint, rank, peers = channel.endpoint, channel.rank, channel.peers
     if not isinstance(endpoint, Reduces) or name not in ("star", "mesh"):
         return None
-    header = codec.header(np.empty(shape, codec.dtype))
+    header = codec.header(shape)
     parts = {sender: encode(Partial(channel.epoch, 0, 0, 0, 0, sender, header)) for sender in (rank, *peers)}
     total = encode(Reduced(channel.epoch, 0, 0, 0, 0, header))
     if name == "mesh":

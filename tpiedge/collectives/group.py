@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from tpiedge.collectives.codec import CODECS, INTEGERS, Codec
-from tpiedge.collectives.communicator import Doing, Liveness, Tag
+from tpiedge.collectives.communicator import Communicator, Doing, Liveness, Tag
 from tpiedge.collectives.direct import Collective, Job, Mesh, Star, TwoShot
 from tpiedge.collectives.fast import FastPath
 from tpiedge.collectives.peer_channel import PeerChannel
-from tpiedge.collectives.summation import Summable, array_of, summable_of
+from tpiedge.collectives.summation import SUMMABLE, Summable, array_of
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire import fields
@@ -24,11 +24,9 @@ from tpiedge.wire.data import Gathered, Hidden, LeavePages, StepPlan
 
 COLLECTIVES: Final[Mapping[str, type[Collective]]] = {"star": Star, "mesh": Mesh, "two-shot": TwoShot}
 
-_BELOW_BF16 = np.uint32(0xFFFF)
 
-
-class Group:
-    """A Communicator. Owns nothing: the caller closes `endpoint`.
+class Group(Communicator):
+    """Owns nothing: the caller closes `endpoint`.
 
     `linked`: whether every rank has a link to every other, so that there is a choice.
     """
@@ -43,9 +41,9 @@ class Group:
         size: int,
         linked: bool = False,
     ) -> None:
-        self.rank: Final = rank
-        self.size: Final = size
-        self.cancelled = False
+        super().__init__()
+        self.rank = rank
+        self.size = size
         #: How many all-reduces went by each collective.
         self.counts: Counter[str] = Counter()
         self._epoch = epoch
@@ -55,7 +53,6 @@ class Group:
         self._collectives = {name: kind(self._channel) for name, kind in COLLECTIVES.items()}
         self._plan = StepPlan(epoch, 0, (), 1, 1)
         self._jobs: dict[Tag, tuple[Collective, Job]] = {}
-        self._cancelled_step = 0
         self._rely(COLLECTIVES.keys())  # until the first plan tells
 
     @property
@@ -79,9 +76,6 @@ class Group:
 
     def poll(self) -> None:
         self._channel.take_in("the wait for a request")
-
-    def request_cancel(self, step: int) -> None:
-        self._cancelled_step = step
 
     @property
     def _cancel_requested(self) -> bool:
@@ -109,7 +103,7 @@ class Group:
     # --- all-reduces
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        own = summable_of(partial)
+        own = array_of(partial, SUMMABLE)
         name, codec = self._way(own)
         job = Job(tag, own.shape, own if contributes else None, codec)
         if contributes and not self._cancel_requested and not self._channel.holds and not self._jobs:
@@ -125,7 +119,7 @@ class Group:
         return self._result(tag, partial if contributes else None)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
-        own = summable_of(partial)
+        own = array_of(partial, SUMMABLE)
         name, codec = self._way(own)
         self._start(
             name, Job(tag, own.shape, own if contributes else None, codec, cancel=self._cancel_requested)
@@ -173,8 +167,8 @@ class Group:
             return self._received(Hidden, Tag(tag.step, 0, tag.chunk), 0, what, hidden)
         array = array_of(hidden)
         # Embeddings of a bf16 model need no more than bf16.
-        codec = CODECS["f32" if (array.view(np.uint32) & _BELOW_BF16).any() else "bf16"]
-        message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array))
+        codec = CODECS["f32" if (array.view(np.uint32) & np.uint32(0xFFFF)).any() else "bf16"]
+        message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array.shape))
         self._channel.send(message, (codec.encode(array),), self._channel.peers, what)
         return hidden
 
@@ -182,7 +176,7 @@ class Group:
         what = Doing("sending to node 0", tag)
         if self.rank == rank:
             own = array_of(part)
-            message = Gathered(self._epoch, *tag, self.rank, CODECS["f32"].header(own))
+            message = Gathered(self._epoch, *tag, self.rank, CODECS["f32"].header(own.shape))
             self._channel.send(message, (own.data,), (0,), what)
         return None if self.rank else self._received(Gathered, tag, rank, what, part)
 
@@ -190,7 +184,7 @@ class Group:
         what = Doing(f"sending to node {rank}", tag)
         if self.rank == 0:
             own = array_of(part)
-            message = Hidden(self._epoch, tag.step, tag.chunk, CODECS["f32"].header(own))
+            message = Hidden(self._epoch, tag.step, tag.chunk, CODECS["f32"].header(own.shape))
             self._channel.send(message, (own.data,), (rank,), what)
         if self.rank == rank:
             return self._received(Hidden, Tag(tag.step, 0, tag.chunk), 0, what, part)

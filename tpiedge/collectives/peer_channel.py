@@ -14,12 +14,20 @@ from tpiedge.collectives.codec import Codec, Shape, read_array
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.summation import Summable
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
-from tpiedge.transport.endpoint import Buffer, Endpoint, Envelope, LinkReset, MalformedMessage, Unreachable
-from tpiedge.transport.framing import TENSOR, frame_of
+from tpiedge.transport.endpoint import (
+    TENSOR,
+    Buffer,
+    Endpoint,
+    Envelope,
+    LinkReset,
+    MalformedMessage,
+    Unreachable,
+    frame_of,
+)
 from tpiedge.units import MIB
 from tpiedge.wire.data import Gathered, Hidden, LeavePages, Partial, Reduced, Slice, StepPlan
 from tpiedge.wire.epochs import Echo, Probe
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 
 #: Of each rank. Who keeps to the protocol is ahead by the all-reduces under way.
 MAX_HELD: Final = 64

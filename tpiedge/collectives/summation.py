@@ -25,7 +25,7 @@ IntArray = NDArray[np.int32 | np.int64]
 Summable = NDArray[np.float32 | np.int32 | np.int64]
 """What an all-reduce sums: f32 or integers."""
 
-_SUMMABLE: Final = frozenset(np.dtype(one).char for one in (np.float32, np.int32, np.int64))
+SUMMABLE: Final = frozenset(np.dtype(one).char for one in (np.float32, np.int32, np.int64))
 _TAKES: Final = "a collective takes contiguous f32 matrices, an all-reduce those of int32 and int64 as well"
 
 
@@ -39,11 +39,6 @@ def array_of(tensor: torch.Tensor, kinds: frozenset[str] = frozenset("f")) -> ND
     if array.dtype.char not in kinds or array.ndim != 2 or not array.flags.c_contiguous:
         raise InternalError(f"{_TAKES}, not {tensor.dtype} {tuple(tensor.shape)}")
     return array
-
-
-def summable_of(tensor: torch.Tensor) -> Summable:
-    """As `array_of`, of f32, int32 or int64."""
-    return array_of(tensor, _SUMMABLE)
 
 
 def widened(total: Summable, values: Summable) -> Summable:

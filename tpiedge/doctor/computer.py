@@ -20,8 +20,13 @@ from typing import Literal
 import psutil
 
 from tpiedge.errors import DiskFull
-from tpiedge.host.cgroups import Cgroups
-from tpiedge.host.device import available_memory_bytes, default_threads, free_disk_bytes, usable_cores
+from tpiedge.host.device import (
+    Cgroups,
+    available_memory_bytes,
+    default_threads,
+    free_disk_bytes,
+    usable_cores,
+)
 from tpiedge.host.disk_speed import DiskSpeed, measure_disk
 from tpiedge.host.process import LEAST_TO_COMPUTE, address_limit, cpu_name
 from tpiedge.transport.keys import curve_available, zeromq_versions

@@ -4,8 +4,8 @@ A sequence waits, then runs: its prompt is computed in pieces (prefill), then on
 (decode). All that run share every step.
 
 Laws:
-1. Sequences begin in the order in which they came; only one that is held, or whose next page another is computing just
-   now, lets those behind it go first. One begins when a slot is free and pages for all its tokens are available.
+1. Sequences begin in the order in which they came; only one whose next page another is computing just now lets those
+   behind it go first. One begins when a slot is free and pages for all its tokens are available.
 2. Pages go to older sequences first. Where none is left the youngest gives up its own, waits in front of all others,
    and is computed anew later, from its pages that nobody has taken since.
 3. While a sequence decodes, prompts take as many tokens of a step as make it `_PATIENCE` times as long as one without;
@@ -17,7 +17,7 @@ Laws:
 """
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,7 +27,7 @@ from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import KVRoom, PagePool
 from tpiedge.wire.data import Segment, TableChange
-from tpiedge.wire.limits import MAX_PAGES
+from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
 MAX_DRAFTED: Final = 15
@@ -98,8 +98,8 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute: those that are held, or were not drawn yet, do not count."""
-        waits = self._running or all(sequence.held for sequence in self._waiting)
+        """Whether there is nothing to compute: those that were not drawn yet do not count."""
+        waits = self._running or not self._waiting
         return bool(waits) and all(sequence.undrawn for sequence in self._running)
 
     @property
@@ -142,14 +142,11 @@ class Batcher:
         nobody else. To be called before anything else."""
         self._private = private
         self._carried = {one.request: one for one in sequences}
-        for _ in range(pages):
-            self._pool.take()
-        held = Counter(page for one in sequences for page in one.pages)
-        for page in range(pages):
-            for _ in range(held[page] - 1):
+        taken = [self._pool.take() for _ in range(pages)]
+        for one in sequences:
+            for page in one.pages:
                 self._pool.share(page)
-            if not held[page]:
-                self._pool.give_back([page])
+        self._pool.give_back(taken)
 
     def forget(self) -> bool:
         """Gives back what nobody came for. Returns whether there was any."""
@@ -222,7 +219,7 @@ class Batcher:
         pages = sum(len(sequence.pages) - sequence.told for sequence in self._running)
         while self._waiting and self._slots and not (self._short and self._running):
             sequence = self._waiting[0]
-            found = None if sequence.held else self._found(sequence)
+            found = self._found(sequence)
             if found is None:
                 passed.append(self._waiting.popleft())
                 continue
@@ -243,7 +240,7 @@ class Batcher:
         if not self._shares(sequence):
             return []
         scope = sequence.request.scope
-        sequence.expected = sequence.expected or self._pool.names(sequence.ids[:-1], scope)
+        sequence.expected = sequence.expected or [*self._pool.names(sequence.ids[:-1], scope)]
         found = self._pool.find(sequence.ids, scope)
         at = len(found)
         if at < len(sequence.expected) and any(
@@ -323,14 +320,12 @@ class Batcher:
     def _with_drafts(self, pieces: Sequence[StepPiece]) -> list[StepPiece]:
         """The pieces of answers, with as many guesses of their next tokens as pay; for these no sequence gives up a
         page."""
-        if not self._limits.speculate:
+        if not pieces or not self._limits.speculate:
             return list(pieces)
         guesses = [self._guess(piece.sequence) for piece in pieces]
         bids = [(piece.sequence.drafting, guess) for piece, guess in zip(pieces, guesses, strict=True)]
         rows = len(pieces)
-        counts = (
-            allot(bids, rows, self._cost, min(_MOST_ROWS, self._limits.step_tokens) - rows) if rows else []
-        )
+        counts = allot(bids, rows, self._cost, min(_MOST_ROWS, self._limits.step_tokens) - rows)
         return [
             self._drafted(piece.sequence, guess, count)
             for piece, guess, count in zip(pieces, guesses, counts, strict=True)
@@ -341,7 +336,7 @@ class Batcher:
         most = min(self._limits.speculate, left)
         if sequence.lookup is None or most <= 0:
             return NO_GUESS
-        forced = tuple(sequence.forced()[:most]) if sequence.forced is not None else ()
+        forced = tuple((sequence.forced() or ())[:most]) if sequence.forced is not None else ()
         return Guess(forced, sure=len(forced)) if forced else sequence.lookup.draft(most)
 
     def _drafted(self, sequence: RunningSequence, guess: Guess, count: int) -> StepPiece:
@@ -376,15 +371,12 @@ class Batcher:
             youngest = self._running[-1]
             if youngest.slot in planned or (youngest is sequence and not pieces):
                 return False
-            self._give_up(youngest)
+            self._running.remove(youngest)
+            self._release(youngest)
+            self._waiting.appendleft(youngest)
             if youngest is sequence:
                 return False
         return True
-
-    def _give_up(self, sequence: RunningSequence) -> None:
-        self._running.remove(sequence)
-        self._release(sequence)
-        self._waiting.appendleft(sequence)
 
     def _allotted(
         self, prompts: Sequence[RunningSequence], rows: int

@@ -14,23 +14,23 @@ too.
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tpiedge.collectives.communicator import Tag
-from tpiedge.engine.assembly import Engine
+from tpiedge.engine.forward import Engine
 from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.errors import ProtocolError
 from tpiedge.pack.share import Share, kv_share
@@ -38,13 +38,11 @@ from tpiedge.units import MIB
 from tpiedge.wire.control import Carried
 from tpiedge.wire.data import LeavePages
 
-_CHUNK_BYTES: Final = MIB
 #: Chunks under way: fewer bytes than a node holds of what comes too early, and few enough messages.
 _AHEAD: Final = 8
 _NO_PLACE: Final = "this machine has no place for it"
 _NONCE_BYTES: Final = 16
 _LENGTH: Final = struct.Struct("<I")
-_HEADER: Final = b"header"
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class _Cipher:
 
     def header(self, data: bytes) -> bytes:
         """Encrypted, or decrypted."""
-        return (np.frombuffer(data, np.uint8) ^ self._stream(_HEADER, len(data))).tobytes()
+        return (np.frombuffer(data, np.uint8) ^ self._stream(b"header", len(data))).tobytes()
 
     def _stream(self, label: bytes, nbytes: int) -> NDArray[np.uint8]:
         hashed = self._begun.copy()
@@ -85,18 +83,27 @@ class _Cipher:
         return np.frombuffer(hashed.digest(nbytes), np.uint8)
 
 
+class FileHeader(msgspec.Struct, frozen=True):
+    """Whose the parts of a file are: of which heads and `sequences`, in how many pages. `facts` as in Carrier."""
+
+    facts: Sequence[str]
+    heads: Sequence[int]
+    pages: int
+    sequences: Sequence[CarriedSequence] = ()
+
+
 class LeftFile:
     """The file that is written, whose header is `said`. It takes the place of any earlier one of its epoch. The first
     error ends writing, deletes what there is, and is kept."""
 
-    def __init__(self, locker: Locker, epoch: int, said: Mapping[str, object], stack: ExitStack) -> None:
+    def __init__(self, locker: Locker, epoch: int, said: FileHeader, stack: ExitStack) -> None:
         self.error = ""
         self._path = locker.path(epoch)
         self._file: FileIO | None = None
         self._parts = 0
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self._cipher = _Cipher(locker.key, nonce)
-        header = json.dumps(said).encode()
+        header = msgspec.json.encode(said)
         try:
             locker.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._path.unlink(missing_ok=True)
@@ -140,26 +147,22 @@ class FoundFile:
         self, locker: Locker, carried: Carried, facts: Sequence[str], layers: int, stack: ExitStack
     ) -> None:
         self.error = ""
-        self.sequences: tuple[CarriedSequence, ...] = ()
-        self._heads: dict[int, int] = {}
-        self._pages = carried.pages
+        self.said = FileHeader((), (), carried.pages)
         self._layers = layers
-        self._file: BinaryIO | None = None
-        self._cipher = _Cipher(locker.key, b"")
-        self._start = 0
         path = locker.path(carried.epoch)
         try:
             self._file = stack.enter_context(path.open("rb"))
             path.unlink()
-            self._read_header(self._file, locker.key, facts)
-        except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
+            self._cipher = _Cipher(locker.key, self._file.read(_NONCE_BYTES))
+            self._read_header(self._file, FileHeader(facts, (), carried.pages))
+        except (OSError, ValueError, struct.error, msgspec.DecodeError, RecursionError) as error:
             self.error = f"what was left cannot be read: {type(error).__name__}"
 
     def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
         """Fills `into` ([layers, bytes of a part]) from `first_layer` on. Returns why it cannot, or ""."""
-        if self._file is None or head not in self._heads:
+        if head not in self.said.heads:
             return f"head {head} was not left here"
-        first = (self._heads[head] * self._pages + page) * self._layers + first_layer
+        first = (self.said.heads.index(head) * self.said.pages + page) * self._layers + first_layer
         try:
             self._file.seek(self._start + first * into.shape[1])
             data = self._file.read(into.nbytes)
@@ -170,27 +173,16 @@ class FoundFile:
         into[:] = self._cipher.parts(np.frombuffer(data, np.uint8).reshape(into.shape), first)
         return ""
 
-    def _read_header(self, file: BinaryIO, key: bytes, facts: Sequence[str]) -> None:
-        self._cipher = _Cipher(key, file.read(_NONCE_BYTES))
+    def _read_header(self, file: BinaryIO, wanted: FileHeader) -> None:
         (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
         if length > 4 * MIB:
             raise ValueError
-        said = json.loads(self._cipher.header(file.read(length)))
-        if said["facts"] != list(facts) or said["pages"] != self._pages:
+        said = msgspec.json.decode(self._cipher.header(file.read(length)), type=FileHeader)
+        if [*said.facts] != [*wanted.facts] or said.pages != wanted.pages:
             raise ValueError
-        self._start = file.tell()
-        self._heads = {head: number for number, head in enumerate(said["heads"])}
-        self.sequences = tuple(
-            CarriedSequence(**{**one, "pages": tuple(one["pages"])}) for one in said["sequences"]
-        )
-
-
-@dataclass(frozen=True)
-class Taken:
-    """`sequences` have all of their keys and values in the first `pages` pages; none where something was missing."""
-
-    sequences: tuple[CarriedSequence, ...]
-    pages: int
+        if any(page not in range(said.pages) for one in said.sequences for page in one.pages):
+            raise ValueError  # a flipped bit may read as another number
+        self.said, self._start = said, file.tell()
 
 
 class Carrier:
@@ -234,12 +226,7 @@ class Carrier:
         with ExitStack() as stack:
             self.discard()
             if self._locker is not None and (kept or received or rank == 0):
-                said = {
-                    "facts": self._facts,
-                    "heads": [*kept, *received],
-                    "pages": len(order.pages),
-                    "sequences": list(map(asdict, sequences)),
-                }
+                said = FileHeader(self._facts, [*kept, *received], len(order.pages), sequences)
                 self._left = LeftFile(self._locker, order.epoch, said, stack)
             left = self._left
             error = left.error if left is not None else _NO_PLACE if kept or rank == 0 else ""
@@ -261,9 +248,10 @@ class Carrier:
             self._left.discard()
             self._left = None
 
-    def take(self, carried: Carried) -> Taken:
-        """Fills the first pages of the cache with what was left. Every rank calls it, before the first step. Returns on
-        rank 0 whose they are. Raises PeerLost, ProtocolError."""
+    def take(self, carried: Carried) -> tuple[Sequence[CarriedSequence], int]:
+        """Fills the first pages of the cache with what was left. Every rank calls it, before the first step. Returns
+        how many pages, and on rank 0 which sequences have all of their keys and values in them: none where something
+        was missing. Raises PeerLost, ProtocolError."""
         self._check_moves(carried.brought, "brings")
         self._number = 0
         pages = range(min(carried.pages, self._cache.pages))
@@ -280,13 +268,12 @@ class Carrier:
             if not error and len(pages) < carried.pages:
                 error = "the cache has fewer pages"
             if self._agreed(0, error):
-                return Taken((), len(pages))
+                return (), len(pages)
             if found is not None:
                 error = self._fill(found, here, pages)
             error = self._distribute(carried, pages, found, error)
-            if self._agreed(0, error) or found is None:
-                return Taken((), len(pages))
-            return Taken(found.sequences, len(pages))
+            missing = self._agreed(0, error)
+            return () if missing or found is None else found.said.sequences, len(pages)
 
     # --- on the disk
 
@@ -303,34 +290,26 @@ class Carrier:
     # --- over the links
 
     def _collect(self, order: LeavePages, left: LeftFile | None) -> None:
-        """Rank 0 gets what is sent to it, from one rank after the other. None is further ahead of it than _AHEAD."""
-        rank = self._communicator.rank
-        for count, (source, head, page, layers) in enumerate(self._chunks(order.sent, order.pages), 1):
-            block = self._block(page, layers, head) if rank == source else self._empty(layers)
-            arrived = self._communicator.send_up(_numbers(block), source, self._tag(order.step))
+        """Rank 0 gets what is sent to it, from one rank after the other."""
+        group = self._communicator
+        for source, head, page, layers in self._chunks(order.sent, order.pages, order.step, group.send_down):
+            own = group.rank == source
+            block = self._cache.parts[page, layers, head - self._heads.start] if own else self._empty(layers)
+            arrived = group.send_up(_numbers(block), source, self._tag(order.step))
             if arrived is not None and left is not None:
                 left.add(arrived.numpy().view(np.uint8))
-            if count % _AHEAD == 0:
-                self._communicator.send_down(torch.zeros(1, 1), source, self._tag(order.step))
-            if rank in (0, source):
-                self._moved(len(block))
 
     def _distribute(self, carried: Carried, pages: Sequence[int], found: FoundFile | None, error: str) -> str:
-        """Rank 0 sends what others lack, to one after the other, and is no further ahead of it than _AHEAD. Returns
-        what went wrong at this rank."""
-        rank = self._communicator.rank
-        for count, (target, head, page, layers) in enumerate(self._chunks(carried.brought, pages), 1):
+        """Rank 0 sends what others lack, to one after the other. Returns what went wrong at this rank."""
+        group = self._communicator
+        for target, head, page, layers in self._chunks(carried.brought, pages, 0, group.send_up):
             block = self._empty(layers)
-            if found is not None and rank == 0 and not error:
+            if found is not None and group.rank == 0 and not error:
                 error = found.read(block, head, page, layers.start)
-            arrived = self._communicator.send_down(_numbers(block), target, self._tag(0))
+            arrived = group.send_down(_numbers(block), target, self._tag(0))
             if arrived is not None:
                 parts = arrived.numpy().view(np.uint8)
                 self._cache.parts[page, layers, head - self._heads.start] = parts
-            if count % _AHEAD == 0:
-                self._communicator.send_up(torch.zeros(1, 1), target, self._tag(0))
-            if rank in (0, target):
-                self._moved(len(block))
         return error
 
     def _agreed(self, step: int, error: str) -> str:
@@ -344,17 +323,23 @@ class Carrier:
         return error or ("another node could not" if float(verdict[0, 0]) else "")
 
     def _chunks(
-        self, moves: Sequence[tuple[int, int]], pages: Sequence[int]
+        self,
+        moves: Sequence[tuple[int, int]],
+        pages: Sequence[int],
+        step: int,
+        answer: Callable[[torch.Tensor, int, Tag], torch.Tensor | None],
     ) -> Iterator[tuple[int, int, int, slice]]:
-        """(rank, head, page, layers) of what travels, the same on every rank."""
-        size = max(1, _CHUNK_BYTES // self._part_bytes)
-        for rank, head in moves:
-            for page in pages:
-                for first in range(0, self._layers, size):
-                    yield rank, head, page, slice(first, min(first + size, self._layers))
-
-    def _block(self, page: int, layers: slice, head: int) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(self._cache.parts[page, layers, head - self._heads.start])
+        """(rank, head, page, layers) of what travels, the same on every rank. Who gets it answers now and then, so that
+        none is further ahead of it than _AHEAD."""
+        size = max(1, MIB // self._part_bytes)
+        travels = itertools.product(moves, pages, range(0, self._layers, size))
+        for count, ((rank, head), page, first) in enumerate(travels, 1):
+            layers = slice(first, min(first + size, self._layers))
+            yield rank, head, page, layers
+            if count % _AHEAD == 0:
+                answer(torch.zeros(1, 1), rank, self._tag(step))
+            if self._communicator.rank in (0, rank):
+                self._moved(layers.stop - layers.start)
 
     def _empty(self, layers: slice) -> NDArray[np.uint8]:
         return np.zeros((layers.stop - layers.start, self._part_bytes), np.uint8)
@@ -383,4 +368,4 @@ class Carrier:
 
 def _numbers(parts: NDArray[np.uint8]) -> torch.Tensor:
     """The bytes as collectives take them; they travel as they are."""
-    return torch.from_numpy(parts.view(np.float32))
+    return torch.from_numpy(np.ascontiguousarray(parts).view(np.float32))

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from tpiedge.engine.grammar_process import GrammarLink
 from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.engine.sampler import TokenMask
-from tpiedge.errors import ChildLost, GrammarRefused, UserError
+from tpiedge.errors import ChildLost, UserError
 from tpiedge.sanitise import RateLimitedLog
 from tpiedge.wire.control import Compiled, Failed, Finished
 from tpiedge.wire.requests import GenerationRequest, Grammar
@@ -54,17 +54,17 @@ class LateConstraint:
         """Whether the grammar is compiled and has come to where an earlier epoch ended, or has failed."""
         return self._failed or self._tried(self._caught_up, True)
 
-    def heard(self) -> bool:
-        return not self._within or self._tried(self._constraint.heard, True)
-
     def known(self) -> bool:
+        if self._earlier and not self.ready():
+            return False
         return not self._within or self._tried(self._constraint.known, True)
 
     def take_spent(self) -> float:
         return self._constraint.take_spent()
 
-    def forced(self) -> Sequence[int]:
-        return self._tried(self._constraint.forced, ()) if self._within else ()
+    def forced(self) -> Sequence[int] | None:
+        free: Sequence[int] | None = ()
+        return self._tried(self._constraint.forced, free) if self._within else free
 
     def guess(self, ids: Sequence[int]) -> None:
         self._guesses = ids
@@ -151,20 +151,15 @@ _LONE_S: Final = 0.05
 
 
 def begin_constraint(
-    grammars: Grammars | None, request: GenerationRequest, group: str = ""
+    grammars: Grammars, request: GenerationRequest, group: str = ""
 ) -> AnswerConstraint | None:
     """Has the grammar of the request compiled; None where the answer is free. `group`: as of Grammars.begin. Raises
     UserError."""
     grammar = request.grammar
     if grammar is None:
         return None
-    late = grammar.begins is not None
-    if grammars is None:
-        if late:
-            return None
-        raise GrammarRefused("answers by a grammar are not to be had here")
     again = bool(request.answer_ids)
-    if not late:
+    if grammar.begins is None:
         return grammars.begin(request, again=again, group=group)
     try:
         constraint = grammars.begin(replace(request, answer_ids=()), again=again, group=group)
@@ -177,7 +172,7 @@ def begin_constraint(
 class GrammarPreparations:
     """The constraints of one epoch."""
 
-    def __init__(self, epoch: int, grammars: Grammars | None) -> None:
+    def __init__(self, epoch: int, grammars: Grammars) -> None:
         self._epoch = epoch
         self._grammars = grammars
         self._prepared: dict[str, AnswerConstraint | None] = {}

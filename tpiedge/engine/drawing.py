@@ -1,7 +1,7 @@
 """What rank 0 makes of a step's hidden states: tokens that are drawn, log probabilities of prompts, embeddings."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, repeat
@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
-from tpiedge.engine.assembly import Engine
 from tpiedge.engine.batcher import Batch, Batcher
 from tpiedge.engine.constraints import AnswerConstraint, MaskWaits
+from tpiedge.engine.forward import Engine
 from tpiedge.engine.head import Head, MeanState
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.sequence import RunningSequence, StepPiece
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class LiveRequest:
     """A request that has not ended, and what becomes of its tokens. `scored`: the first position whose log probability
     was not told yet. `pooled`: of a request for an embedding. `constraint`: what the answer must keep to, if
-    anything."""
+    anything. `late`: a piece with its logits, and whether its step had others, while its masks are not known."""
 
     sequence: RunningSequence
     sampler: Sampler
@@ -36,6 +36,7 @@ class LiveRequest:
     reason: FinishReason | None = None
     scored: int = 1
     constraint: AnswerConstraint | None = None
+    late: tuple[StepPiece, Tensor, bool] | None = None
     #: Why the request is refused, though it was accepted.
     refused: UserError | ChildLost | None = None
 
@@ -45,11 +46,12 @@ class LiveRequest:
 
     def heard(self) -> bool:
         """Whether it is known which tokens come next whatever the model says; also where the grammar has failed."""
-        return self.constraint is None or self._asked(self.constraint.heard, True)
+        return self.forced() is not None
 
-    def forced(self) -> Sequence[int]:
+    def forced(self) -> Sequence[int] | None:
         """The tokens that come next whatever the model says; none where the grammar has failed."""
-        return () if self.constraint is None else self._asked(self.constraint.forced, ())
+        free: Sequence[int] | None = ()
+        return free if self.constraint is None else self._asked(self.constraint.forced, free)
 
     def _asked(self, question: Callable[[], T], failed: T) -> T:
         found = failed
@@ -58,29 +60,19 @@ class LiveRequest:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Undrawn:
-    """The logits of a piece, of which it is not known yet what may be drawn."""
-
-    piece: StepPiece
-    logits_MV: Tensor
-    shared: bool
-
-
 class Drawing:
     """Of one epoch."""
 
-    def __init__(self, engine: Engine, head: Head, batcher: Batcher, waits: MaskWaits) -> None:
-        self._epoch = engine.epoch
+    def __init__(self, epoch: int, engine: Engine, head: Head, batcher: Batcher, waits: MaskWaits) -> None:
+        self._epoch = epoch
         self._vocab_size = engine.config.vocab_size
         self._head = head
         self._meter = engine.meter
         self._batcher = batcher
         #: Whether each row of the head is computed by itself, as of Head.logits.
-        self._apart = not engine.forward.quantised
+        self._apart = not engine.quantised
         self._waits = waits
         self._logits_MV = torch.empty(0, self._vocab_size)
-        self._undrawn: dict[str, _Undrawn] = {}
 
     def draw(self, batch: Batch, x_TH: Tensor, requests: Mapping[str, LiveRequest]) -> None:
         """Draws the next tokens of all sequences whose last position the step has computed, from its hidden states
@@ -92,9 +84,12 @@ class Drawing:
         with self._meter.head_span:
             logits_MV = self._room(len(rows))
             if rows:
-                self._head.logits(_rows(x_TH, rows), apart=self._apart, room=logits_MV)
+                # By numpy: torch takes threads of its own, which wait for more work where ours go on.
+                x_MH = x_TH if len(rows) == len(x_TH) else torch.from_numpy(x_TH.numpy()[rows])
+                self._head.logits(x_MH, apart=self._apart, room=logits_MV)
         first, shared = 0, len(pieces) > 1
-        self._await_masks(batch, requests)
+        drawing = [requests[piece.sequence.request.id] for piece in batch.pieces if piece.draws]
+        self._waits.until([(one.constraint, one.known) for one in drawing if one.constraint is not None])
         for piece, end in pieces:
             live = requests[piece.sequence.request.id]
             if piece.sequence.request.prompt_scores and piece.sequence.answer_tokens == 0:
@@ -110,22 +105,17 @@ class Drawing:
                 self._decide(live, piece, own_MV, shared=shared)
             else:
                 self._batcher.undrawn(piece)
-                self._undrawn[live.sequence.request.id] = _Undrawn(piece, own_MV.clone(), shared)
+                live.late = piece, own_MV.clone(), shared
 
-    def draw_late(self, requests: Mapping[str, LiveRequest]) -> None:
+    def draw_late(self, requests: Iterable[LiveRequest]) -> None:
         """Draws for those whose masks were not there when their step ended, and are now. One that has given up its
         pages since is computed anew."""
-        for name, late in list(self._undrawn.items()):
-            live = requests.get(name)
-            if live is None or not late.piece.sequence.undrawn:
-                del self._undrawn[name]
-            elif live.known():
-                del self._undrawn[name]
-                self._decide(live, late.piece, late.logits_MV, shared=late.shared)
-
-    def _await_masks(self, batch: Batch, requests: Mapping[str, LiveRequest]) -> None:
-        drawing = [requests[piece.sequence.request.id] for piece in batch.pieces if piece.draws]
-        self._waits.until([(one.constraint, one.known) for one in drawing if one.constraint is not None])
+        for live in requests:
+            if live.late is not None and not live.sequence.undrawn:
+                live.late = None
+            elif live.late is not None and live.known():
+                (piece, logits_MV, shared), live.late = live.late, None
+                self._decide(live, piece, logits_MV, shared=shared)
 
     def _decide(self, live: LiveRequest, piece: StepPiece, logits_MV: Tensor, *, shared: bool) -> None:
         tokens: list[int] = []
@@ -210,8 +200,3 @@ def refusing(live: LiveRequest) -> Iterator[None]:
         yield
     except (UserError, ChildLost) as error:
         live.refused = live.refused or error
-
-
-def _rows(x_TH: Tensor, rows: Sequence[int]) -> Tensor:
-    """Those rows, which ascend. By numpy: torch takes threads of its own, which wait for more work where ours go on."""
-    return x_TH if len(rows) == len(x_TH) else torch.from_numpy(x_TH.numpy()[rows])

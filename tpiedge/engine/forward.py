@@ -10,8 +10,7 @@ the same order (TPI-LLM, section 3.1).
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -20,7 +19,7 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.fused_blocks import BlockGrids, FusedBlocks, ffn_bias
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.steps import Chunk, ChunkRows, OverlappedReduces, chunks, wanted_rows
+from tpiedge.engine.steps import ChunkRows, OverlappedReduces, chunks, wanted_rows
 from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.elementwise import rms_norm, rope, tables
 from tpiedge.kernels.ffn import Biases, ffn
@@ -36,23 +35,18 @@ from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.data import Segment, StepPlan
+from tpiedge.wire.fields import KVPrecision
 
 _POSITIONS: Final = 64
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What is the same for all layers. Of each chunk: `rotary`, cos and sin of its rows, and `spans`."""
+class _ChunkPart(NamedTuple):
+    """A chunk, with what is the same for all layers."""
 
-    number: int
-    rows: tuple[ChunkRows, ...]
-    rotary: tuple[tuple[Tensor, Tensor], ...]
-    spans: tuple[Spans, ...]
-
-    @property
-    def lone(self) -> bool:
-        """Whether there is one chunk, whose all-reduces nothing can go on beside."""
-        return len(self.rows) == 1
+    rows: ChunkRows
+    spans: Spans
+    cos_Cd: Tensor
+    sin_Cd: Tensor
 
 
 def _tables_of(rope: RopeConfig, head_dim: int, start: int, count: int) -> tuple[Tensor, Tensor]:
@@ -66,8 +60,27 @@ def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, T
     return _tables_of(rope, head_dim, block * _POSITIONS, _POSITIONS)
 
 
-class ForwardPass:
-    """Computes steps for one node. Not thread-safe; owns nothing that it is given."""
+def kv_cache(
+    config: ModelConfig,
+    share: NodeShare,
+    kv: KVPrecision,
+    slots: int,
+    capacity_tokens: int,
+) -> KVCache:
+    """For the node's own KV heads, kept as `kv`. Raises OutOfMemory."""
+    return KVCache(
+        num_layers=config.num_layers,
+        kv_heads=len(kv_share(share.attention, config.group_size)),
+        head_dim=config.head_dim,
+        slots=slots,
+        capacity=capacity_tokens,
+        precision=kv,
+    )
+
+
+class Engine:
+    """Computes steps for one node. Not thread-safe; owns nothing that it is given. `grids`: the exponents of a
+    quantised model, which all nodes have alike."""
 
     def __init__(
         self,
@@ -80,19 +93,18 @@ class ForwardPass:
         meter: Meter,
         grids: Exponents,
     ) -> None:
-        self._config = config
+        self.config = config
+        self.weights = weights
+        self.cache = cache
+        self.communicator = communicator
+        self.linear = linear
+        self.meter = meter
         self._share = share
-        self._weights = weights
-        self._cache = cache
-        self._communicator = communicator
-        self._linear = linear
-        self._meter = meter
         self._reduces = OverlappedReduces(communicator, meter, linear.pool)
         self._attention_blocks = tuple(Block(layer, "attention") for layer in range(config.num_layers))
         self._ffn_blocks = tuple(Block(layer, "ffn") for layer in range(config.num_layers))
-        group_size = config.num_heads // config.num_kv_heads
-        self._kv = kv_share(share.attention, group_size)
-        self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, group_size)
+        self._kv = kv_share(share.attention, config.group_size)
+        self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, config.group_size)
         #: Of o and down of each layer; None for a model that is not quantised.
         self._grids: BlockGrids = [
             (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
@@ -111,144 +123,148 @@ class ForwardPass:
         Only the rows that the plan wants are complete at the end.
         Raises PeerLost, ProtocolError, or StepCancelled (then nothing is committed).
         """
-        self._cache.change(plan.tables, plan.discarded)
-        self._cache.begin(plan.segments)
-        self._weights.make_room(self._cache.held_bytes)
+        self.cache.change(plan.tables, plan.discarded)
+        self.cache.begin(plan.segments)
+        self.weights.make_room(self.cache.held_bytes)
+        parts = self._parts(x_TH, plan)
+        self.meter.block, self.meter.step = 0, plan.step
+        self._reduces = OverlappedReduces(self.communicator, self.meter, self.linear.pool, plan.wire)
+        if not self._stack(x_TH, plan, parts):
+            self._blocks(x_TH, plan, parts)
+        self.cache.commit(plan.segments)
+        self.meter.steps += 1
+        self.meter.tokens += plan.tokens
+
+    def _parts(self, x_TH: Tensor, plan: StepPlan) -> Sequence[_ChunkPart]:
         step_chunks = chunks(plan)
-        step = _Step(
-            plan.step,
-            tuple(ChunkRows.of(x_TH, chunk) for chunk in step_chunks),
-            self._rotary(plan, step_chunks),
-            tuple(self._spans(chunk) for chunk in step_chunks),
-        )
-        self._meter.block, self._meter.step = 0, plan.step
-        self._reduces = OverlappedReduces(self._communicator, self._meter, self._linear.pool, plan.wire)
-        if not self._stack(x_TH, plan, step):
-            self._blocks(x_TH, plan, step)
-        self._cache.commit(plan.segments)
-        self._meter.steps += 1
-        self._meter.tokens += plan.tokens
+        tables = [self._tables(segment) for segment in plan.segments]
+        cos_Td, sin_Td = torch.cat([cos for cos, _ in tables]), torch.cat([sin for _, sin in tables])
+        parts = []
+        for chunk in step_chunks:
+            spans = [self.cache.span(one.slot, one.start, one.length) for one in chunk.segments(plan)]
+            own = slice(chunk.first_row, chunk.last_row)
+            rows = ChunkRows.of(x_TH, chunk)
+            parts.append(
+                _ChunkPart(rows, Spans(spans, self.cache.format.page_positions), cos_Td[own], sin_Td[own])
+            )
+        return parts
 
-    def _spans(self, chunk: Chunk) -> Spans:
-        spans = [
-            self._cache.span(segment.slot, segment.start, segment.last_row - segment.first_row)
-            for segment in chunk.segments
-        ]
-        return Spans(spans, self._cache.format.page_positions)
-
-    def _stack(self, x_TH: Tensor, plan: StepPlan, step: _Step) -> bool:
+    def _stack(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> bool:
         """All blocks at once, if this node has them all, in memory, and these are a few tokens, which are all
         wanted."""
         if (
-            self._communicator.size > 1
+            self.communicator.size > 1
             or plan.tokens > NATIVE_TOKENS
-            or self._meter.traced
-            or not step.lone
+            or self.meter.traced
+            or len(parts) > 1
             or any(segment.wanted < segment.length for segment in plan.segments)
         ):
             return False
-        fused = self._fused.stack(self._linear.pool)
+        fused = self._fused.stack(self.linear.pool)
         if fused is None or plan.tokens > fused.most_tokens:
             return False
-        self._meter.computed(*fused.run(x_TH, step.spans[0], *step.rotary[0]))
-        self._reduces.ended_alone(step.rows[0], Tag(plan.step, 2 * self._config.num_layers - 1, 0))
+        rows, spans, cos_Td, sin_Td = parts[0]
+        self.meter.computed(*fused.run(x_TH, spans, cos_Td, sin_Td))
+        self._reduces.ended_alone(rows, Tag(plan.step, 2 * self.config.num_layers - 1, 0))
         return True
 
-    def _blocks(self, x_TH: Tensor, plan: StepPlan, step: _Step) -> None:
-        last = self._config.num_layers - 1
+    def _blocks(self, x_TH: Tensor, plan: StepPlan, parts: Sequence[_ChunkPart]) -> None:
+        rows = [part.rows for part in parts]
+        last = self.config.num_layers - 1
         for layer in range(last):
-            self._attention_block(layer, step)
-            self._ffn_block(plan.step, layer, step.rows)
-        self._attention_block(last, step)
-        self._last_ffn_block(x_TH, plan, step.rows)
+            self._attention_block(plan.step, layer, parts)
+            self._ffn_block(plan.step, layer, rows)
+        self._attention_block(plan.step, last, parts)
+        self._last_ffn_block(x_TH, plan, rows)
         self._reduces.settle()
 
-    def _attention_block(self, layer: int, step: _Step) -> None:
-        with self._weights.resident(self._attention_blocks[layer]) as weights:
-            for rows in step.rows:
+    def _attention_block(self, step: int, layer: int, parts: Sequence[_ChunkPart]) -> None:
+        with self.weights.resident(self._attention_blocks[layer]) as weights:
+            for part in parts:
+                rows = part.rows
                 if layer == 0:
-                    self._receive(rows.x_CH, Tag(step.number, 0, rows.chunk.index))
+                    self._receive(rows.x_CH, Tag(step, 0, rows.index))
                 self._reduces.settle(rows)
-                tag, bias_H = Tag(step.number, 2 * layer, rows.chunk.index), weights.vectors.get("o_bias")
-                with self._meter.attention_span.of(layer):
-                    partial_CH = self._attention(rows, weights, layer, step)
+                tag, bias_H = Tag(step, 2 * layer, rows.index), weights.vectors.get("o_bias")
+                with self.meter.attention_span.of(layer):
+                    partial_CH = self._attention(part, weights, layer)
                 grid = self._grids[layer][0]
-                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=step.lone)
+                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(parts) == 1)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduces of the chunks before pace
         the next one, so that no more than a few messages wait for a slow node."""
-        with self._meter.broadcast_span:
-            hidden_CH = self._communicator.broadcast(x_CH, tag)
+        with self.meter.broadcast_span:
+            hidden_CH = self.communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
             x_CH.copy_(hidden_CH)
 
-    def _ffn_block(self, step: int, layer: int, step_rows: tuple[ChunkRows, ...]) -> None:
-        with self._weights.resident(self._ffn_blocks[layer]) as weights:
+    def _ffn_block(self, step: int, layer: int, step_rows: Sequence[ChunkRows]) -> None:
+        with self.weights.resident(self._ffn_blocks[layer]) as weights:
             for rows in step_rows:
                 self._reduces.settle(rows)
-                tag, bias_H = Tag(step, 2 * layer + 1, rows.chunk.index), weights.vectors.get("down_bias")
-                with self._meter.ffn_span.of(layer):
+                tag, bias_H = Tag(step, 2 * layer + 1, rows.index), weights.vectors.get("down_bias")
+                with self.meter.ffn_span.of(layer):
                     partial_CH = self._ffn(rows.x_CH, weights, layer)
                 grid = self._grids[layer][1]
                 self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(step_rows) == 1)
 
-    def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, step_rows: tuple[ChunkRows, ...]) -> None:
+    def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, step_rows: Sequence[ChunkRows]) -> None:
         """Computes and reduces only the rows whose hidden states are used afterwards (MOM, section 3.1)."""
-        layer = self._config.num_layers - 1
+        layer = self.config.num_layers - 1
         rows, row_chunks = wanted_rows(plan)
         if len(rows) == plan.tokens:
             return self._ffn_block(plan.step, layer, step_rows)
         self._reduces.settle()
         x_MH = x_TH[list(rows)]
-        self._ffn_block(plan.step, layer, tuple(ChunkRows.of(x_MH, chunk) for chunk in row_chunks))
+        self._ffn_block(plan.step, layer, [ChunkRows.of(x_MH, chunk) for chunk in row_chunks])
         self._reduces.settle()
         x_TH[list(rows)] = x_MH
 
-    def _attention(self, rows: ChunkRows, weights: BlockWeights, layer: int, step: _Step) -> Tensor | None:
+    def _attention(self, part: _ChunkPart, weights: BlockWeights, layer: int) -> Tensor | None:
         """This node's heads: norm, q k v, rotation, cache, attention, output projection. None without heads."""
         if not len(self._share.attention):
             return None
-        spans, (cos_Cd, sin_Cd) = step.spans[rows.chunk.index], step.rotary[rows.chunk.index]
-        fused = self._fused.attention(layer, weights, self._linear.pool)
+        rows, spans, cos_Cd, sin_Cd = part
+        fused = self._fused.attention(layer, weights, self.linear.pool)
         if fused is not None:
             return fused.run(rows.x_CH, spans, cos_Cd, sin_Cd)
         h_CH = self._norm(rows.x_CH, weights, "attention_norm")
-        y_q, y_k, y_v = self._linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
+        y_q, y_k, y_v = self.linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
         q_Cnd = self._heads(y_q, weights, "q", self._share.attention.start, len(self._share.attention))
         k_CKd = self._heads(y_k, weights, "k", self._kv.start, len(self._kv))
         v_CKd = self._heads(y_v, weights, "v", self._kv.start, len(self._kv))
-        if self._config.qk_norm:
+        if self.config.qk_norm:
             q_Cnd, k_CKd = self._norm(q_Cnd, weights, "q_norm"), self._norm(k_CKd, weights, "k_norm")
-        q_Cnd = rope(q_Cnd, cos_Cd, sin_Cd, self._linear.pool)
-        k_CKd = rope(k_CKd, cos_Cd, sin_Cd, self._linear.pool)
+        q_Cnd = rope(q_Cnd, cos_Cd, sin_Cd, self.linear.pool)
+        k_CKd = rope(k_CKd, cos_Cd, sin_Cd, self.linear.pool)
         out_Cnd = self._attend(q_Cnd, k_CKd, v_CKd, layer, spans)
         o_RH = weights.matrices["o"]
         padding = o_RH.shape[0] // len(self._share.attention) - out_Cnd.shape[-1]
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
-        return self._linear.contract(out_CnP.flatten(1), o_RH, self._grids[layer][0])
+        return self.linear.contract(out_CnP.flatten(1), o_RH, self._grids[layer][0])
 
     def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, spans: Spans) -> Tensor:
-        layout, pool, window = self._cache.layouts[layer], self._linear.pool, self._config.windows[layer]
+        layout, pool, window = self.cache.layouts[layer], self.linear.pool, self.config.windows[layer]
         append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
         return attention_pages(q_Cnd, spans, layout, self._kv_of_head, window=window, pool=pool)
 
     def _norm(self, x: Tensor, weights: BlockWeights, name: str) -> Tensor:
-        return rms_norm(x, weights.vectors[name], self._config.rms_norm_eps, self._linear.pool)
+        return rms_norm(x, weights.vectors[name], self.config.rms_norm_eps, self.linear.pool)
 
     def _heads(self, y_CP: Tensor, weights: BlockWeights, name: str, first: int, count: int) -> Tensor:
         """[C, count, d]: a projection to heads [first, first + count), with its bias, without padding."""
-        y_Ccd = y_CP.view(y_CP.shape[0], count, -1)[..., : self._config.head_dim]
+        y_Ccd = y_CP.view(y_CP.shape[0], count, -1)[..., : self.config.head_dim]
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return y_Ccd
-        return y_Ccd + bias.view(-1, self._config.head_dim)[first : first + count]
+        return y_Ccd + bias.view(-1, self.config.head_dim)[first : first + count]
 
     def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
         """This node's columns of the FFN: norm, gate and up, SwiGLU, down. None without columns."""
         if not len(self._share.ffn):
             return None
-        fused = self._fused.ffn(layer, weights, self._linear.pool)
+        fused = self._fused.ffn(layer, weights, self.linear.pool)
         if fused is not None:
             return fused.run(x_CH)
         gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
@@ -258,7 +274,7 @@ class ForwardPass:
         )
         norm_H = weights.vectors["ffn_norm"]
         grid = self._grids[layer][1]
-        return ffn(x_CH, norm_H, self._config.rms_norm_eps, gate, up, down, self._linear, biases, grid)
+        return ffn(x_CH, norm_H, self.config.rms_norm_eps, gate, up, down, self.linear, biases, grid)
 
     def _bias(self, weights: BlockWeights, name: str, columns: int) -> Tensor | None:
         """[`columns`]: this node's part of the bias, with zeros for the padding, which stay zero through SwiGLU and the
@@ -266,15 +282,9 @@ class ForwardPass:
         own = ffn_bias(weights, name, self._share)
         return None if own is None else functional.pad(own, (0, columns - own.shape[0]))
 
-    def _rotary(self, plan: StepPlan, step_chunks: Sequence[Chunk]) -> tuple[tuple[Tensor, Tensor], ...]:
-        """cos and sin of every row, by chunks."""
-        parts = [self._tables(segment) for segment in plan.segments]
-        cos_Td, sin_Td = torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
-        own = [slice(chunk.first_row, chunk.last_row) for chunk in step_chunks]
-        return tuple((cos_Td[rows], sin_Td[rows]) for rows in own)
-
     def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
-        rope, width = self._config.rope, self._config.head_dim
+        """cos and sin of every position."""
+        rope, width = self.config.rope, self.config.head_dim
         start, stop = segment.start, segment.start + segment.length
         if segment.length > _POSITIONS:
             return _tables_of(rope, width, start, segment.length)

@@ -15,7 +15,7 @@ from tpiedge.kernels.library import Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 from tpiedge.kv.cache import KVCache
-from tpiedge.memory.sweep import Block
+from tpiedge.memory.sweep import Block, HeadTile
 from tpiedge.memory.weights import BlockWeights, NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
@@ -81,10 +81,9 @@ class FusedBlocks:
             known = self._ffn[layer] = weights, self._new_ffn(layer, weights, pool)
         return known[1]
 
-    def _new_stack(self, kept: Mapping[Block, BlockWeights], pool: Pool) -> FusedLayers | None:
+    def _new_stack(self, kept: Mapping[Block | HeadTile, BlockWeights], pool: Pool) -> FusedLayers | None:
         blocks: list[tuple[FusedAttention, FusedFFN]] = []
-        layers = range(self._config.num_layers)
-        for layer in layers:
+        for layer in range(self._config.num_layers):
             of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
             if "o_bias" in of_attention.vectors or "down_bias" in of_ffn.vectors:
                 return None

@@ -133,30 +133,32 @@ class GrammarLink:
             self._unsent = b""
 
     def _receive(self) -> None:
-        try:
-            part = self._session.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            part = b""
-        self._received += part
-        self._silent = not part
+        part = _received(self._session, 1 << 18)
+        self._received += part or b""
+        self._silent = part == b""
         if self._silent:
             with contextlib.suppress(OSError):
                 self._watch.shutdown(socket.SHUT_WR)  # so its end is looked at
 
     def _hear_fate(self) -> None:
-        try:
-            said = self._watch.recv(FATE.size)
-        except BlockingIOError:
+        said = _received(self._watch, FATE.size)
+        if said is None:
             return
-        except OSError:
-            said = b""
         if len(said) != FATE.size:  # whoever was to tell has ended, too
             raise LinkEnded(foreign=True)
         status, spent = FATE.unpack(said)
         self._fate_s = spent / 1e6
         raise LinkEnded(foreign=killed_from_outside(status))
+
+
+def _received(source: socket.socket, most: int) -> bytes | None:
+    """What has come; None where nothing has yet, and no bytes once nothing more will."""
+    try:
+        return source.recv(most)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 def micros(body: bytes) -> int:
@@ -193,8 +195,8 @@ class GrammarProcess:
         self._fork = fork
         self._now = now
         self._numbers = itertools.count()
-        #: The frames of each answer that were not taken yet.
-        self._frames: dict[int, list[tuple[bytes, bytes]]] = {}
+        #: What each answer does with its frames: letter, body.
+        self._answers: dict[int, Callable[[bytes, bytes], None]] = {}
         self._link: GrammarLink | None = None
         self._is_ready = self._compiled = False
         self._error: TpiedgeError | None = None
@@ -206,20 +208,20 @@ class GrammarProcess:
     @property
     def usable(self) -> bool:
         """Whether another answer can begin with it."""
-        return self._error is None and bool(self._frames)
+        return self._error is None and bool(self._answers)
 
-    def join(self) -> int:
-        """Returns the number of another answer."""
+    def join(self, hear: Callable[[bytes, bytes], None]) -> int:
+        """Returns the number of another answer, which hears its frames while any of the answers asks for `ready`."""
         number = 1 + next(self._numbers) % 0xFFFF  # of one that has left, frames may be on the way still
-        self._frames[number] = []
+        self._answers[number] = hear
         return number
 
     def leave(self, number: int) -> None:
         """One answer less; the last one ends the process."""
-        if self._frames.pop(number, None) is None:
+        if self._answers.pop(number, None) is None:
             return
         self.send(b"x", number)
-        if not self._frames:
+        if not self._answers:
             self._end()
 
     def links(self) -> Sequence[GrammarLink]:
@@ -242,15 +244,6 @@ class GrammarProcess:
         if self._link is not None:
             self._link.send(letter, number, body)
 
-    def has_frames(self, number: int) -> bool:
-        """Whether `take` has something, which came with another answer's."""
-        return bool(self._frames.get(number))
-
-    def take(self, number: int) -> Sequence[tuple[bytes, bytes]]:
-        """The frames of the answer that have come: letter, body."""
-        found, self._frames[number] = self._frames[number], []
-        return found
-
     def take_spent(self) -> float:
         """Seconds of a processor since this was asked last."""
         spent_s, self._spent_s = self._spent_s, 0.0
@@ -272,7 +265,6 @@ class GrammarProcess:
             if self.begun > 1:
                 raise killed_twice("a grammar") from None
             self._is_ready = self._compiled = False
-            self._frames = {number: [] for number in self._frames}
             return
         if not self._compiled and self._now() > self._deadline:
             if self._is_ready:
@@ -297,8 +289,8 @@ class GrammarProcess:
 
     def _understand(self, letter: bytes, number: int, body: bytes) -> None:
         if number:
-            if number in self._frames:
-                self._frames[number].append((letter, body))
+            if number in self._answers:
+                self._answers[number](letter, body)
         elif letter == b"r":
             self._is_ready = True
             self._deadline = self._now() + self._compile_s

@@ -39,7 +39,7 @@ from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.errors import GrammarRefused
 from tpiedge.lifeline import child_environment
 from tpiedge.model.text_process import start_linked
-from tpiedge.wire.requests import GenerationRequest, Grammar
+from tpiedge.wire.requests import GenerationRequest
 
 #: How long a mask may take.
 _ANSWER_S: Final = 10.0
@@ -79,7 +79,7 @@ class Grammars:
         process = self._shared.get(group)
         if process is None or not process.usable:
             process = GrammarProcess(request.grammar, self._fork, again=again)
-        constraint = Constraint(process, request, request.grammar, (self._end, self._rows), again=again)
+        constraint = Constraint(process, request, (self._end, self._rows), again=again)
         self._shared = {name: one for name, one in self._shared.items() if one.usable}
         if group:
             self._shared[group] = process
@@ -115,7 +115,6 @@ class Constraint:
         self,
         process: GrammarProcess,
         request: GenerationRequest,
-        grammar: Grammar,
         model: tuple[int, int],
         now: Callable[[], float] = time.monotonic,
         *,
@@ -125,11 +124,11 @@ class Constraint:
         tokens there are. `now` gives seconds. `again`: as of Grammars.begin."""
         child_end, self._rows = model
         self._process = process
-        self._number = process.join()
+        self._number = process.join(self._understand)
         self._now = now
         self._stop_ids = frozenset(request.stop_ids)
         self._end_ids = self._stop_ids | {child_end}
-        self._usual = grammar.begins is None
+        self._usual = request.grammar is None or request.grammar.begins is None
         self._again = again
         #: Which of the processes knows the answer.
         self._begun = 0
@@ -146,6 +145,7 @@ class Constraint:
         self.kept = 0
         """How many of the tokens that were given to the last restart were the grammar's before its text might end."""
         self._deadline = 0.0
+        self._refused: GrammarRefused | None = None
         #: Of a processor: what was told since tokens were drawn last, and how much more than allowed all was.
         self._cost_s = self._debt_s = 0.0
         self._drawn_at = now()
@@ -153,7 +153,7 @@ class Constraint:
     def links(self) -> Sequence[GrammarLink]:
         """The links that say something when there is more to know; none where there is no need to wait."""
         known = self._mask is not None and self._following is not None
-        return () if known or self._process.has_frames(self._number) else self._process.links()
+        return () if known or self._refused is not None else self._process.links()
 
     def ready(self) -> bool:
         """Whether the grammar is compiled, and the first mask has come, so that the answer may begin."""
@@ -164,15 +164,10 @@ class Constraint:
         """Whether `masks` would not wait."""
         return self.ready() and self._following is not None
 
-    def heard(self) -> bool:
-        """Whether it is known which tokens are forced."""
+    def forced(self) -> Sequence[int] | None:
+        """The tokens that come next whatever the model says; None while that is not known."""
         self._advance()
-        return self._forced is not None
-
-    def forced(self) -> Sequence[int]:
-        """The tokens that come next whatever the model says, as far as that is known."""
-        self._advance()
-        return self._forced or ()
+        return self._forced
 
     def guess(self, ids: Sequence[int]) -> None:
         """These tokens may be drawn one after the other: what is allowed after each of them will be asked."""
@@ -184,12 +179,8 @@ class Constraint:
     def masks(self, *, shared: bool) -> Iterator[TokenMask]:
         """What may be drawn next; then after each token that was guessed, up to one that is not allowed. `shared`:
         whether other answers wait for it, too."""
-        until = self._now() + _ANSWER_S
         while not self.known():
-            left_s = until - self._now()
-            if left_s < 0:
-                raise starved()
-            await_any([self], left_s)
+            await_any([self], _ANSWER_S)
         assert self._mask is not None
         found = [self._mask, *(self._following or ())]
         # What they cost; in between no other answer is held up.
@@ -248,8 +239,8 @@ class Constraint:
             return
         if self._begun != self._process.begun:
             self._open()
-        for letter, body in self._process.take(self._number):
-            self._understand(letter, body)
+        if self._refused is not None:
+            raise self._refused
         if (self._mask is None or self._following is None) and self._now() > self._deadline:
             raise starved()
 
@@ -287,7 +278,7 @@ class Constraint:
                     size = 1 + len(self._mask) if self._mask is not None else 1
                     self._following = [self._mask_of(one) for one in masks.reshape(-1, size)]
             case b"e":
-                raise refused(body)
+                self._refused = refused(body)
 
     def _costing(self, body: bytes) -> TokenMask:
         """The masks of a frame, whose cost it counts."""

@@ -38,7 +38,7 @@ class Head:
 
         `apart`: of different sequences, so that a row's bits must not depend on how many there are. `room`: where they
         go, instead of a new tensor."""
-        h_MH = self._norm(x_MH)
+        h_MH = self.states(x_MH)
         rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
         logits_MV = torch.empty(len(h_MH), self._config.vocab_size) if room is None else room
         for first, tile_RH in self._weights.head_tiles():
@@ -60,7 +60,7 @@ class Head:
         best = _Best(len(ids_M), min(likeliest, self._config.vocab_size))
         for first, tile_RH in self._weights.head_tiles():
             for rows in (slice(row, row + _ROWS) for row in range(0, len(ids_M), _ROWS)):
-                logits_MR = self._of_tile(self._norm(x_MH[rows]), first, tile_RH)
+                logits_MR = self._of_tile(self.states(x_MH[rows]), first, tile_RH)
                 total_M[rows] = torch.logaddexp(total_M[rows], logits_MR.logsumexp(dim=-1))
                 places_M = ids_M[rows] - first
                 here = torch.nonzero((places_M >= 0) & (places_M < logits_MR.shape[1]))[:, 0]
@@ -70,9 +70,6 @@ class Head:
 
     def states(self, x_MH: Tensor) -> Tensor:
         """[M, H]: the hidden states after the final norm, of which the logits are made."""
-        return self._norm(x_MH)
-
-    def _norm(self, x_MH: Tensor) -> Tensor:
         weight = self._weights.head_vectors()["final_norm"]
         return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
 

@@ -13,7 +13,7 @@ from tpiedge.memory.weights import NodeWeights
 from tpiedge.tracing.tracer import COMPUTE, REDUCE, TRAVEL, WAIT, EventSink
 from tpiedge.wire.control import StepSpans
 from tpiedge.wire.data import StepPlan
-from tpiedge.wire.limits import MAX_SPANS
+from tpiedge.wire.fields import MAX_SPANS
 
 
 @dataclass
@@ -41,59 +41,41 @@ class Meter:
         # Each times a `with` block; those of blocks `of` a layer.
         self.attention_span = _Span(self, "attention_s")
         self.ffn_span = _Span(self, "ffn_s")
-        self.embedding_span = _Span(self, "head_s", ahead=1)
+        self.embedding_span = _Span(self, "head_s")
         self.head_span = _Span(self, "head_s")
-        self.announce_span = _Span(self, "reduce_wait_s", ahead=1)
+        self.announce_span = _Span(self, "reduce_wait_s")
         self.broadcast_span = _Span(self, "reduce_wait_s")
-        self._travel_trace: tuple[EventSink, tuple[int, int]] | None = None
-        #: Of what is recorded of one step, if anything.
-        self._recording: EventSink | None = None
         self._reduce_spans = (_Span(self, "reduce_wait_s"), _Span(self, "reduce_wait_s"))
-
-    @property
-    def compute_s(self) -> float:
-        """The blocks' own arithmetic: attention and FFN."""
-        return self.attention_s + self.ffn_s
-
-    @property
-    def traced(self) -> bool:
-        """Whether every span is recorded."""
-        return self._travel_trace is not None
+        self._sink: EventSink | None = None
+        self._travels = 0, 0
+        #: Whether every step is recorded, block by block.
+        self.traced = False
 
     def computed(self, attention_s: float, ffn_s: float) -> None:
         """Add the time of blocks that were computed together, which `attention_span` and `ffn_span` did not see."""
         self.attention_s += attention_s
         self.ffn_s += ffn_s
-        if self._recording is not None:
+        if self._sink is not None:
             ended = time.perf_counter()
-            self._recording.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
+            self._sink.add(COMPUTE, 0, ended - attention_s - ffn_s, ended)
 
-    def trace(self, tracer: EventSink) -> None:
-        """From now on every span is recorded as well."""
-        self._record_spans(tracer)
-        self._travel_trace = tracer, (tracer.name("attention"), tracer.name("ffn"))
-
-    def record(self, sink: EventSink | None) -> None:
-        """From now on every span is recorded as well, or none any more; for who does not `trace`. Blocks that are
-        computed together are one span."""
-        self._recording = sink
-        self._record_spans(sink)
-
-    def _record_spans(self, sink: EventSink | None) -> None:
-        for name, span in (
-            ("attention", self.attention_span),
-            ("ffn", self.ffn_span),
-            ("embedding", self.embedding_span),
-            ("head", self.head_span),
+    def record(self, sink: EventSink | None, *, traced: bool = False) -> None:
+        """From now on every span is recorded as well, or none any more. `traced`: no blocks are computed together,
+        which would be one span."""
+        self._sink, self.traced = sink, traced
+        if sink is not None:
+            self._travels = sink.name("attention"), sink.name("ffn")
+        for span, lane, name in (
+            (self.attention_span, COMPUTE, "attention"),
+            (self.ffn_span, COMPUTE, "ffn"),
+            (self.embedding_span, COMPUTE, "embedding"),
+            (self.head_span, COMPUTE, "head"),
+            (self.announce_span, REDUCE, "plan"),
+            (self.broadcast_span, REDUCE, "broadcast"),
+            (self._reduce_spans[0], REDUCE, "reduce attention"),
+            (self._reduce_spans[1], REDUCE, "reduce ffn"),
         ):
-            span.record(sink, COMPUTE, name)
-        for name, span in (
-            ("plan", self.announce_span),
-            ("broadcast", self.broadcast_span),
-            ("reduce attention", self._reduce_spans[0]),
-            ("reduce ffn", self._reduce_spans[1]),
-        ):
-            span.record(sink, REDUCE, name)
+            span.record(sink, lane, name)
 
     def reduce_span(self, block: int) -> "_Span":
         """Time a `with` block as the all-reduce of a block; attention and FFN blocks take turns."""
@@ -101,25 +83,20 @@ class Meter:
         return self._reduce_spans[kind].of(layer)
 
     def travelled(self, block: int, begun: float) -> None:
-        """Note in the trace that the all-reduce of a block, which began at `begun` (perf_counter), is over."""
-        if self._travel_trace is not None:
-            tracer, names = self._travel_trace
+        """Record that the all-reduce of a block, which began at `begun` (perf_counter), is over."""
+        if self._sink is not None:
             layer, kind = divmod(block, 2)
-            tracer.add(TRAVEL, names[kind], begun, time.perf_counter(), layer, self.step)
+            self._sink.add(TRAVEL, self._travels[kind], begun, time.perf_counter(), layer, self.step)
 
 
 class _Span:
-    """Adds the time of a `with` block to a field of the meter. Made once: it runs twice per block, with cold caches.
+    """Adds the time of a `with` block to a field of the meter. Made once: it runs twice per block, with cold caches."""
 
-    `ahead`: by how many steps it precedes the meter's.
-    """
+    __slots__ = ("_field", "_lane", "_layer", "_meter", "_name", "_sink", "_started")
 
-    __slots__ = ("_ahead", "_field", "_lane", "_layer", "_meter", "_name", "_sink", "_started")
-
-    def __init__(self, meter: Meter, field: str, ahead: int = 0) -> None:
+    def __init__(self, meter: Meter, field: str) -> None:
         self._meter = meter
         self._field = field
-        self._ahead = ahead
         self._layer = -1
         self._started = 0.0
         self._sink: EventSink | None = None
@@ -142,8 +119,7 @@ class _Span:
         ended, meter = time.perf_counter(), self._meter
         setattr(meter, self._field, getattr(meter, self._field) + ended - self._started)
         if self._sink is not None:
-            step = meter.step + self._ahead
-            self._sink.add(self._lane, self._name, self._started, ended, self._layer, step)
+            self._sink.add(self._lane, self._name, self._started, ended, self._layer, meter.step)
 
 
 _LANES = (COMPUTE, REDUCE, WAIT)
@@ -191,16 +167,7 @@ class StepRecorder:
         """As EventSink: names are not kept."""
         return 0
 
-    def add(
-        self,
-        lane: int,
-        _name: int,
-        start: float,
-        end: float,
-        _layer: int = -1,
-        _step: int = 0,
-        _nbytes: int = 0,
-    ) -> None:
+    def add(self, lane: int, _name: int, start: float, end: float, *_: int) -> None:
         """As EventSink."""
         spans = self._spans.get(lane)
         if spans is not None and len(spans) < MAX_SPANS:

@@ -8,17 +8,17 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
 import torch
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Route
-from tpiedge.engine.assembly import Engine
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
-from tpiedge.engine.carrying import Carrier, Taken
+from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.constraints import AnswerConstraint, GrammarPreparations, MaskWaits
 from tpiedge.engine.drawing import Drawing, LiveRequest, refusing
+from tpiedge.engine.forward import Engine
 from tpiedge.engine.grammars import Grammars, await_any
 from tpiedge.engine.head import Head, MeanState
 from tpiedge.engine.meter import StepRecorder
@@ -27,11 +27,11 @@ from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.steps import StepCancelled, StepLimits
 from tpiedge.errors import UserError
-from tpiedge.kv.pages import KVRoom, PagePool, root_name
+from tpiedge.kv.pages import KVRoom, PagePool
 from tpiedge.units import counted
 from tpiedge.wire.control import AnswerPart, Compiled, Failed, Finished, Halt, StepSpans
 from tpiedge.wire.data import LeavePages, StepPlan
-from tpiedge.wire.limits import MAX_PAGES
+from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
 #: The master asks at once for what it asked the epoch before, but for what was cancelled meanwhile.
@@ -42,14 +42,14 @@ _CLAIM_S: Final = 10.0
 class Serving:
     """How a cluster serves. `context_tokens`: most positions of one sequence; `sequences`: that run at once;
     `speculate`: tokens drafted for one in a step; `grain_pages`: by how many pages memory that none needs goes back,
-    because weights can use it, or 0 where they cannot; `facts`: what keys and values depend on beside the tokens;
-    `limits`: of steps, the usual ones by default; `route`: of the all-reduces."""
+    because weights can use it, or 0 where they cannot; `limits`: of steps, the usual ones by default; `route`: of the
+    all-reduces."""
 
+    epoch: int
     context_tokens: int
     sequences: int = 1
     speculate: int = 0
     grain_pages: int = 0
-    facts: tuple[str, ...] = ()
     limits: StepLimits | None = None
     route: Route = field(default_factory=Route)
 
@@ -61,31 +61,26 @@ class Leader:
         self,
         engine: Engine,
         serving: Serving,
-        told: Callable[[StepSpans], None] = lambda _: None,
-        grammars: Grammars | None = None,
+        told: Callable[[StepSpans], None],
+        grammars: Grammars,
     ) -> None:
-        """`told`: gets what single steps were, and must not block. `grammars`: of requests; none are accepted without
-        it."""
-        config, cache = engine.config, engine.cache
-        self._config = config
-        self._epoch = engine.epoch
-        self._weights = engine.weights
-        self._forward = engine.forward
-        self._head = Head(config, engine.weights, engine.linear)
+        """`told`: gets what single steps were, and must not block. `grammars`: of requests."""
+        cache = engine.cache
+        self._engine = engine
+        self._config = engine.config
+        self._epoch = serving.epoch
+        self._head = Head(engine.config, engine.weights, engine.linear)
         self._communicator = engine.communicator
-        self._meter = engine.meter
-        self._limits = serving.limits or StepLimits.of(config.hidden_size)
-        self._route = serving.route
+        self._limits = serving.limits or StepLimits.of(engine.config.hidden_size)
         self._serving = serving
-        self._preparations = GrammarPreparations(engine.epoch, grammars)
+        self._preparations = GrammarPreparations(serving.epoch, grammars)
         self._recorder = StepRecorder(0, engine.meter, engine.weights, told)
         #: Whether the next step of answers alone is to be recorded.
         self._recording_wanted = False
         #: What the step under way computes of prompts: (request, first position, how many).
         self._read: tuple[tuple[str, int, int], ...] = ()
         self._cost = StepCost()
-        root = root_name(b"", *serving.facts)
-        self._pool = PagePool(cache.pages, cache.format.page_positions, secrets.token_bytes(32), root)
+        self._pool = PagePool(cache.pages, cache.format.page_positions, secrets.token_bytes(32))
         self._batcher = Batcher(
             self._pool,
             BatchLimits(self._limits.step_tokens, serving.sequences, serving.speculate),
@@ -93,7 +88,7 @@ class Leader:
             KVRoom(cache.pages, serving.grain_pages) if serving.grain_pages else None,
         )
         self._waits = MaskWaits()
-        self._drawing = Drawing(engine, self._head, self._batcher, self._waits)
+        self._drawing = Drawing(serving.epoch, engine, self._head, self._batcher, self._waits)
         self._live: dict[str, LiveRequest] = {}
         self._cancels: dict[str, None] = {}
         self._step = 0
@@ -114,10 +109,9 @@ class Leader:
 
     @property
     def _awaited(self) -> Sequence[AnswerConstraint]:
-        """Constraints of which something must be known before their answers begin, or go on."""
-        waiting = (one for one in self._live.values() if one.sequence.held or one.sequence.undrawn)
-        found = [one.constraint for one in waiting if one.constraint is not None]
-        return [*found, *self._preparations.unready]
+        """Constraints of which something must be known before their requests come, or their answers go on."""
+        waiting = (one.constraint for one in self._live.values() if one.sequence.undrawn)
+        return [*(one for one in waiting if one is not None), *self._preparations.unready]
 
     @property
     def pages(self) -> tuple[int, int]:
@@ -129,7 +123,8 @@ class Leader:
         """How many positions are computed of each request whose prompt is a part of the step under way; of this step
         by the blocks that are done. From any thread."""
         blocks = 2 * self._config.num_layers
-        done = self._meter.block if self._meter.step == self._step else 0
+        meter = self._engine.meter
+        done = meter.block if meter.step == self._step else 0
         return tuple((name, start + count * done // blocks) for name, start, count in self._read)
 
     def record_next(self) -> None:
@@ -152,7 +147,7 @@ class Leader:
         sequence = self._batcher.add(request)
         live = LiveRequest(sequence, sampler, emit, pooled, constraint=constraint)
         if constraint is not None:
-            sequence.held, sequence.forced = True, live.forced
+            sequence.forced = live.forced
         self._live[request.id] = live
 
     def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
@@ -164,10 +159,10 @@ class Leader:
         self._communicator.announce(order)
         return order, sequences
 
-    def adopt(self, taken: Taken, *, private: bool) -> None:
+    def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
         """These requests, whose keys and values are in the first pages, are about to come. Before anything is
         submitted. `private`: as of Carried."""
-        self._batcher.adopt(taken.sequences, taken.pages, private=private)
+        self._batcher.adopt(sequences, pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
     def cancel(self, request: str) -> None:
@@ -181,8 +176,7 @@ class Leader:
     def step(self) -> list[Finished | Failed | Compiled]:
         """Computes one step, and returns the requests that ended, or were refused after all, and those whose grammars
         are compiled. Raises PeerLost, ProtocolError."""
-        self._release_held()
-        self._drawing.draw_late(self._live)
+        self._drawing.draw_late(self._live.values())
         ended = [*self._preparations.news(), *self._take_cancels()]
         if self._adopted_until and time.monotonic() > self._adopted_until:
             self._adopted_until = 0.0
@@ -215,13 +209,6 @@ class Leader:
 
     def _sampler(self, request: GenerationRequest) -> Sampler:
         return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)
-
-    def _release_held(self) -> None:
-        """Those whose grammar is compiled begin."""
-        for live in self._live.values():
-            if live.sequence.held and live.constraint is not None:
-                with refusing(live):
-                    live.sequence.held = not live.constraint.ready()
 
     def _check(self, request: GenerationRequest) -> None:
         if not request.prompt_ids:
@@ -302,7 +289,7 @@ class Leader:
     def _run(self, batch: Batch) -> Tensor:
         """One sweep over the model: the hidden states [T, H], of which only the wanted rows are complete."""
         self._step += 1
-        ids = batch.ids
+        ids, engine, route = batch.ids, self._engine, self._serving.route
         self._read = tuple(
             (piece.sequence.request.id, piece.start, len(piece.ids))
             for piece in batch.pieces
@@ -315,65 +302,50 @@ class Leader:
             segments=batch.segments,
             chunk_tokens=self._limits.chunk_of(len(ids), shared=self._communicator.size > 1),
             tokens=len(ids),
-            apart_tokens=0 if self._forward.quantised else batch.decode_tokens,
+            apart_tokens=0 if self._engine.quantised else batch.decode_tokens,
             tables=batch.tables,
             discarded=batch.discarded,
-            collective=self._route.small,
-            bulk_collective=self._route.bulk,
-            small_bytes=self._route.small_bytes,
-            wire=self._route.wire,
+            collective=route.small,
+            bulk_collective=route.bulk,
+            small_bytes=route.small_bytes,
+            wire=route.wire,
             recorded=recorded,
         )
         if recorded:
             self._recording_wanted = False
+        engine.meter.block, engine.meter.step = 0, self._step
         self._recorder.begin(plan)
-        with self._meter.embedding_span:
-            x_TH = self._weights.embedding_rows(ids)
+        with engine.meter.embedding_span:
+            x_TH = engine.weights.embedding_rows(ids)
         self._lone = batch.lone, self._step
         try:
-            with self._meter.announce_span:
+            with engine.meter.announce_span:
                 self._communicator.announce(plan)
                 self._announced()
                 # A cancel that came before the announcement belonged to no step yet.
                 if batch.lone in self._cancels:
                     self._communicator.request_cancel(self._step)
-            self._forward.run(x_TH, plan)
+            engine.run(x_TH, plan)
         finally:
             self._lone = "", 0
         return x_TH
 
 
-class Follower:
-    """Any other rank, which sees no token: takes steps until the cluster ends, and leaves what `carrier` can."""
-
-    def __init__(
-        self, engine: Engine, carrier: Carrier, told: Callable[[StepSpans], None] = lambda _: None
-    ) -> None:
-        """`told`: as of Leader."""
-        self._hidden_size = engine.config.hidden_size
-        self._recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
-        self._forward = engine.forward
-        self._communicator = engine.communicator
-        self._carrier = carrier
-
-    def run(self) -> None:
-        """Never returns; ends with Cancelled at shutdown, or PeerLost, ProtocolError."""
-        while True:
-            self.run_step()
-
-    def run_step(self) -> None:
-        """Wait for a plan, then take the step."""
-        plan = self._communicator.next_plan()
+def follow(engine: Engine, carrier: Carrier, told: Callable[[StepSpans], None]) -> NoReturn:
+    """Any other rank, which sees no token: takes steps, and leaves what `carrier` can, until the cluster ends. `told`:
+    as of Leader. Ends with Cancelled at shutdown, or PeerLost, ProtocolError."""
+    recorder = StepRecorder(engine.communicator.rank, engine.meter, engine.weights, told)
+    while True:
+        plan = engine.communicator.next_plan()
         if isinstance(plan, LeavePages):
-            self._carrier.leave(plan)
-            return
-        self._carrier.discard()
-        x_TH = torch.empty(plan.tokens, self._hidden_size)
-        self._recorder.begin(plan)
+            carrier.leave(plan)
+            continue
+        carrier.discard()
+        x_TH = torch.empty(plan.tokens, engine.config.hidden_size)
+        recorder.begin(plan)
         # The cancelled step's hidden states are dropped with it; the next plan says where the sequences stand.
         try:
-            self._forward.run(x_TH, plan)
+            engine.run(x_TH, plan)
         except StepCancelled:
-            self._recorder.drop()
-            return
-        self._recorder.end()
+            recorder.drop()
+        recorder.end()

@@ -71,7 +71,7 @@ class Sampler:
     ) -> None:
         self._sampling = sampling
         self._vocab_size = vocab_size
-        self._position = len(prompt_ids)
+        self._position = len(prompt_ids)  # of the next token
         self._bias_ids = np.array([token for token, _ in sampling.logit_bias], dtype=np.intp)
         self._bias = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float32)
         self._seen = _Occurrences(prompt_ids, vocab_size) if sampling.repetition_penalty != 1 else None
@@ -80,11 +80,6 @@ class Sampler:
         self._filters = Filters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         for token in answer_ids:
             self.accept(token)
-
-    @property
-    def position(self) -> int:
-        """Where in the sequence the next token will stand; position 0 is the prompt's first token."""
-        return self._position
 
     def accept(self, token: int) -> None:
         """Append `token` to the answer. Constant time."""
@@ -95,7 +90,7 @@ class Sampler:
             self._answered.add(token)
 
     def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
-        """Draw the token at `position` from f32 logits of shape [V], which stay as they are; one of those `allowed`.
+        """Draw the next token from f32 logits of shape [V], which stay as they are; one of those `allowed`.
 
         Raises InternalError for logits of the wrong shape, with NaN or +inf, or all -inf; GrammarRefused where those of
         all tokens that are allowed are -inf.

@@ -65,12 +65,10 @@ class RunningSequence:
     lookup: PromptLookup | None = None
     fed: int = 0
     drafting: DraftLength = field(default_factory=DraftLength)
-    #: Whether it does not begin yet, because what it is to be answered by is not there.
-    held: bool = False
     #: Whether it waits to know what may be drawn after what is computed.
     undrawn: bool = False
-    #: Says the tokens that its grammar forces next.
-    forced: Callable[[], Sequence[int]] | None = None
+    #: Says the tokens that its grammar forces next; None where that is not known.
+    forced: Callable[[], Sequence[int] | None] | None = None
 
     @property
     def prompt_tokens(self) -> int:

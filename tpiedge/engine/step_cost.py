@@ -98,11 +98,7 @@ class StepCost:
         longer."""
         if not self._rows or seconds < self._seconds[0]:
             return None
-        return bisect_left(range(1, most + 1), True, key=lambda rows: self._exceeds(rows, seconds))
-
-    def _exceeds(self, rows: int, seconds: float) -> bool:
-        taken = self.seconds(rows)
-        return taken is not None and taken > seconds
+        return bisect_left(range(1, most + 1), True, key=lambda rows: (self.seconds(rows) or 0.0) > seconds)
 
     def _is_known(self, kind: int) -> bool:
         found = self._kinds[kind]

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.errors import Cancelled, ProtocolError
 from tpiedge.kernels.grid import Grid, add_sums, widened
 from tpiedge.kernels.library import Pool
-from tpiedge.wire.data import StepPlan
+from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.fields import WirePrecision
 
 #: Of the hidden states of a step.
@@ -62,29 +63,22 @@ class StepLimits:
         return min(self.chunk_tokens, -(-half // _PRODUCT_ROWS) * _PRODUCT_ROWS)
 
 
-@dataclass(frozen=True)
-class ChunkSegment:
-    """Rows [first_row, last_row) of a chunk: positions `start`, start + 1, ... of the sequence in `slot`."""
-
-    slot: int
-    start: int
-    first_row: int
-    last_row: int
-
-    @property
-    def stop(self) -> int:
-        """One past the last position."""
-        return self.start + self.last_row - self.first_row
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows [first_row, last_row) of the step."""
 
     index: int
     first_row: int
     last_row: int
-    segments: tuple[ChunkSegment, ...]
+
+    def segments(self, plan: StepPlan) -> Iterator[Segment]:
+        """The positions of the rows, which no segment wants: the chunk's part of those of the plan."""
+        row = 0
+        for whole in plan.segments:
+            low, high = max(self.first_row, row), min(self.last_row, row + whole.length)
+            if low < high:
+                yield Segment(whole.slot, whole.start + low - row, high - low, 0)
+            row += whole.length
 
 
 def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
@@ -92,14 +86,11 @@ def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
     total = sum(segment.length for segment in plan.segments)
     if total != plan.tokens or total == 0 or plan.chunk_tokens == 0 or plan.apart_tokens > total:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
-    return tuple(
-        Chunk(index, first, last, tuple(_segments(plan, first, last)))
-        for index, (first, last) in enumerate(_bounds(total, plan.apart_tokens, plan.chunk_tokens))
-    )
+    return _cut(total, plan.apart_tokens, plan.chunk_tokens)
 
 
 def wanted_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
-    """The step's rows whose final hidden states are wanted, and these, side by side, as chunks (no segments).
+    """The step's rows whose final hidden states are wanted, and these, side by side, as chunks.
 
     Raises ProtocolError where there is none, or more of a segment than it has."""
     rows: list[int] = []
@@ -113,24 +104,12 @@ def wanted_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
         rows += range(end - segment.wanted, end)
     if not rows:
         raise ProtocolError(f"step {plan.step}: no position of it is wanted")
-    apart = bisect_left(rows, plan.apart_tokens)
-    bounds = _bounds(len(rows), apart, plan.chunk_tokens)
-    return tuple(rows), tuple(Chunk(index, first, last, ()) for index, (first, last) in enumerate(bounds))
+    return tuple(rows), _cut(len(rows), bisect_left(rows, plan.apart_tokens), plan.chunk_tokens)
 
 
-def _bounds(rows: int, apart: int, chunk_rows: int) -> Iterator[tuple[int, int]]:
-    few = min(chunk_rows, APART_ROWS)
-    yield from ((start, min(start + few, apart)) for start in range(0, apart, few))
-    yield from ((start, min(start + chunk_rows, rows)) for start in range(apart, rows, chunk_rows))
-
-
-def _segments(plan: StepPlan, first: int, last: int) -> Iterator[ChunkSegment]:
-    row = 0
-    for segment in plan.segments:
-        low, high = max(first, row), min(last, row + segment.length)
-        if low < high:
-            yield ChunkSegment(segment.slot, segment.start + low - row, low - first, high - first)
-        row += segment.length
+def _cut(rows: int, apart: int, chunk_rows: int) -> tuple[Chunk, ...]:
+    starts = (*range(0, apart, min(chunk_rows, APART_ROWS)), *range(apart, rows, chunk_rows))
+    return tuple(Chunk(index, *bounds) for index, bounds in enumerate(pairwise((*starts, rows))))
 
 
 #: How many are under way while this node computes: each is in memory, here and as messages that came early. While the
@@ -144,16 +123,16 @@ class StepCancelled(Cancelled):
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """A chunk of the step and its rows of the residual stream, as torch and as numpy see them."""
+    """The rows of a chunk in the residual stream, as torch and as numpy see them."""
 
-    chunk: Chunk
+    index: int
     x_CH: Tensor
     array_CH: F32Array
 
     @staticmethod
     def of(x_TH: Tensor, chunk: Chunk) -> "ChunkRows":
         x_CH = x_TH[chunk.first_row : chunk.last_row]
-        return ChunkRows(chunk, x_CH, x_CH.numpy())
+        return ChunkRows(chunk.index, x_CH, x_CH.numpy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +174,9 @@ class OverlappedReduces:
         contributes = partial_CH is not None
         if grid is not None and self._wire != "f32":
             partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None
-        given = partial_CH if partial_CH is not None else _nothing(rows, grid)
+        given = partial_CH
+        if given is None:  # what tells shape and kind
+            given = rows.x_CH if grid is None else torch.empty(rows.x_CH.shape, dtype=torch.int32)
         self._meter.block = tag.block
         if wait:
             self.settle()
@@ -244,8 +225,3 @@ class OverlappedReduces:
     def _check_cancelled(self, tag: Tag) -> None:
         if self._communicator.cancelled:
             raise StepCancelled(f"step {tag.step} was cancelled after block {tag.block}")
-
-
-def _nothing(rows: ChunkRows, grid: Grid | None) -> Tensor:
-    """What tells shape and kind where a node has no part."""
-    return rows.x_CH if grid is None else torch.empty(rows.x_CH.shape, dtype=torch.int32)

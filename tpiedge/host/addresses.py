@@ -20,12 +20,14 @@ CONTROL_PORT = 7070
 """Where masters listen unless told otherwise; the three ports after it serve data, files and pairing."""
 DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
 
-_HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?", re.ASCII)
-_IPV6 = re.compile(r"(?=[^:]*:)[0-9A-Fa-f:.]+(?:%[0-9A-Za-z._-]{1,64})?", re.ASCII)
+_HOST = r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?"
+_ZONE = r"%[0-9A-Za-z._-]{1,64}"
+_IPV6 = rf"(?=[^]:]*:[^]:]*:)[0-9A-Fa-f:.]+(?:{_ZONE})?"
+_ADDRESS = re.compile(rf"(?:\[({_HOST}|{_IPV6})\]|({_HOST}))(?::([0-9]{{1,5}}))?|({_IPV6})", re.ASCII)
 _ENDPOINT = re.compile(
-    r"tcp://(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]+)(?:%[0-9A-Za-z._-]{1,64})?\]):([0-9]{1,5})", re.ASCII
+    rf"tcp://(?:([0-9.]{{7,15}})|\[([0-9A-Fa-f:.]+)(?:{_ZONE})?\]):([0-9]{{1,5}})", re.ASCII
 )
-_SCOPE = re.compile(r"%[0-9A-Za-z._-]{1,64}(?=\])", re.ASCII)
+_SCOPE = re.compile(rf"{_ZONE}(?=\])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,14 @@ class Address:
 def parse_address(text: str, default_port: int | None = None, default_host: str | None = None) -> Address:
     """Raises UserError where `text` is neither HOST:PORT nor, with a `default_port`, HOST; nor, with a `default_host`,
     PORT."""
-    host, port = _split(text.strip())
+    found = _ADDRESS.fullmatch(text.strip())
+    host, port = (found[1] or found[2] or found[4], found[3]) if found else ("", None)
     if port is None and host.isdigit():  # which a resolver would take for an address: 9000 is 0.0.35.40
         host, port = default_host or "", host
-    if port is None and default_port is not None:
-        port = str(default_port)
-    is_port = port is not None and port.isascii() and port.isdigit() and len(port) <= 5
-    if port is None or not is_port or not 1 <= int(port) <= 65535 - 3 or not _is_host(host):
+    number = int(port) if port else default_port or 0
+    if not host or not 1 <= number <= 65535 - 3:
         raise UserError(f"not an address: {text[:80]!r}; write it like 192.168.1.20:7070 or [fe80::1]:7070")
-    return Address(host, int(port))
+    return Address(host, number)
 
 
 def resolve(address: Address) -> Address:
@@ -178,22 +179,6 @@ def data_endpoint(endpoint: str, control_address: str) -> str:
             return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
     scope = _SCOPE.search(control_address)
     return _SCOPE.sub(scope[0], endpoint) if scope else endpoint
-
-
-def _split(text: str) -> tuple[str, str | None]:
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            return "", None
-        return host, rest[1:] if rest else None
-    if text.count(":") == 1:
-        host, _, port = text.partition(":")
-        return host, port
-    return text, None
-
-
-def _is_host(host: str) -> bool:
-    return _HOST.fullmatch(host) is not None or _IPV6.fullmatch(host) is not None
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,12 @@ def measure_disk(folder: Path, seconds: float = 0.3, nbytes: int = 64 * MIB) -> 
         # An anonymous map is aligned to pages, as direct reads need it.
         with source, mmap.mmap(-1, _CHUNK) as memory, memoryview(memory) as buffer:
             written = done = 0
-            while written < max(nbytes, _CHUNK) and (
-                not written or time.perf_counter() < began + seconds / 3
-            ):
+            while not written or (written < nbytes and time.perf_counter() < began + seconds / 3):
                 written += os.write(fd, data)
                 os.fsync(fd)
             started = now = time.perf_counter()
-            while (
-                not done or now < began + seconds
-            ):  # from the start again where the file ends before the time
+            # From the start again where the file ends before the time.
+            while not done or now < began + seconds:
                 done += source.read_into(done % written, buffer)
                 now = time.perf_counter()
             return DiskSpeed(done / (now - started), source.is_direct)

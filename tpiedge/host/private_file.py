@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from platformdirs import user_state_path
@@ -121,28 +121,12 @@ def private_bytes(path: Path, most: int = _MAX_BYTES) -> bytes:
 
 def create_private(path: Path, values: dict[str, object]) -> bool:
     """Write a file that is not there yet; False, and nothing done, where another process was first."""
-    partial = _written(path, values)
-    try:
-        os.link(partial, path)
-        _sync_folder(path.parent)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise _cannot_write(path, error) from None
-    finally:
-        partial.unlink(missing_ok=True)
-    return True
+    return _write(path, values, os.link)
 
 
 def replace_private(path: Path, values: dict[str, object]) -> None:
     """Write the file, or replace it by this one, for good. Raises UserError, DiskFull."""
-    partial = _written(path, values)
-    try:
-        partial.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from None
+    _write(path, values, os.replace)
 
 
 @contextlib.contextmanager
@@ -161,8 +145,9 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _written(path: Path, values: dict[str, object]) -> Path:
-    """A new file beside `path`, on the disk for good."""
+def _write(path: Path, values: dict[str, object], place: Callable[[Path, Path], None]) -> bool:
+    """Writes a new file beside `path`, on the disk for good, which `place` then gives its name; False where a link
+    finds another file there."""
     private_folder(path.parent)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -174,10 +159,15 @@ def _written(path: Path, values: dict[str, object]) -> Path:
             file.write("\n")
             file.flush()
             os.fsync(fd)
+        place(partial, path)
+        _sync_folder(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        if place is os.link and isinstance(error, FileExistsError):
+            return False
         raise _cannot_write(path, error) from None
-    return partial
+    finally:
+        partial.unlink(missing_ok=True)
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,16 +24,11 @@ LEAST_TO_COMPUTE: Final = 2 * GIB
 def raise_limits() -> None:
     """Raises this process's limits as far as they may be and as is of use: of open files to what is ample and what
     macOS grants a process, since some programs close as many at their start."""
-    for kind, most in ((resource.RLIMIT_AS, resource.RLIM_INFINITY), (resource.RLIMIT_NOFILE, 10_240)):
+    endless = resource.RLIM_INFINITY
+    for kind, most in ((resource.RLIMIT_AS, endless), (resource.RLIMIT_NOFILE, 10_240)):
         soft, hard = resource.getrlimit(kind)
-        wanted = (
-            hard
-            if most == resource.RLIM_INFINITY
-            else most
-            if hard == resource.RLIM_INFINITY
-            else min(most, hard)
-        )
-        if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or soft < wanted):
+        wanted = hard if most == endless else most if hard == endless else min(most, hard)
+        if soft != endless and (wanted == endless or soft < wanted):
             with contextlib.suppress(OSError, ValueError):  # the system has the last word
                 resource.setrlimit(kind, (wanted, hard))
 
@@ -145,7 +140,6 @@ class FreedMemory:
     def give_back(self, now: float) -> None:
         """To be called often. Seconds of any clock."""
         if self._trim is not None and now >= self._due:
-            self._due = (
-                now + 10.0
-            )  # a look takes a millisecond, and what is used again a page fault for every 4 KiB
+            # A look takes a millisecond, and what is used again a page fault for every 4 KiB.
+            self._due = now + 10.0
             self._trim(0)

@@ -3,25 +3,23 @@
 Errors: UserError where trying again changes nothing (wrong key, bad token, other protocol), PeerError where it may.
 """
 
-import secrets
 import time
 from contextlib import ExitStack, closing
 from typing import Literal, TypeAlias
 
-from tpiedge import __version__
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address, resolve_all
-from tpiedge.joining.enrolment import own_numerics
+from tpiedge.joining.enrolment import introduction
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import NEW_KEY
 from tpiedge.joining.tokens import ticket_of
-from tpiedge.transport.framing import CONTROL, Plane
+from tpiedge.transport.endpoint import CONTROL, Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.monitor import LinkState
 from tpiedge.transport.probe import Listener, probe
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.join import Enrol, Enrolled, Refused
-from tpiedge.wire.messages import PROTOCOL
+from tpiedge.wire.fields import Message
+from tpiedge.wire.join import Enrolled, Refused
 
 MASTER = "master"
 """What a worker calls the hub it connects to."""
@@ -91,12 +89,6 @@ def who_is_at(address: Address, master_key: str, timeout_s: float = 3.0) -> Foun
     return who
 
 
-def introduction(host: str, secret: str = "") -> Enrol:
-    """What a worker says of itself to a master that does not know it, or was started anew."""
-    own = own_numerics()
-    return Enrol(PROTOCOL, __version__, host[:64], secret, secrets.token_hex(8), own.torch, own.numbers)
-
-
 def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) -> Enrolled:
     """Become, or show to be, a member. `secret` is the token's, "" for a worker that joined before.
 
@@ -104,17 +96,26 @@ def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) 
     """
     deadline = time.monotonic() + timeout_s
     link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
-    while (remaining_s := deadline - time.monotonic()) > 0:
-        up = link.monitor.poll() is LinkState.UP
-        envelope = link.recv(min(_SLICE_S, remaining_s) if up else 0.0)
-        if envelope is None and not up:  # what was said before the break has been read
-            raise PeerError("the master went away while this worker joined: try again")
-        match envelope.message if envelope is not None else None:
+    gone = "the master went away while this worker joined: try again"
+    silent = f"the master does not answer (waited {timeout_s:.0f} s): see its log, or try again"
+    while True:
+        match hear(link, deadline, gone, silent):
             case Enrolled() as enrolled:
                 return enrolled
             case Refused(kind=kind, message=words):
                 raise (PeerError if kind == "limited" else UserError)(words)
-    raise PeerError(f"the master does not answer (waited {timeout_s:.0f} s): see its log, or try again")
+
+
+def hear(link: ZmqSpoke, deadline: float, gone: str, silent: str) -> Message:
+    """The next message. Raises PeerError with the words `gone` where the link breaks, `silent` at the deadline."""
+    while (remaining_s := deadline - time.monotonic()) > 0:
+        up = link.monitor.poll() is LinkState.UP
+        envelope = link.recv(min(_SLICE_S, remaining_s) if up else 0.0)
+        if envelope is not None:
+            return envelope.message
+        if not up:  # what was said before the break has been read
+            raise PeerError(gone)
+    raise PeerError(silent)
 
 
 def explain(address: str, numeric: Address, state: LinkState, name: str) -> UserError | PeerError:

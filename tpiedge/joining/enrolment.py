@@ -1,24 +1,26 @@
 """What the master answers to a worker that wants to belong to the cluster: a machine without sockets or files.
 
 A key becomes a member only by an Enrol with the secret of a living token; a member needs no secret. A revoked key stays
-out, and so does who speaks another protocol or would compute other numbers, member or not: no secret is spent. Wrong
-secrets are limited per key and altogether; neither members nor who brings a good one ever feel that.
+out, and so does who speaks another protocol or would compute other numbers, member or not: no secret is spent. Guesses
+at secrets of 128 bits are worth nothing, and cost no disk: a secret that is not good by what is known is refused at
+once.
 """
 
+import logging
+import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 
+from tpiedge import __version__
 from tpiedge.errors import TpiedgeError
 from tpiedge.joining.identity import fingerprint
 from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberTable, Redemption
-from tpiedge.joining.pairing import Limiter
-from tpiedge.sanitise import sanitised_name
+from tpiedge.sanitise import sanitised_line, sanitised_name
+from tpiedge.wire.codec import PROTOCOL
+from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
-from tpiedge.wire.messages import PROTOCOL, Message
-
-_WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S = 3, 60, 60.0
 
 _WORDS: dict[Redemption, tuple[RefusalKind, str]] = {
     "unknown": ("secret", "the master does not know this token: it was revoked, or another cluster's"),
@@ -27,93 +29,71 @@ _WORDS: dict[Redemption, tuple[RefusalKind, str]] = {
 }
 _NEW_TOKEN = "get a new one with 'tpiedge token create' on the master's computer"
 
+BUSY = Refused("limited", "too many workers join at once: try again in a minute")
+"""The answer to a candidate where too many others wait for the disk."""
 
-@dataclass(frozen=True, slots=True)
-class Numerics:
-    """What two machines must have in common to compute the same numbers: the processor may differ, and so may the
-    kernels. `torch`: its release without what a build adds ("2.9.1", not "2.9.1+cpu"), "" where there is none.
-    `numbers`: how they lie in memory. Python itself needs floats of IEEE 754."""
-
-    torch: str
-    numbers: str
+_log = logging.getLogger(__name__)
 
 
-def own_numerics() -> Numerics:
-    """The numerics of this installation as it is on the disk now. Imports no torch."""
+def introduction(host: str, secret: str = "") -> Enrol:
+    """What a machine says of itself, from its installation as it is on the disk now. Imports no torch.
+
+    Machines must agree on two fields to compute the same numbers; the processor may differ, and so may the kernels:
+    torch's release without what a build adds ("2.9.1", not "2.9.1+cpu"), "" where there is none, and how numbers lie in
+    memory. Python itself needs floats of IEEE 754.
+    """
     try:
-        version = metadata.version("torch")
+        torch = metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:
-        version = ""
-    return Numerics(version.partition("+")[0], f"{sys.byteorder}-endian IEEE 754")
-
-
-@dataclass(frozen=True, slots=True)
-class EnrolmentReply:
-    """What to do now: send `answer`; where `cut`, end the peer's place and its connection. `note` is for the log."""
-
-    answer: Enrolled | Refused
-    cut: bool = False
-    note: str = ""
+        torch = ""
+    numbers = f"{sys.byteorder}-endian IEEE 754"
+    return Enrol(PROTOCOL, __version__, host[:64], secret, secrets.token_hex(8), torch, numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A newcomer for whom its token decides, and a disk: have the journal admit `member` if the `secret` is good, then
-    give `Enrolment.decided` what came of it."""
+    """A newcomer for whom its token decides, and a disk: have the journal admit `member` if the secret in `message` is
+    good, then give `Enrolment.decided` what came of it."""
 
     member: KnownWorker
-    secret: str = field(repr=False)
-    welcome: EnrolmentReply
+    message: Enrol
 
 
+@dataclass(frozen=True, slots=True)
 class Enrolment:
-    """Times: `now` seconds of any clock, `wall` since 1970."""
+    """`own`: the master's introduction. `glance(secret)`: what its token is good for, without waiting for the disk."""
 
-    def __init__(
-        self,
-        cluster: str,
-        version: str,
-        numerics: Numerics,
-        members: Callable[[], MemberTable],
-        is_good: Callable[[str, str], bool],
-    ) -> None:
-        """`is_good(secret, peer)`: whether a living token has the secret, without waiting for the disk."""
-        self._cluster = cluster
-        self._version = version
-        self._numerics = numerics
-        self._members = members
-        self._is_good = is_good
-        self._wrong = Limiter(_WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S)
+    cluster: str
+    own: Enrol
+    members: Callable[[], MemberTable]
+    glance: Callable[[str], Redemption]
 
-    def judge(
-        self, peer: str, key: str, message: Message, now: float, wall: float
-    ) -> EnrolmentReply | Candidate:
-        """The reply to `message` of the guest or member `peer`, whose connection proves that it has `key`."""
-        table = self._members()
+    def judge(self, peer: str, key: str, message: Message, wall: float) -> Enrolled | Refused | Candidate:
+        """The answer to `message` of the guest or member `peer`, whose connection proves that it has `key`. `wall`:
+        seconds since 1970."""
+        table = self.members()
         if table.is_revoked(key):
             words = f"the master has revoked the key of this worker ({fingerprint(key)}): {NEW_KEY}"
-            return self._refuse("revoked", words)
+            return Refused("revoked", words)
         if not isinstance(message, Enrol):
-            return self._refuse(
-                "unexpected", "this worker has not joined yet: its first message must be Enrol"
-            )
-        own = self._numerics
+            return Refused("unexpected", "this worker has not joined yet: its first message must be Enrol")
+        own = self.own
         if message.protocol != PROTOCOL:
             where = "the worker" if message.protocol < PROTOCOL else "the master's computer"
-            return self._refuse(
+            return Refused(
                 "protocol",
                 f"the worker has tpiedge {sanitised_name(message.version)} (protocol {message.protocol}), the master "
-                f"{self._version} (protocol {PROTOCOL}): update tpiedge on {where}",
+                f"{own.version} (protocol {PROTOCOL}): update tpiedge on {where}",
             )
         if message.numbers != own.numbers:
-            return self._refuse(
+            return Refused(
                 "numbers",
                 f"the worker's numbers are {sanitised_name(message.numbers)}, the master's {own.numbers}: neither can "
                 "read the other's; leave this computer out, or run the master on one of its kind",
             )
         if message.torch != own.torch:
             there = f"type 'pip install torch=={own.torch}' on the worker's computer"
-            return self._refuse(
+            return Refused(
                 "torch",
                 f"the worker has {_torch(message.torch)}, the master {_torch(own.torch)}: two releases may round "
                 f"differently; {there if own.torch else 'install it there'}, and start tpiedge there again",
@@ -121,39 +101,27 @@ class Enrolment:
         if table.member(key) is not None:
             return self._accept(peer, message)
         if not message.secret:
-            return self._refuse(
-                "denied", f"the master does not know this worker: {_NEW_TOKEN} and join with it"
-            )
-        if self._wrong.is_full(key, now) and not self._is_good(message.secret, peer):
-            return self._refuse("limited", "too many wrong tokens: try again in a minute")
-        member = KnownWorker(key, sanitised_name(message.name), wall, "token")
-        return Candidate(member, message.secret, self._accept(peer, message))
+            return Refused("denied", f"the master does not know this worker: {_NEW_TOKEN} and join with it")
+        candidate = Candidate(KnownWorker(key, sanitised_name(message.name), wall, "token"), message)
+        outcome = self.glance(message.secret)
+        return candidate if outcome == "ok" else self.decided(candidate, outcome)
 
-    def decided(self, candidate: Candidate, outcome: Redemption | TpiedgeError, now: float) -> EnrolmentReply:
-        """The reply once its token was judged and the journal has it, or could not: an error of its file."""
+    def decided(self, candidate: Candidate, outcome: Redemption | TpiedgeError) -> Enrolled | Refused:
+        """The answer once its token was judged and the journal has it, or could not: an error of its file."""
         if isinstance(outcome, TpiedgeError):
-            return self._refuse("denied", f"the master cannot let this worker in: {outcome}")
+            return Refused("denied", f"the master cannot let this worker in: {sanitised_line(outcome)}")
         if outcome == "ok":
-            return candidate.welcome
-        self._wrong.count(candidate.member.key, now)
+            return self._accept(candidate.member.name, candidate.message)
         kind, words = _WORDS[outcome]
-        return self._refuse(kind, f"{words}: {_NEW_TOKEN}")
+        return Refused(kind, f"{words}: {_NEW_TOKEN}")
 
-    def busy(self) -> EnrolmentReply:
-        """The reply to a candidate where too many others wait for the disk."""
-        return self._refuse("limited", "too many workers join at once: try again in a minute")
-
-    def _accept(self, peer: str, message: Enrol) -> EnrolmentReply:
-        note = ""
-        if message.version != self._version:
-            note = (
-                f"{peer} ({sanitised_name(message.name)}) runs tpiedge {sanitised_name(message.version)}, this master "
-                f"{self._version}; both speak protocol {PROTOCOL}, so they work together"
-            )
-        return EnrolmentReply(Enrolled(peer, self._cluster, PROTOCOL, self._version), note=note)
-
-    def _refuse(self, kind: RefusalKind, words: str) -> EnrolmentReply:
-        return EnrolmentReply(Refused(kind, words), cut=True, note=f"refused: {words}")
+    def _accept(self, peer: str, message: Enrol) -> Enrolled:
+        own = self.own.version
+        if message.version != own:
+            name, version = sanitised_name(message.name), sanitised_name(message.version)
+            words = "%s (%s) runs tpiedge %s, this master %s; both speak protocol %d, so they work together"
+            _log.info(words, peer, name, version, own, PROTOCOL)
+        return Enrolled(peer, self.cluster, PROTOCOL, own)
 
 
 def _torch(release: str) -> str:

@@ -1,7 +1,8 @@
 """The master's hub, its journal and its tokens put together: who comes in, who is thrown out.
 
-The owner of the hub calls `heard`, `settle` and `tick`, and never waits for the disk: a thread of the door's own
-does, in the order in which workers came. `admit` and `revoke` are for other threads, and block for the disk.
+The owner of the hub calls `heard`, `settle` and `tick`. It reads small files where they have changed, and never waits
+for the disk to write: a thread of the door's own does, in the order in which workers came. `admit` and `revoke` are for
+other threads, and block for the disk.
 """
 
 import contextlib
@@ -14,19 +15,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tpiedge import __version__
-from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import TpiedgeError
-from tpiedge.joining.enrolment import Candidate, Enrolment, EnrolmentReply, own_numerics
+from tpiedge.joining.enrolment import BUSY, Candidate, Enrolment, introduction
 from tpiedge.joining.identity import cluster_name, peer_name
 from tpiedge.joining.members import NEW_KEY, KnownWorker, MemberJournal, Redemption, Revoked
-from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore, ticket_of
-from tpiedge.sanitise import RateLimitedLog
+from tpiedge.joining.tokens import CLOCK_SET_S, TokenStore
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.zeromq import ZmqHub
-from tpiedge.wire.join import Refused
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
+from tpiedge.wire.join import Enrolled, Refused
 
 #: Newcomers that may wait for the disk at a time.
 _MAX_CANDIDATES = 64
@@ -37,21 +35,7 @@ _log = logging.getLogger(__name__)
 def guest_policy(folder: Path) -> GuestPolicy:
     """How the control hub of the master whose state is in `folder` treats unknown keys; pass it to ZmqHub."""
     words = "too many newcomers without a token wait at the master: try again, or join with a token"
-    return GuestPolicy(peer_name, takes=_taker(TokenStore(folder)), crowded=Refused("limited", words))
-
-
-def _taker(tokens: TokenStore) -> Callable[[str, str], bool]:
-    """TokenStore.takes, or False where the files cannot be read."""
-    warnings = RateLimitedLog(_log)
-
-    def takes(ticket: str, name: str) -> bool:
-        try:
-            return tokens.takes(ticket, name)
-        except TpiedgeError as error:
-            warnings.warning("cannot see whether %s has a token: %s", name, error)
-            return False
-
-    return takes
+    return GuestPolicy(peer_name, takes=TokenStore(folder).takes, crowded=Refused("limited", words))
 
 
 class FrontDoor:
@@ -65,40 +49,36 @@ class FrontDoor:
         hub: ZmqHub,
         master_key: str,
         folder: Path,
-        clock: Clock | None = None,
         wall_clock: Callable[[], float] = time.time,
         *,
         beside: Sequence[ZmqHub] = (),
     ) -> None:
         self._hub = hub
         self._admissions = [hub.admission, *(other.admission for other in beside)]
-        self._clock = clock or MonotonicClock()
         self._wall = wall_clock
         self.journal = MemberJournal(folder)
         self._tokens = TokenStore(folder, wall_clock)
-        takes = _taker(self._tokens)
         self._clock_was_set = False
-        self.enrolment = Enrolment(
+        self._enrolment = Enrolment(
             f"cluster {cluster_name(master_key)}",
-            __version__,
-            own_numerics(),
+            introduction("master"),
             lambda: self.journal.table,
-            lambda secret, peer: takes(ticket_of(secret, peer), peer),
+            self._tokens.glance,
         )
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._disk = threading.Thread(target=self._run, name="tpiedge-members", daemon=True)
         self._disk.start()
         #: The peers for which the disk is waited for.
-        self.candidates: set[str] = set()
+        self._candidates: set[str] = set()
         self._newcomers: deque[str] = deque()
         self._outcomes: deque[tuple[str, Candidate, Redemption | TpiedgeError]] = deque()
         self._admitting = threading.Lock()
         self._cuts: deque[tuple[str, Refused | None]] = deque()
         for admission in self._admissions:
-            for key, name in self.journal.allowed().items():
-                admission.admit(key, name)
+            for member in self.journal.table.members:
+                admission.admit(member.key, member.name)
             for revoked in self.journal.table.revoked:
-                admission.deny(revoked.key)
+                admission.revoke(revoked.name, revoked.key)
 
     def is_member(self, peer: str) -> bool:
         """Whether a peer that is connected is more than a guest, whose messages are all for `heard`."""
@@ -107,25 +87,25 @@ class FrontDoor:
     def heard(self, sender: str, message: Message) -> None:
         """Answer, or have `settle` answer once the disk has what it needs: what a worker says meanwhile is dropped."""
         key = self._hub.admission.key_of(sender)
-        if key is None or sender in self.candidates:
+        if key is None or sender in self._candidates:
             return
-        reply = self.enrolment.judge(sender, key, message, self._clock.now(), self._wall())
-        if isinstance(reply, Candidate):
-            if len(self.candidates) < _MAX_CANDIDATES:
-                self.candidates.add(sender)
-                self._jobs.put(functools.partial(self._decide, sender, reply))
-                return
-            reply = self.enrolment.busy()
-        self._answer(sender, reply)
+        answer = self._enrolment.judge(sender, key, message, self._wall())
+        if not isinstance(answer, Candidate):
+            self._answer(sender, answer)
+        elif len(self._candidates) < _MAX_CANDIDATES:
+            self._candidates.add(sender)
+            self._jobs.put(functools.partial(self._decide, sender, answer))
+        else:
+            self._answer(sender, BUSY)
 
     def settle(self) -> None:
         """Answer the workers for which the disk was waited for. The hub is woken when there are any."""
         while self._outcomes:
             sender, candidate, outcome = self._outcomes.popleft()
-            self.candidates.discard(sender)
+            self._candidates.discard(sender)
             if isinstance(outcome, TpiedgeError):
                 _log.error("cannot let %s (%s) in: %s", sender, candidate.member.host, outcome)
-            self._answer(sender, self.enrolment.decided(candidate, outcome, self._clock.now()))
+            self._answer(sender, self._enrolment.decided(candidate, outcome))
 
     def newcomers(self) -> list[str]:
         """The workers that were let in for good since the last call, in their order."""
@@ -178,7 +158,7 @@ class FrontDoor:
     def _decide(self, sender: str, candidate: Candidate) -> None:
         outcome: Redemption | TpiedgeError
         try:
-            judge = functools.partial(self._tokens.judge, candidate.secret)
+            judge = functools.partial(self._tokens.judge, candidate.message.secret)
             outcome = self.journal.join(candidate.member, judge)
         except TpiedgeError as error:
             outcome = error
@@ -200,8 +180,7 @@ class FrontDoor:
                 if member is not None:
                     admission.admit(key, member.name)
                 else:
-                    admission.revoke(peer_name(key))
-                    admission.deny(key)
+                    admission.revoke(peer_name(key), key)
 
     def _start_tokens(self) -> None:
         try:
@@ -209,13 +188,11 @@ class FrontDoor:
         except TpiedgeError as error:
             _log.error("cannot begin the life of tokens: %s", error)
 
-    def _answer(self, sender: str, reply: EnrolmentReply) -> None:
-        if reply.note:
-            _log.info("%s: %s", sender, reply.note)
-        if not reply.cut:
+    def _answer(self, sender: str, answer: Enrolled | Refused) -> None:
+        if isinstance(answer, Enrolled):
             with contextlib.suppress(Unreachable):
-                self._hub.send(reply.answer, to=sender, timeout_s=0.0)
+                self._hub.send(answer, to=sender, timeout_s=0.0)
             return
+        _log.info("%s: refused: %s", sender, answer.message)
         self._hub.admission.dismiss(sender)
-        farewell = reply.answer if isinstance(reply.answer, Refused) else None
-        self._hub.disconnect(sender, farewell)
+        self._hub.disconnect(sender, answer)

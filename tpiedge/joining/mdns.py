@@ -13,7 +13,7 @@ import queue
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,8 +64,13 @@ def heard(
 ) -> AnnouncedMaster | None:
     """A record of SERVICE, whose full name is `name`; None where it names no place to try. `networks`: those that this
     machine is on."""
-    own = tuple(networks)
-    near = [address for address in addresses if _is_near(address, own)]
+    own, near = tuple(networks), []
+    for text in addresses:
+        with contextlib.suppress(ValueError):  # it is no IPv4 address
+            address = ipaddress.IPv4Address(text)
+            elsewhere = address.is_loopback or address.is_multicast or address.is_unspecified
+            if not elsewhere and any(address in network for network in own):
+                near.append(text)
     if port is None or not 1 <= port <= 65535 - 3 or not near:
         return None
     protocol, cluster = said.get(b"protocol") or b"", said.get(b"cluster") or b""
@@ -75,16 +80,6 @@ def heard(
         int(protocol) if re.fullmatch(rb"[0-9]{1,6}", protocol) else -1,
         cluster.decode("ascii") if re.fullmatch(rb"[0-9a-f]{8}", cluster) else "",
     )
-
-
-def _is_near(text: str, networks: Iterable[ipaddress.IPv4Network]) -> bool:
-    """Whether this is the IPv4 address of a machine on one of the networks, loopback apart."""
-    try:
-        address = ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    elsewhere = address.is_loopback or address.is_multicast or address.is_unspecified
-    return not elsewhere and any(address in network for network in networks)
 
 
 @contextlib.contextmanager
@@ -121,19 +116,23 @@ def _has(mdns: zeroconf.Zeroconf, name: str, address: Address, said: dict[str, s
     return True
 
 
-def masters_nearby(limit_s: float, own: Sequence[str] | None = None) -> tuple[AnnouncedMaster, ...]:
-    """Who announces a master in the networks of this machine, or of its `own` addresses, in the order of names. Takes
-    at most about `limit_s`. Raises UserError."""
+def masters_nearby(limit_s: float) -> tuple[AnnouncedMaster, ...]:
+    """Who announces a master in the networks of this machine, in the order of names. Takes at most about `limit_s`.
+    Raises UserError."""
     names: dict[str, None] = {}
-    with _opened(own) as mdns:
-        listener = _Names()
-        mdns.add_service_listener(SERVICE, listener)
+    changed: queue.SimpleQueue[str] = (
+        queue.SimpleQueue()
+    )  # in zeroconf's thread; who is gone says nothing below
+    with _opened(zeroconf.InterfaceChoice.All) as mdns:
+        browser = zeroconf.ServiceBrowser(
+            mdns, SERVICE, handlers=[lambda **event: changed.put(event["name"])]
+        )
         until = deadline = time.monotonic() + limit_s
         with contextlib.suppress(queue.Empty):  # nobody else answered in time
             while len(names) < _MOST and (left_s := until - time.monotonic()) > 0:
-                names[listener.heard.get(timeout=left_s)] = None
+                names[changed.get(timeout=left_s)] = None
                 until = min(until, time.monotonic() + _SETTLE_S)
-        mdns.remove_service_listener(listener)
+        browser.cancel()
         found = {_master(mdns, name, deadline) for name in names}
     # Strangers may choose one name for several.
     return tuple(
@@ -142,22 +141,6 @@ def masters_nearby(limit_s: float, own: Sequence[str] | None = None) -> tuple[An
             key=lambda one: (one.name, str(one.address), one.protocol),
         )
     )
-
-
-class _Names(zeroconf.ServiceListener):
-    """Hears full names of records, in zeroconf's thread."""
-
-    def __init__(self) -> None:
-        self.heard: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def add_service(self, _mdns: zeroconf.Zeroconf, _service: str, name: str) -> None:
-        self.heard.put(name)
-
-    def update_service(self, _mdns: zeroconf.Zeroconf, _service: str, _name: str) -> None:
-        """What it says is read later."""
-
-    def remove_service(self, _mdns: zeroconf.Zeroconf, _service: str, _name: str) -> None:
-        """It says no more, and is left out then."""
 
 
 def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMaster | None:
@@ -174,11 +157,10 @@ def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMas
 
 
 @contextlib.contextmanager
-def _opened(own: Sequence[str] | None) -> Iterator[zeroconf.Zeroconf]:
-    """At the addresses `own`, or at all of this machine. Raises UserError where there is no network for it."""
+def _opened(where: list[str] | zeroconf.InterfaceChoice) -> Iterator[zeroconf.Zeroconf]:
+    """At these addresses of this machine. Raises UserError where there is no network for it."""
     # It warns of every packet that is none, which anybody may send, and shows what is in it.
     logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
-    where = zeroconf.InterfaceChoice.All if own is None else list(own)
     try:
         mdns = zeroconf.Zeroconf(where, ip_version=zeroconf.IPVersion.V4Only)
     except (OSError, RuntimeError) as error:

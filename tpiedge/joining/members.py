@@ -115,14 +115,14 @@ class MemberTable:
 
     def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
         """The table without the worker of that peer name, which may be revoked already. Raises UserError."""
-        again = next((one for one in self.revoked if one.name == name), None)
-        if again is not None:
-            return self, again
-        found = next((one for one in self.members if one.name == name), None)
-        if found is None:
-            raise _unknown(name)
-        gone = Revoked(found.key, found.host, when, found.token)
-        return self.without((gone,)), gone
+        for again in self.revoked:
+            if again.name == name:
+                return self, again
+        for found in self.members:
+            if found.name == name:
+                gone = Revoked(found.key, found.host, when, found.token)
+                return self.without((gone,)), gone
+        raise _unknown(name)
 
     def without(self, gone: Iterable[Revoked]) -> "MemberTable":
         """The table in which these keys are revoked, as some may be already."""
@@ -143,15 +143,7 @@ class MemberJournal:
         self._folder = folder
         self._path = folder / MEMBERS_FILE
         self._lock = threading.Lock()
-        self._table = read_members(folder)
-
-    @property
-    def table(self) -> MemberTable:
-        return self._table
-
-    def allowed(self) -> dict[str, str]:
-        """Public key to peer name, as a hub wants it."""
-        return {member.key: member.name for member in self._table.members}
+        self.table = read_members(folder)
 
     def admit(self, member: KnownWorker) -> None:
         """Raises UserError for a revoked key."""
@@ -175,7 +167,7 @@ class MemberJournal:
     def revoke(self, name: str, when: float, at_once: Callable[[Revoked], None] | None = None) -> Revoked:
         """As in the table. `at_once` is called when the worker is out, before the disk has it."""
         with self._lock:
-            self._table, gone = self._table.revoke(name, when)
+            self.table, gone = self.table.revoke(name, when)
         if at_once is not None:
             at_once(gone)
         try:
@@ -191,12 +183,12 @@ class MemberJournal:
 
     def _read(self) -> MemberTable:
         """What the disk has, without those who were revoked here."""
-        return read_members(self._folder).without(self._table.revoked)
+        return read_members(self._folder).without(self.table.revoked)
 
     def _write(self, table: MemberTable) -> None:
         replace_private(self._path, msgspec.to_builtins(table))
         with self._lock:
-            self._table = table.without(self._table.revoked)  # some, perhaps, during the write
+            self.table = table.without(self.table.revoked)  # some, perhaps, during the write
 
 
 def read_members(folder: Path) -> MemberTable:
@@ -208,7 +200,7 @@ def read_members(folder: Path) -> MemberTable:
         keys = [one.key for one in table.members] + [one.key for one in table.revoked]
         if values.keys() >= {"members", "revoked"} and all(map(is_key, keys)):
             return table
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeError):
         pass  # as any other damage
     raise UserError(
         f"{path} is damaged: restore it from a backup; or delete it, void the tokens that were used ('tpiedge token "

@@ -15,41 +15,22 @@ import hashlib
 import hmac
 import secrets
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tpiedge import __version__
 from tpiedge.errors import ProtocolError, UserError
 from tpiedge.sanitise import sanitised_line, sanitised_name
 from tpiedge.transport.keys import is_key
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
-from tpiedge.wire.messages import PROTOCOL
 
 PAIRING_S = 600.0
 MAX_PENDING = 8
 MAX_PER_SOURCE = 4
 BY_TOKEN = "join with a token instead ('tpiedge token create' on the master's computer)"
 _NONCE_BYTES = 16
-_MINUTE_S = 60.0
-
-
-class Limiter:
-    """At most `each` events of one source and `total` of all within `window_s`. Times are the caller's seconds."""
-
-    def __init__(self, each: int, total: int, window_s: float) -> None:
-        self._each = each
-        self._total = total
-        self._window_s = window_s
-        self._events: deque[tuple[float, str]] = deque()
-
-    def is_full(self, source: str, now: float) -> bool:
-        """Whether one more event of `source` would be too many."""
-        while self._events and self._events[0][0] <= now - self._window_s:
-            self._events.popleft()
-        return len(self._events) >= self._total or sum(who == source for _, who in self._events) >= self._each
-
-    def count(self, source: str, now: float) -> None:
-        """An event happened. Call `is_full` first: memory is bounded by `total` then."""
-        self._events.append((now, source))
+_MOST_WRONG = 10
+"""Wrong codes that may be typed within a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +41,10 @@ class Pending:
     host: str
     address: str
     since: float
-
-
-@dataclass(frozen=True, slots=True)
-class Approval:
-    """The peer that a code belongs to; `verdict` is for that peer, after its key was admitted."""
-
-    name: str
-    key: str
-    host: str
-    verdict: Verdict
-
-
-@dataclass(slots=True)
-class _Visitor:
-    pending: Pending
-    key: str
-    transcript: bytes = field(repr=False)
+    key: str = ""
+    transcript: bytes = field(default=b"", repr=False)
     proof: bytes = field(default=b"", repr=False)
+    """Empty until its Reveal."""
 
 
 class PairingMaster:
@@ -85,27 +52,24 @@ class PairingMaster:
 
     def __init__(self, master_key: str) -> None:
         self._master_key = master_key
-        self._visitors: dict[str, _Visitor] = {}
-        self._knocks = Limiter(6, 60, _MINUTE_S)
-        self._wrong = Limiter(10, 10, _MINUTE_S)
+        self._visitors: dict[str, Pending] = {}
+        #: When the latest wrong codes were typed.
+        self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)
 
     def pending(self, now: float) -> tuple[Pending, ...]:
         """Those whose code can be typed now."""
         self._expire(now)
-        return tuple(visitor.pending for visitor in self._visitors.values() if visitor.proof)
+        return tuple(visitor for visitor in self._visitors.values() if visitor.proof)
 
     def knock(self, name: str, key: str, address: str, knock: Knock, now: float) -> Challenge | Verdict:
         """A Verdict without proof is a refusal: end the connection."""
         self._expire(now)
-        refusal = self._reason_against(name, address, knock, now)
+        refusal = self._reason_against(name, address, knock)
         if refusal:
             return Verdict(b"", refusal)
-        self._knocks.count(address, now)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         transcript = _transcript(self._master_key, key, nonce, knock.nonce)
-        self._visitors[name] = _Visitor(
-            Pending(name, sanitised_name(knock.name), address, now), key, transcript
-        )
+        self._visitors[name] = Pending(name, sanitised_name(knock.name), address, now, key, transcript)
         return Challenge(self._master_key, nonce)
 
     def reveal(self, name: str, reveal: Reveal, now: float) -> Verdict | None:
@@ -115,17 +79,18 @@ class PairingMaster:
         if visitor is None or visitor.proof or len(reveal.proof) != hashlib.sha256().digest_size:
             self._visitors.pop(name, None)
             return Verdict(b"", "that came out of turn: start the worker again")
-        visitor.proof = reveal.proof
+        self._visitors[name] = replace(visitor, proof=reveal.proof)
         return None
 
     def forget(self, name: str) -> None:
         """The visitor went away, or broke the rules."""
         self._visitors.pop(name, None)
 
-    def approve(self, code: str, now: float) -> Approval:
-        """The worker that shows `code`. Raises UserError. Takes up to half a second."""
+    def approve(self, code: str, now: float) -> tuple[Pending, Verdict]:
+        """The worker that shows `code`, and what it gets once its key was admitted. Raises UserError. Takes up to half
+        a second."""
         self._expire(now)
-        if self._wrong.is_full("", now):
+        if len(self._wrong) == _MOST_WRONG and now < self._wrong[0] + 60.0:
             raise UserError("too many wrong codes: wait a minute")
         secret = normal_code(code)
         for name, visitor in self._visitors.items():
@@ -133,18 +98,16 @@ class PairingMaster:
                 key = _slow_key(secret, visitor.transcript)
                 if hmac.compare_digest(visitor.proof, _proof(key, "worker")):
                     del self._visitors[name]
-                    return Approval(
-                        name, visitor.key, visitor.pending.host, Verdict(_proof(key, "master"), "")
-                    )
-        self._wrong.count("", now)
+                    return visitor, Verdict(_proof(key, "master"), "")
+        self._wrong.append(now)
         raise UserError(
             "no waiting worker shows this code: compare it with the worker's screen; codes live for ten minutes, and "
             "one that is right but unknown here means that somebody is between the two machines"
         )
 
-    def _reason_against(self, name: str, address: str, knock: Knock, now: float) -> str:
+    def _reason_against(self, name: str, address: str, knock: Knock) -> str:
         """Why this visitor cannot wait here; "" where it can."""
-        others = [visitor.pending for visitor in self._visitors.values() if visitor.pending.name != name]
+        others = [visitor for visitor in self._visitors.values() if visitor.name != name]
         if knock.protocol != PROTOCOL:
             return (
                 f"the worker has tpiedge {sanitised_name(knock.version)} (protocol {knock.protocol}), the master "
@@ -154,15 +117,11 @@ class PairingMaster:
             return "that is not how a worker knocks"
         if len(others) >= MAX_PENDING or sum(one.address == address for one in others) >= MAX_PER_SOURCE:
             return "too many workers wait to be approved: approve those first, or wait ten minutes"
-        if self._knocks.is_full(address, now):
-            return "too many attempts: wait a minute"
         return ""
 
     def _expire(self, now: float) -> None:
         self._visitors = {
-            name: visitor
-            for name, visitor in self._visitors.items()
-            if now < visitor.pending.since + PAIRING_S
+            name: visitor for name, visitor in self._visitors.items() if now < visitor.since + PAIRING_S
         }
 
 

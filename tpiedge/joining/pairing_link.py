@@ -12,25 +12,24 @@ import time
 from collections.abc import Callable
 
 from tpiedge.clock import Clock, MonotonicClock
-from tpiedge.errors import PeerError, ProtocolError, TpiedgeError, UserError
+from tpiedge.errors import ProtocolError, TpiedgeError, UserError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address
-from tpiedge.joining.connecting import open_link
+from tpiedge.joining.connecting import hear, open_link
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import KnownWorker
 from tpiedge.joining.pairing import BY_TOKEN, PAIRING_S, PairingMaster, PairingWorker, Pending
 from tpiedge.transport.admission import GuestPolicy
-from tpiedge.transport.endpoint import EndpointClosed, LinkReset, MalformedMessage, Unreachable
-from tpiedge.transport.framing import Plane
+from tpiedge.transport.endpoint import EndpointClosed, LinkReset, MalformedMessage, Plane, Unreachable
 from tpiedge.transport.keys import CurveKeys, key_text, public_of
-from tpiedge.transport.monitor import LinkState
-from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
-from tpiedge.wire.messages import Message
 
 _PLANE = Plane(4096, 0, 16)
 _SLICE_S = 0.2
 _ANSWER_S = 5.0
 _ANEW = "the same command shows another code"
+_GONE = f"the master went away during the pairing: see whether it runs; {_ANEW}"
 _GUESTS = GuestPolicy(peer_name, limit=32, stay_s=PAIRING_S + 30.0, grace_s=10.0)
 
 
@@ -54,13 +53,10 @@ class PairingHub:
         self._pairing = PairingMaster(master_key)
         self._lock = threading.Lock()
         self._hub = ZmqHub(address, introduction_keys(), "introduction", {}, plane=_PLANE, guests=_GUESTS)
+        self.address = self._hub.address
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="tpiedge-pairing", daemon=True)
         self._thread.start()
-
-    @property
-    def address(self) -> str:
-        return self._hub.address
 
     def pending(self) -> tuple[Pending, ...]:
         """The workers that wait. Any thread may call this."""
@@ -70,15 +66,19 @@ class PairingHub:
     def approve(self, code: str) -> KnownWorker:
         """Admit the worker that shows `code`. Any thread. Raises UserError, and what `admit` raises."""
         with self._lock:
-            approval = self._pairing.approve(code, self._clock.now())
-        member = KnownWorker(approval.key, approval.host, time.time(), "code")
+            visitor, verdict = self._pairing.approve(code, self._clock.now())
+        member = KnownWorker(visitor.key, visitor.host, time.time(), "code")
         try:
             self._admit(member)
         except TpiedgeError as error:
-            self._tell(approval.name, Verdict(b"", f"it cannot let this worker in: {error}"))
+            self._tell(visitor.name, Verdict(b"", f"it cannot let this worker in: {error}"))
             raise
-        self._tell(approval.name, approval.verdict)
+        self._tell(visitor.name, verdict)
         return member
+
+    def _tell(self, name: str, verdict: Verdict) -> None:
+        with contextlib.suppress(EndpointClosed):
+            self._hub.post(verdict, name)
 
     def close(self) -> None:
         """Idempotent."""
@@ -96,10 +96,6 @@ class PairingHub:
                     self._receive(envelope.sender, envelope.message)
             except (LinkReset, MalformedMessage) as error:
                 self._drop(error.peer, None)
-
-    def _tell(self, name: str, verdict: Verdict) -> None:
-        with contextlib.suppress(EndpointClosed):
-            self._hub.post(verdict, name)
 
     def _receive(self, name: str, message: Message) -> None:
         key = self._hub.admission.key_of(name)
@@ -146,31 +142,18 @@ def pair(
     shown = f"{address}, pairing port {door.port}"
     with open_link(door, key, keys, peer_name(keys.public), plane=_PLANE, shown=shown) as link:
         link.send(worker.knock)
-        answer = _next(
-            link, time.monotonic() + _ANSWER_S, f"the master at {shown} does not answer: try again"
-        )
+        silent = f"the master at {shown} does not answer: try again"
+        answer = hear(link, time.monotonic() + _ANSWER_S, _GONE, silent)
         if isinstance(answer, Verdict):
             worker.judged(answer)
         if not isinstance(answer, Challenge):
             raise ProtocolError(f"the master breaks the rules of pairing: {BY_TOKEN}")
         link.send(worker.challenged(answer))
         show_code(worker.code)
-        verdict = _next(
-            link,
-            deadline,
-            f"nobody typed 'tpiedge nodes approve {worker.code}' on the master's computer in time: {_ANEW}",
+        silent = (
+            f"nobody typed 'tpiedge nodes approve {worker.code}' on the master's computer in time: {_ANEW}"
         )
+        verdict = hear(link, deadline, _GONE, silent)
         if not isinstance(verdict, Verdict):
             raise UserError(f"the master breaks the rules of pairing: {BY_TOKEN}")
         return worker.judged(verdict)
-
-
-def _next(link: ZmqSpoke, deadline: float, words: str) -> Message:
-    """The next message. Raises PeerError with `words` at the deadline, or where the link breaks."""
-    while (remaining_s := deadline - time.monotonic()) > 0:
-        envelope = link.recv(min(_SLICE_S, remaining_s))
-        if envelope is not None:
-            return envelope.message
-        if link.monitor.poll() is not LinkState.UP:
-            raise PeerError(f"the master went away during the pairing: see whether it runs; {_ANEW}")
-    raise PeerError(words)

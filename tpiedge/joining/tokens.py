@@ -12,6 +12,7 @@ import binascii
 import contextlib
 import hashlib
 import hmac
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,11 @@ from typing import Annotated
 
 import msgspec
 
-from tpiedge.errors import UserError
+from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.addresses import Address, parse_address
 from tpiedge.host.private_file import locked, read_private, replace_private
 from tpiedge.joining.members import MEMBERS_FILE, Redemption, read_members
+from tpiedge.sanitise import RateLimitedLog
 from tpiedge.transport.keys import is_key, key_bytes, key_text
 
 CLOCK_SET_S = 1_767_225_600.0  # 2026-01-01 in UTC, when there was no tpiedge yet
@@ -36,6 +38,8 @@ _CHECK_BYTES = 4
 _TICKET_DIGITS = 32
 #: Until the year 5138: calendars take it.
 _Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,10 @@ class TokenStore:
     def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "tokens.json"
         self._now = wall_clock
-        #: What `takes` has read, and of which files.
-        self._living: tuple[TokenRecord, ...] = ()
-        self._read_of: object = None
+        self._warnings = RateLimitedLog(_log)
+        #: What was last read, and of which files.
+        self._latest: tuple[TokenRecord, ...] = ()
+        self._latest_of: object = None
 
     def create(self, expires_s: float = DAY_S, uses: int | None = 1) -> tuple[TokenRecord, str]:
         """A new token and its secret, which is nowhere else. Raises UserError."""
@@ -167,40 +172,58 @@ class TokenStore:
         MemberJournal.join spends.
         """
         self.start()
-        hashed, found = _hash(secret), None
-        for one in _less(self._read(), spent):  # all of them, so that the time taken tells nothing
-            if hmac.compare_digest(one.sha256, hashed):
-                found = one
-        return ("unknown", "") if found is None else (found.state(self._now()), found.id)
+        return _judged(_less(self._read(), spent), secret, self._now())
+
+    def glance(self, secret: str) -> Redemption:
+        """Judges by what the files have, and spends nothing; "ok" where they cannot be read: `judge` says why. For one
+        thread."""
+        with contextlib.suppress(TpiedgeError):
+            return _judged(self._unspent(), secret, self._now())[0]
+        return "ok"
 
     def takes(self, ticket: str, name: str) -> bool:
-        """Whether a token that lives has the secret from which `ticket_of` made the ticket of the worker `name`. For
-        one thread.
-
-        Strangers may ask without end, so the files are read only when they have changed.
-        """
-        files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
-        if files != self._read_of:
-            self._living = _less(self._read(), read_members(self._path.parent).spent)
-            self._read_of = files
+        """Whether a token that lives has the secret from which `ticket_of` made the ticket of the worker `name`; False
+        where the files cannot be read. For one thread."""
+        try:
+            records = self._unspent()
+        except TpiedgeError as error:
+            self._warnings.warning("cannot see whether %s has a token: %s", name, error)
+            return False
         if len(ticket) != _TICKET_DIGITS or not ticket.isascii():
             return False
         now = self._now()
         return any(
             hmac.compare_digest(_ticket(one.sha256, name), ticket)
-            for one in self._living
+            for one in records
             if one.started(now).state(now) == "ok"
         )
+
+    def _unspent(self) -> tuple[TokenRecord, ...]:
+        """The tokens with the uses that are left. Strangers may ask without end, so the files are read only when they
+        have changed."""
+        files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
+        if files != self._latest_of:
+            self._latest = _less(self._read(), read_members(self._path.parent).spent)
+            self._latest_of = files
+        return self._latest
 
     def _read(self) -> tuple[TokenRecord, ...]:
         values = read_private(self._path)
         try:
             return msgspec.convert([] if values is None else values.get("tokens"), tuple[TokenRecord, ...])
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeError):
             raise UserError(f"{self._path} is damaged: delete it, and the tokens in it are void") from None
 
     def _write(self, records: Sequence[TokenRecord]) -> None:
         replace_private(self._path, {"tokens": msgspec.to_builtins(records)})
+
+
+def _judged(records: Sequence[TokenRecord], secret: str, now: float) -> tuple[Redemption, str]:
+    hashed, found = _hash(secret), None
+    for one in records:  # all of them, so that the time taken tells nothing
+        if hmac.compare_digest(one.sha256, hashed):
+            found = one
+    return ("unknown", "") if found is None else (found.started(now).state(now), found.id)
 
 
 def _less(records: Sequence[TokenRecord], spent: Mapping[str, int]) -> tuple[TokenRecord, ...]:

@@ -25,11 +25,6 @@ from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
-# Bound on the mask of one query tile: a long prompt must not need T x S floats.
-_MASK_ELEMENTS = 1 << 21
-# Up to this size the bf16 keys of all KV heads are widened and computed at once; else one head at a time.
-_WIDENED_ELEMENTS = 1 << 20
-
 
 def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
     """Local KV head of every query head in [start, stop) when the share holds the KV heads that cover them.
@@ -46,13 +41,13 @@ def attention_pages(
     kv_of_head: tuple[int, ...],
     *,
     window: int | None = None,
-    scale: float | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
     """[T, N, d] f32 of f32 queries, each over its own sequence up to its own position, whose keys and values are there.
 
     With `window` a query sees only keys at a position greater than its own minus `window` (Hugging Face's meaning).
-    `kv_of_head` is non-decreasing, one entry per query head. `scale` is 1 / sqrt(d) unless given.
+    `kv_of_head` is non-decreasing, one entry per query head. Scratch of torch: 12 MiB, copies of a sequence's keys and
+    values, and those of one KV head widened (8 S d bytes) where they are bf16.
     """
     heads, width = q_TNd.shape[1:]
     head_start = head_starts(kv_of_head, heads, layout.kv_heads)
@@ -60,21 +55,22 @@ def attention_pages(
     check_f32("queries", q_TNd, (spans.tokens, heads, layout.format.width), contiguous=False)
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} positions")
-    scale = 1 / math.sqrt(width) if scale is None else scale
     out_TNd = torch.empty(q_TNd.shape)
     if pool is not None and width <= MAX_HEAD_WIDTH:
         q_TNd, positions = q_TNd.contiguous(), NO_WINDOW if window is None else window
         both = q_TNd.data_ptr(), out_TNd.data_ptr()
         of_spans = layout.packed, spans.packed, len(spans)
-        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, positions, scale)
+        pool.call("tpiedge_attention", *both, *of_spans, head_start, heads, positions, 1 / math.sqrt(width))
         return out_TNd
     for rows, span in spans:
         seen = 0 if window is None else max(0, span.start + 1 - window)
-        first = seen // layout.positions * layout.positions
-        k_KSd, v_KSd = _rows_in_pages(span, layout, first)
-        out_TNd[rows] = attention(
-            q_TNd[rows], k_KSd, v_KSd, kv_of_head, span.start, first_key=first, window=window, scale=scale
-        )
+        k_KSd, v_KSd = _rows_in_pages(span, layout, seen)
+        # Few keys in bf16 are widened and computed for all KV heads at once; else one head at a time.
+        whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= 1 << 20
+        for kv, of_kv in _runs(kv_of_head, whole):
+            grouped = span.tokens, kv.stop - kv.start, -1, width
+            q_TKgd, out_TKgd = q_TNd[rows, of_kv].view(grouped), out_TNd[rows, of_kv].view(grouped)
+            _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), span.start - seen, window, out_TKgd)
     return out_TNd
 
 
@@ -115,60 +111,23 @@ def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes
 # --- by torch
 
 
-def attention(
-    q_TNd: Tensor,
-    k_KSd: Tensor,
-    v_KSd: Tensor,
-    kv_of_head: tuple[int, ...],
-    first_position: int,
-    *,
-    first_key: int = 0,
-    window: int | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """[T, N, d] f32 of f32 queries at positions first_position, first_position + 1, ...; else as `attention_pages`.
-
-    k and v (f32 or bf16, any strides with a contiguous last dimension) hold positions first_key,
-    first_key + 1, ... and include the new tokens.
-
-    Scratch: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16.
-    """
-    tokens, _, width = q_TNd.shape
-    offset = first_position - first_key
-    if k_KSd.shape != v_KSd.shape or offset < 0 or k_KSd.shape[1] != offset + tokens:
-        raise ValueError(
-            f"keys {list(k_KSd.shape)}, values {list(v_KSd.shape)} for {offset} + {tokens} positions"
-        )
-    result = torch.empty(q_TNd.shape)
-    low = 0 if window is None else max(0, offset + 1 - window)
-    k_KSd, v_KSd = k_KSd[:, low:], v_KSd[:, low:]
-    whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= _WIDENED_ELEMENTS
-    for kv, heads in _runs(kv_of_head, whole):
-        q_TKgd = q_TNd[:, heads].view(tokens, kv.stop - kv.start, -1, width)
-        out_TKgd = result[:, heads].view(tokens, kv.stop - kv.start, -1, width)
-        _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), offset - low, window, scale, out_TKgd)
-    return result
-
-
 def _group(
     q_TKgd: Tensor,
     k_KSd: Tensor,
     v_KSd: Tensor,
     offset: int,
     window: int | None,
-    scale: float | None,
     out_TKgd: Tensor,
 ) -> None:
     """Fill `out_TKgd`: g query heads for each KV head; query t is at key index offset + t."""
     tokens = q_TKgd.shape[0]
     if tokens == 1:
         # One query sees every key: the heads of a group stand where tokens do and share one pass over them.
-        out = F.scaled_dot_product_attention(
-            q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None], scale=scale
-        )
+        out = F.scaled_dot_product_attention(q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None])
         out_TKgd.copy_(out.transpose(0, 1))
         return
-    tile = max(1, _MASK_ELEMENTS // k_KSd.shape[1])
+    # The mask of a query tile is bounded: a long prompt must not need T x S floats.
+    tile = max(1, (1 << 21) // k_KSd.shape[1])
     for first in range(0, tokens, tile):
         last = min(tokens, first + tile)
         high = offset + last
@@ -180,7 +139,7 @@ def _group(
         key = torch.arange(low, high)[None, :]
         seen = key <= query
         seen = seen if window is None else seen & (key > query - window)
-        out = F.scaled_dot_product_attention(q_Kgtd, k_Kgsd, v_Kgsd, attn_mask=seen, scale=scale)
+        out = F.scaled_dot_product_attention(q_Kgtd, k_Kgsd, v_Kgsd, attn_mask=seen)
         out_TKgd[first:last] = out.permute(2, 0, 1, 3)
 
 
@@ -198,10 +157,14 @@ def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]
 
 
 def _rows_in_pages(span: Span, layout: PageLayout, first: int) -> tuple[Tensor, Tensor]:
-    """Copies of the sequence's keys and values [K, S, d] from position `first`, a multiple of P, to the span's end."""
-    pages = _page_numbers(span, layout)[first // layout.positions : -(-span.stop // layout.positions)]
+    """Copies of the sequence's keys and values [K, S, d] from position `first` to the span's end."""
+    page, within = divmod(first, layout.positions)
+    pages = _page_numbers(span, layout)[page : -(-span.stop // layout.positions)]
     keys, values = (
-        part_pKPB[pages].transpose(0, 1).flatten(1, 2)[:, : span.stop - first].view(_dtype(layout))
+        part_pKPB[pages]
+        .transpose(0, 1)
+        .flatten(1, 2)[:, within : within + span.stop - first]
+        .view(_dtype(layout))
         for part_pKPB in _parts(layout)
     )
     return keys, values

@@ -42,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) ->
         variance = x.pow(2).mean(-1, keepdim=True)
         return weight * (x * torch.rsqrt(variance + eps))
     x_TNd = x if x.dim() == 3 else x[:, None]
-    check_f32("the norm's weight", weight, (x_TNd.shape[2],))
+    check_f32("the norm's weight", weight, x.shape[-1:])
     y = torch.empty(x.shape)
     _by_rows(pool, "tpiedge_rms_norm", x_TNd, y, weight.data_ptr(), eps)
     return y
@@ -114,6 +114,6 @@ def _turned(angles: _F64) -> tuple[_F64, _F64]:
 
 def _by_rows(pool: Pool, function: str, x_TNd: Tensor, y: Tensor, *arguments: float) -> None:
     """Have each head of each token of x computed, which may lie at strides but in its last dimension, into y."""
-    check_f32("rows", x_TNd, x_TNd.shape, contiguous=False)
+    check_f32("rows", x_TNd, x_TNd.shape[:3], contiguous=False)
     x_TNd = x_TNd if x_TNd.stride(2) == 1 else x_TNd.contiguous()
     pool.call(function, x_TNd.data_ptr(), y.data_ptr(), *x_TNd.stride()[:2], *x_TNd.shape, *arguments)

@@ -32,8 +32,6 @@ KEYS = 64
 NUMBER_BYTES = {"f32": 4, "bf16": 2}
 
 _ALIGN = 4096
-_MOST_POSITIONS = 512
-_PADDING = 1 / 16  # of a part at most, where so many positions do
 _SCALES_BYTES = {"q8": 2, "q4": 4}  # of a group
 
 
@@ -71,9 +69,10 @@ class KVFormat:
 
     @cached_property
     def page_positions(self) -> int:
-        """Positions of a page: as few whole blocks of attention as fill the 4 KiB of a part nearly."""
-        counts = range(KEYS, _MOST_POSITIONS + 1, KEYS)
-        fitting = (count for count in counts if self._padding(count) <= _PADDING)
+        """Positions of a page: as few whole blocks of attention as fill the 4 KiB of a part but for a sixteenth, at
+        most 512."""
+        counts = range(KEYS, 512 + 1, KEYS)
+        fitting = (count for count in counts if self._padding(count) <= 1 / 16)
         return next(fitting, min(counts, key=self._padding))
 
     @cached_property

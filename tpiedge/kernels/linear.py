@@ -9,7 +9,6 @@ number of tokens and of threads. Quantised matrices are always multiplied in INT
 
 from collections.abc import Sequence
 from enum import StrEnum
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -27,9 +26,6 @@ from tpiedge.kernels.library import (
 )
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
-
-# Weights in bf16 are widened by tiles of rows, so that a block never exists twice in memory.
-_SCRATCH_ELEMENTS = 1 << 20
 
 
 class Arithmetic(StrEnum):
@@ -82,6 +78,7 @@ class Linear:
         if self.pool is None or isinstance(w_RI, Tensor):
             y_TR.copy_(self.project(x_TI, w_RI))
             return
+        check_weight(w_RI, input_dim=1)
         check_activations(x_TI, w_RI.cols)
         check_f32("room for outputs", y_TR, (len(x_TI), w_RI.rows), contiguous=False)
         if y_TR.stride(1) != 1:
@@ -100,7 +97,7 @@ class Linear:
         panels = [w for w in weights if isinstance(w, PanelMatrix)]
         pool = self._native_pool() if panels else self.pool_of(len(x_TI))
         if pool is None:
-            return [_project_by_torch(x_TI, w_RI, self.arithmetic) for w_RI in matrices]
+            return [_multiply_by_torch(x_TI, w, self.arithmetic, transposed=True) for w in matrices]
         outputs = [torch.empty((len(x_TI), w.shape[0])) for w in weights]
         if panels:
             packed = [pack_panels(w, y.data_ptr()) for w, y in zip(panels, outputs, strict=True)]
@@ -121,7 +118,7 @@ class Linear:
             return self._contract_panels(x_TR, w_RO, grid)
         pool = self.pool_of(len(x_TR))
         if pool is None:
-            return _contract_by_torch(x_TR, w_RO, self.arithmetic)
+            return _multiply_by_torch(x_TR, w_RO, self.arithmetic, transposed=False)
         (rows, cols), x_TR = w_RO.shape, self._input(x_TR)
         y_TO = torch.empty((len(x_TR), cols))
         packed = pack_matrix(w_RO, y_TO.data_ptr(), rows)
@@ -137,9 +134,7 @@ class Linear:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _project_panels(self, pool: Pool, x_TI: Tensor, packed: Sequence[bytes]) -> None:
@@ -193,43 +188,25 @@ def check_weight(w: Weight, input_dim: int) -> None:
         raise ValueError(f"weights are on {w.device}, not in main memory")
 
 
-def _project_by_torch(x_TI: Tensor, w_RI: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """x @ w.T in f32. In BF16 arithmetic with bf16 weights torch also rounds the result to bf16."""
+def _multiply_by_torch(x_TI: Tensor, w: Tensor, arithmetic: Arithmetic, *, transposed: bool) -> Tensor:
+    """x @ w.T where `transposed`, else x @ w, in f32. In BF16 arithmetic with bf16 weights torch also rounds the result
+    to bf16."""
+    w_IO = w.t() if transposed else w
     if arithmetic is Arithmetic.BF16:
-        if w_RI.dtype is torch.bfloat16:
-            return torch.mm(x_TI.bfloat16(), w_RI.t()).float()
+        if w.dtype is torch.bfloat16:
+            return torch.mm(x_TI.bfloat16(), w_IO).float()
         x_TI = x_TI.bfloat16().float()
-    if w_RI.dtype is torch.float32:
-        return torch.mm(x_TI, w_RI.t())
-    y_TR = x_TI.new_empty((x_TI.shape[0], w_RI.shape[0]))
-    step, scratch = _scratch_of(w_RI)
-    for start in range(0, w_RI.shape[0], step):
-        tile = _widen(w_RI[start : start + step], scratch)
-        torch.mm(x_TI, tile.t(), out=y_TR[:, start : start + step])
-    return y_TR
-
-
-def _contract_by_torch(x_TR: Tensor, w_RO: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """x @ w, likewise."""
-    if arithmetic is Arithmetic.BF16:
-        if w_RO.dtype is torch.bfloat16:
-            return torch.mm(x_TR.bfloat16(), w_RO).float()
-        x_TR = x_TR.bfloat16().float()
-    if w_RO.dtype is torch.float32:
-        return torch.mm(x_TR, w_RO)
-    y_TO = x_TR.new_zeros((x_TR.shape[0], w_RO.shape[1]))
-    step, scratch = _scratch_of(w_RO)
-    for start in range(0, w_RO.shape[0], step):
-        y_TO.addmm_(x_TR[:, start : start + step], _widen(w_RO[start : start + step], scratch))
+    if w.dtype is torch.float32:
+        return torch.mm(x_TI, w_IO)
+    y_TO = x_TI.new_zeros((len(x_TI), w_IO.shape[1]))
+    # Weights in bf16 are widened by tiles of rows, so that a block never exists twice in memory.
+    step = max(1, min(len(w), (1 << 20) // max(1, w.shape[1])))
+    scratch = w.new_empty((step, w.shape[1]), dtype=torch.float32)
+    for start in range(0, len(w), step):
+        rows = slice(start, min(start + step, len(w)))
+        tile = scratch[: rows.stop - start].copy_(w[rows])
+        if transposed:
+            torch.mm(x_TI, tile.t(), out=y_TO[:, rows])
+        else:
+            y_TO.addmm_(x_TI[:, rows], tile)
     return y_TO
-
-
-def _scratch_of(w: Tensor) -> tuple[int, Tensor]:
-    """How many rows of a matrix are widened at a time, and where."""
-    rows, cols = w.shape
-    step = max(1, min(rows, _SCRATCH_ELEMENTS // max(1, cols)))
-    return step, w.new_empty((step, cols), dtype=torch.float32)
-
-
-def _widen(tile: Tensor, scratch: Tensor) -> Tensor:
-    return scratch[: tile.shape[0]].copy_(tile)

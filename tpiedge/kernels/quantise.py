@@ -24,8 +24,6 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP, OFFSETS, Array, PanelShape, split_output, split_panels
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library, why_missing
 
-_F16_OVERFLOW = 65520
-"""From here on f32 rounds to an infinity of f16."""
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}
 
 
@@ -130,7 +128,7 @@ def _refusal(values_OI: Array, bits: int) -> CannotQuantise:
         largest = np.abs(row).max()
         if not np.isfinite(row).all():
             return CannotQuantise(output, "has a weight that is not a finite number")
-        if largest / (127 if bits == 8 else 8) >= _F16_OVERFLOW:
+        if largest / (127 if bits == 8 else 8) >= 65520:  # which rounds to an infinity of f16
             return CannotQuantise(output, f"has a weight of {largest:.3g}, too large for a scale in f16")
     raise AssertionError("all outputs can be quantised")
 

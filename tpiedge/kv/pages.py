@@ -6,9 +6,8 @@ decided on may be published under a name, so that other sequences that begin ali
 Laws:
 1. A page is cold (without memory), blank (with memory, but nothing in it), idle (published, and no sequence holds it),
    or held by as many sequences as its count says.
-2. A name is the keyed hash of the page's tokens and of the name of the page before it, beginning with that of a scope:
-   the keyed hash of the scope and of the root, which stands for all that the numbers depend on but the tokens. So a
-   sequence finds pages of its own scope alone. What a name finds is compared with the tokens themselves.
+2. A name is the keyed hash of the page's tokens and of the name of the page before it, beginning with that of a scope.
+   So a sequence finds pages of its own scope alone, and nobody can make two texts of one name.
 3. A published page is never written again: whoever publishes goes on in another page.
 4. Blank pages are taken first, then cold ones, the lowest first; then the idle page that was used least recently. What
    a sequence gives back becomes idle from its end on, so that a beginning outlives what follows it.
@@ -18,36 +17,25 @@ import hashlib
 import heapq
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from tpiedge.errors import InternalError
 
 _NAME_BYTES = 16
 
 
-def root_name(key: bytes, *facts: str) -> bytes:
-    """The name before the first page's: of `facts`, which say what keys and values depend on beside the tokens."""
-    return hashlib.blake2b("\0".join(facts).encode(), digest_size=_NAME_BYTES, key=key).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Published:
-    before: bytes
-    tokens: bytes
-    name: bytes
-
-
 class PagePool:
-    """`pages` pages of `positions` positions. `key`: of the names, at most 64 bytes; `root`: of `root_name`."""
+    """`pages` pages of `positions` positions. `key`: of the names, at most 64 bytes; another one in every epoch, whose
+    nodes compute other bits."""
 
-    def __init__(self, pages: int, positions: int, key: bytes, root: bytes) -> None:
+    def __init__(self, pages: int, positions: int, key: bytes) -> None:
         self.pages = pages
         self.positions = positions
         self._key = key
-        self._root = root
         self._counts = [0] * pages
-        self._published: dict[int, _Published] = {}
+        #: The name of each page, and the page of each name.
+        self._published: dict[int, bytes] = {}
         self._named: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._blank: list[int] = []  # a heap, as the next
@@ -108,43 +96,33 @@ class PagePool:
 
     def scope_name(self, scope: str) -> bytes:
         """The name before the first page's, in that scope."""
-        return self._hashed(b"scope", self._root + scope.encode())
+        return self._hashed(b"scope", scope.encode())
 
     def name_of(self, before: bytes, tokens: Sequence[int]) -> bytes:
         """Of a page with `tokens`, after the page named `before`."""
-        return self._hashed(b"page", before + _bytes_of(tokens))
+        return self._hashed(b"page", before + array("I", tokens).tobytes())
 
     def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
         """Makes a full page known and returns its name; where another page has the name already, that one stays."""
         name = self.name_of(before, tokens)
         if name not in self._named and page not in self._published:
             self._named[name] = page
-            self._published[page] = _Published(before, _bytes_of(tokens), name)
+            self._published[page] = name
         return name
 
     def find(self, ids: Sequence[int], scope: str = "") -> list[int]:
         """The published pages of the scope that hold the beginning of `ids`, but for its last position. They are not
         shared yet."""
-        found: list[int] = []
-        before = self.scope_name(scope)
-        for start in range(0, len(ids) - self.positions, self.positions):
-            tokens = ids[start : start + self.positions]
-            name = self.name_of(before, tokens)
-            page = self._named.get(name)
-            if page is None or self._published[page] != _Published(before, _bytes_of(tokens), name):
-                break
-            found.append(page)
-            before = name
-        return found
+        return [
+            self._named[name] for name in takewhile(self._named.__contains__, self.names(ids[:-1], scope))
+        ]
 
-    def names(self, ids: Sequence[int], scope: str = "") -> list[bytes]:
+    def names(self, ids: Sequence[int], scope: str = "") -> Iterator[bytes]:
         """The names of the full pages of `ids` in the scope, whether they are published or not."""
-        names: list[bytes] = []
         before = self.scope_name(scope)
         for start in range(0, len(ids) - self.positions + 1, self.positions):
             before = self.name_of(before, ids[start : start + self.positions])
-            names.append(before)
-        return names
+            yield before
 
     def shrink(self, most: int) -> None:
         """Gives memory back until at most `most` pages have any, as far as pages are not held."""
@@ -170,12 +148,8 @@ class PagePool:
 
     def _evict(self) -> int:
         page, _ = self._idle.popitem(last=False)
-        del self._named[self._published.pop(page).name]
+        del self._named[self._published.pop(page)]
         return page
-
-
-def _bytes_of(tokens: Sequence[int]) -> bytes:
-    return array("I", tokens).tobytes()
 
 
 def usual_grain(pages: int, page_bytes: int) -> int:

@@ -12,14 +12,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tpiedge.collectives.communicator import LocalCommunicator
-from tpiedge.engine.assembly import Engine, kv_cache
+from tpiedge.collectives.communicator import Communicator
+from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_memory_bytes
 from tpiedge.host.process import rss_bytes
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.lab.eval_text import EvalText, Window
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
@@ -64,7 +65,7 @@ class WindowRows:
         )
         x_TH = self._engine.weights.embedding_rows(ids)
         self._engine.communicator.announce(plan)
-        self._engine.forward.run(x_TH, plan)
+        self._engine.run(x_TH, plan)
         return x_TH
 
 
@@ -85,20 +86,10 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
             direct=need.weights.direct,
         )
         resources.callback(weights.close)
-        engine = Engine.build(
-            model.config,
-            share,
-            weights,
-            cache,
-            LocalCommunicator(),
-            epoch=_EPOCH,
-            compute=model.compute,
-            threads=layout.threads_per_node,
-            meter=Meter(),
-            grids=grid_exponents(model.pack),
-        )
-        resources.callback(engine.close)
-        yield WindowRows(engine)
+        linear = Linear.create(Arithmetic(model.compute), layout.threads_per_node)
+        resources.callback(linear.close)
+        alone, grids = Communicator(), grid_exponents(model.pack)
+        yield WindowRows(Engine(model.config, share, weights, cache, alone, linear, Meter(), grids))
 
 
 def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

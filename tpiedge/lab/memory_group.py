@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.host.cgroups import Cgroups
+from tpiedge.host.device import Cgroups
 
 #: Of a shell: enter the group of the members' file $0, then become the command; no page of it is charged elsewhere.
 ENTER = 'echo $$ > "$0" && exec "$@"'

@@ -18,8 +18,8 @@ from matplotlib.ticker import MaxNLocator
 
 from tpiedge.errors import UserError
 from tpiedge.lab.traces import Excerpt, Trace, decode_steps, total
-from tpiedge.tracing.collection import cannot_write, clip, rows, union
-from tpiedge.tracing.tracer import LANES, Interval, TraceEvent
+from tpiedge.tracing.collection import cannot_write, rows
+from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, clip, union
 from tpiedge.units import counted, format_seconds
 
 _STRIP_BAR, _MARKED, _BEHIND = "#b0b7c3", "#1f2937", "#fff3c4"

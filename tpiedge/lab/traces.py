@@ -16,8 +16,8 @@ from statistics import median
 from typing import Any
 
 from tpiedge.errors import OutOfMemory, UserError
-from tpiedge.tracing.collection import DROPPED, clip, union, within
-from tpiedge.tracing.tracer import LANES, Interval, TraceEvent
+from tpiedge.tracing.collection import DROPPED
+from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, clip, union, within
 
 _TYPICAL = 3
 _RANGE = re.compile(r"(?P<only>\d{1,9})|(?P<first>\d{1,9})?:(?P<last>\d{1,9})?", re.ASCII)

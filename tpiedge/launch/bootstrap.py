@@ -3,13 +3,16 @@ one line of JSON each way. With the intervals and limits of a cluster's liveness
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Capacity
+
+_Line = TypeVar("_Line")
 
 
 @dataclass(frozen=True)
@@ -38,62 +41,26 @@ class OwnStalls:
 
 @dataclass(frozen=True)
 class NodeBootstrap:
-    """The master's address and this node's identity. Keys are Z85 text.
+    """The master's address and this node's identity.
 
-    `name` is the node's on the control plane, where `rank` alone would not tell epochs apart. The node listens for
-    others at `data_address`. `pack` is this machine's folder of the model; "" if the master's Assign names it. `trace`
-    is the file that the node's trace is written to at its end, `locker` the folder where it finds and leaves keys and
-    values for other epochs, encrypted with `locker_key` (hexadecimal digits); "" for none. They come from a parent on
-    this computer only: no message of a master can name a file to write.
+    The node listens for others at `data_address`. `pack` is this machine's folder of the model; "" if the master's
+    Assign names it. `trace` is the file that the node's trace is written to at its end, `locker` the folder where it
+    finds and leaves keys and values for other epochs, encrypted with `locker_key` (hexadecimal digits); "" for none.
+    They come from a parent on this computer only: no message of a master can name a file to write.
     """
 
     rank: int
+    epoch: int
     control_address: str
     master_key: str
-    public_key: str
-    secret_key: str = field(repr=False)
+    keys: CurveKeys
     threads: int
-    heartbeat_s: float
-    timeout_s: float
-    stall_s: float
-    name: str = ""
+    timing: Timing
     data_address: str = "tcp://127.0.0.1:*"
     pack: str = ""
     trace: str = ""
     locker: str = ""
     locker_key: str = field(default="", repr=False)
-
-    @staticmethod
-    def of(
-        rank: int,
-        epoch: int,
-        control_address: str,
-        master_key: str,
-        keys: CurveKeys,
-        threads: int,
-        timing: Timing,
-        data_address: str,
-        *,
-        pack: str = "",
-        trace: str = "",
-    ) -> "NodeBootstrap":
-        identity = (rank, control_address, master_key, keys.public, keys.secret, threads)
-        times = (timing.heartbeat_s, timing.timeout_s, timing.stall_s)
-        return NodeBootstrap(*identity, *times, control_name(rank, epoch), data_address, pack, trace)
-
-    def to_line(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @staticmethod
-    def from_line(line: bytes) -> "NodeBootstrap":
-        """Raises ProtocolError if the line is not what `to_line` wrote."""
-        try:
-            return NodeBootstrap(**json.loads(line))
-        except (ValueError, TypeError) as error:
-            raise ProtocolError(
-                f"the first line on standard input is not a node's bootstrap ({type(error).__name__}): "
-                "start nodes with 'tpiedge run'"
-            ) from None
 
 
 def control_name(rank: int, epoch: int) -> str:
@@ -119,38 +86,27 @@ class StandbyOrder:
     measure: bool
     threads: int
 
-    def to_line(self) -> bytes:
-        return json.dumps({"standby": True, **asdict(self)}).encode()
-
-    @staticmethod
-    def from_line(line: bytes) -> "StandbyOrder | None":
-        """None for any other line: it is the bootstrap. Raises ProtocolError for an order of another version."""
-        if not line.startswith(b'{"standby": true'):
-            return None
-        try:
-            return StandbyOrder(
-                **{name: value for name, value in json.loads(line).items() if name != "standby"}
-            )
-        except (ValueError, TypeError) as error:
-            raise ProtocolError(f"not an order for a standby node: {error}") from None
-
 
 @dataclass(frozen=True)
 class NodeReport:
     """A standby node is ready: torch is imported. `isa` is the native kernels' or, without them, "torch"."""
 
-    pid: int
     cpu: str
     isa: str
     capacity: Capacity
 
-    def to_line(self) -> bytes:
-        return msgspec.json.encode(self)
 
-    @staticmethod
-    def from_line(line: bytes) -> "NodeReport":
-        """Raises ProtocolError if the line is not what `to_line` wrote."""
-        try:
-            return msgspec.json.decode(line, type=NodeReport)
-        except msgspec.MsgspecError as error:
-            raise ProtocolError(f"not the report of a standby node ({type(error).__name__})") from None
+def to_line(said: NodeBootstrap | StandbyOrder | NodeReport) -> bytes:
+    # Not by msgspec, which refuses a path that is not UTF-8, as Linux has.
+    return json.dumps(msgspec.to_builtins(said)).encode()
+
+
+def from_line(line: bytes, kind: type[_Line]) -> _Line:
+    """Raises ProtocolError if `line` is not what `to_line` wrote of that kind."""
+    try:
+        return msgspec.convert(json.loads(line), kind)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(
+            f"a line between a node and its parent is no {kind.__name__} ({type(error).__name__}): start nodes with "
+            "'tpiedge run'"
+        ) from None

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
-from tpiedge.host.cgroups import Cgroups
+from tpiedge.host.device import Cgroups
 from tpiedge.lifeline import child_environment
 
 _log = logging.getLogger(__name__)
@@ -78,17 +78,12 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def _lifeline(self) -> IO[bytes]:
-        if self._process.stdin is None:
-            raise InternalError("a child was started without a lifeline")
-        return self._process.stdin
-
     def send_line(self, line: bytes) -> None:
         """Writes one more line to the child. Does nothing if it has ended: `exit_cause` says why."""
+        assert self._process.stdin is not None  # it is a pipe
         with contextlib.suppress(BrokenPipeError):
-            self._lifeline.write(line + b"\n")
-            self._lifeline.flush()
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
 
     def read_report(self, deadline: float) -> bytes | None:
         """The line that it reports; None if none came by `deadline` (monotonic seconds). From any thread; blocks.
@@ -96,28 +91,22 @@ class Child:
         Raises PeerError or OutOfMemory with the cause if it ends without a report.
         """
         with self._reading:
+            pipe = self._process.stdout
+            if pipe is None or pipe.closed:
+                raise InternalError("a child that has no pipe for a report (any more) was asked for it")
             while b"\n" not in self._report:
                 with selectors.DefaultSelector() as selector:
-                    selector.register(self._report_pipe, selectors.EVENT_READ)
+                    selector.register(pipe, selectors.EVENT_READ)
                     if not selector.select(max(0.0, deadline - time.monotonic())):
                         return None
-                self._read_more()
+                data = os.read(pipe.fileno(), 4096)
+                self._report += data
+                if not data or len(self._report) > 65536:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(2.0)  # the pipe closes shortly before the process has a status
+                    kind = OutOfMemory if self._was_killed_for_memory else PeerError
+                    raise kind(f"a process that was to get ready did not report: {self.exit_cause()}")
             return self._report.partition(b"\n")[0]
-
-    def _read_more(self) -> None:
-        data = os.read(self._report_pipe.fileno(), 4096)
-        self._report += data
-        if not data or len(self._report) > 65536:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2.0)  # the pipe closes shortly before the process has a status
-            kind = OutOfMemory if self._was_killed_for_memory else PeerError
-            raise kind(f"a process that was to get ready did not report: {self.exit_cause()}")
-
-    @property
-    def _report_pipe(self) -> IO[bytes]:
-        if self._process.stdout is None or self._process.stdout.closed:
-            raise InternalError("a child that has no pipe for a report (any more) was asked for it")
-        return self._process.stdout
 
     def exit_cause(self) -> str | None:
         """None while it runs; then why it ended, in words, with the last line of its log. Does not block."""
@@ -156,8 +145,9 @@ class Child:
 
         `meanwhile` is called again and again until a killed process has ended.
         """
+        assert self._process.stdin is not None  # it is a pipe
         with contextlib.suppress(BrokenPipeError):
-            self._lifeline.close()
+            self._process.stdin.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -4,18 +4,16 @@ The same numbers at every start give the same shares, so nothing is shipped agai
 """
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from tpiedge import __version__
-from tpiedge.errors import ProtocolError, TpiedgeError, UserError
+from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.disk_speed import measure_disk
 from tpiedge.host.private_file import read_private, replace_private
 from tpiedge.host.process import cpu_name
@@ -45,8 +43,8 @@ class Measurements:
         if values.get("conditions") != self._conditions:
             return None
         try:
-            return replace(NodeReport.from_line(json.dumps(values["report"]).encode()), pid=0)
-        except (ProtocolError, KeyError):
+            return msgspec.convert(values["report"], NodeReport)
+        except (msgspec.ValidationError, UnicodeError, KeyError):
             return None
 
     def keep(self, report: NodeReport) -> None:

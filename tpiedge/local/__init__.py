@@ -1,6 +1,6 @@
 """A whole cluster on this computer, for one command. No torch.
 
 `catalogue` finds what a model's name means, among packs with names; `packing` makes packs of checkpoints and of GGUF
-files; `prepare` opens a model's pack, `layout` plans for it and says how long its context may be, `launch` starts a
-`cluster`, whose events become text.
+files; `prepare` opens a model's pack, `layout` plans for it and says how long its context may be. A `cluster` runs as
+its plan says, and its events become text.
 """

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 
 from tpiedge.errors import UserError
@@ -51,7 +51,8 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class StoredPack:
-    """A pack of the cache. `precision` and `nbytes` are None where it cannot be read; `used_s` as in last_use_s."""
+    """A pack of the cache. `precision` and `nbytes` are None where it cannot be read; `used_s`: seconds since
+    1970 at its last use, or when it was made."""
 
     path: Path
     name: str
@@ -114,11 +115,14 @@ def stored_packs(cache: Path | None) -> list[StoredPack]:
 def stored_pack(path: Path) -> StoredPack:
     match = _OF_MODEL.fullmatch(path.name)
     model = match[1].replace("--", "/", 1) if match else path.name
-    label, precision, nbytes = load_label(path), None, None
+    label, precision, nbytes, used_s = load_label(path), None, None, 0.0
     with contextlib.suppress(UserError):
         pack = Pack.open(path)
         precision, nbytes = pack.precision.value, pack.nbytes
-    return StoredPack(path, label.name, model, label.source, precision, nbytes, last_use_s(path))
+    for name in (MANIFEST_NAME, _LABEL):
+        with contextlib.suppress(OSError):
+            used_s = (path / name).stat().st_mtime
+    return StoredPack(path, label.name, model, label.source, precision, nbytes, used_s)
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
@@ -130,13 +134,12 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
     if found.kind is ModelKind.PACK:
         return [found.path]
     if found.kind is ModelKind.GGUF:
-        return packs_of_gguf(GgufModel.open(found.path), cache)
-    checkpoint = Checkpoint.open(found.path)
-    return _made_of(folder_label(checkpoint.folder), checkpoint.fingerprint, cache)
-
-
-def packs_of_gguf(model: GgufModel, cache: Path | None) -> list[Path]:
-    return _made_of("", model.fingerprint, cache)
+        label, fingerprint = "", GgufModel.open(found.path).fingerprint
+    else:
+        checkpoint = Checkpoint.open(found.path)
+        label, fingerprint = folder_label(checkpoint.folder), checkpoint.fingerprint
+    packs = _complete_in(packs_folder(cache))
+    return [one for one in packs if one.name.startswith(label) and one.name.endswith(f"-{fingerprint[:16]}")]
 
 
 def the_pack_of(name: str, cache: Path | None) -> Path:
@@ -162,8 +165,8 @@ def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | 
         return label.name
     if wanted is None:
         name, taken = short_name(stem, precision), _taken(pack)
-        numbered = (f"{name}-{number}" for number in count(2))
-        wanted = next(one for one in chain((name,), numbered) if one.lower() not in taken)
+        names = (f"{name}-{number}" if number > 1 else name for number in count(1))
+        wanted = next(one for one in names if one.lower() not in taken)
     else:
         check_free(pack, wanted)
         if label.name not in (pack.name, wanted):
@@ -180,14 +183,6 @@ def check_free(pack: Path, wanted: str | None) -> None:
 
 def _complete_in(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
-
-
-def _made_of(label: str, fingerprint: str, cache: Path | None) -> list[Path]:
-    """The packs in the cache of a model, whose names begin with `label`."""
-    packs = _complete_in(packs_folder(cache))
-    return [
-        path for path in packs if path.name.startswith(label) and path.name.endswith(f"-{fingerprint[:16]}")
-    ]
 
 
 def _taken(pack: Path) -> set[str]:
@@ -259,14 +254,6 @@ def mark_used(pack: Path) -> None:
     """Note that the pack was used now, where that can be noted: the pack may be another user's."""
     with contextlib.suppress(OSError):
         os.utime(pack / _LABEL)
-
-
-def last_use_s(pack: Path) -> float:
-    """When the pack was last used, or made, in seconds since 1970."""
-    for name in (_LABEL, MANIFEST_NAME):
-        with contextlib.suppress(OSError):
-            return (pack / name).stat().st_mtime
-    return 0.0
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -5,31 +5,30 @@ stop strings and is timed as the user sees it. No torch here.
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import InternalError, PeerError, TpiedgeError, UserError
-from tpiedge.launch.bootstrap import NodeBootstrap, Timing, control_name, node_of
+from tpiedge.launch.bootstrap import NodeBootstrap, Timing, control_name, node_of, to_line
 from tpiedge.launch.child import Child, Place
 from tpiedge.launch.slot import NODE_MODULE, node_environment
+from tpiedge.local.layout import Layout
+from tpiedge.local.prepare import PreparedModel
 from tpiedge.master.assignments import Assignment, Served
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.model.tokenizer import TextWriter, Tokenizer
 from tpiedge.pack.grids import grid_exponents
-from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare
-from tpiedge.transport.endpoint import Endpoint, EndpointClosed, LinkReset, MalformedMessage
-from tpiedge.transport.framing import CONTROL
+from tpiedge.planner.solve import Plan
+from tpiedge.progress import ByteProgress
+from tpiedge.transport.endpoint import CONTROL, EndpointClosed, LinkReset, MalformedMessage
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.control import (
     AnswerPart,
     AskStats,
-    Assign,
     Cancel,
     Embedding,
     Failed,
@@ -42,104 +41,67 @@ from tpiedge.wire.control import (
     Stats,
     Token,
 )
-from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
-from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
 _EPOCH = 1
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What to start: one node per share, in rank order, each with `threads` threads."""
+    """What to start: one node per assignment, in rank order."""
 
-    pack: Path
-    shares: tuple[NodeShare, ...]
-    compute: Compute
-    threads: int
-    capacity_tokens: int
+    served: Served
+    assignments: tuple[Assignment, ...]
     timing: Timing = field(default_factory=Timing)
-    #: How each node keeps its weights, in rank order; empty: all pinned.
-    weights: tuple[WeightMemory, ...] = ()
     #: The file that each node writes its trace to at its end, in rank order; empty: no traces.
     traces: tuple[Path, ...] = ()
     #: Where each node runs, in rank order, the caller's process at the first; empty: all on this host.
     places: tuple[Place, ...] = ()
-    collective: CollectiveChoice = "auto"
-    wire: WirePrecision = "f32"
-    kv: KVPrecision = "f32"
-    #: As in Assign.
-    speculate: int = 0
 
     def place(self, rank: int) -> Place:
         return self.places[rank] if self.places else Place()
 
-    def assigning(self, public_keys: Mapping[int, str]) -> Callable[[int], Assign]:
-        """Makes each node's part of the plan. Reads the grids of a quantised pack. Raises UserError."""
-        served = Served(
-            self.pack,
-            "",
-            self.compute,
-            capacity_tokens=self.capacity_tokens,
-            context_tokens=self.capacity_tokens,
-            speculate=self.speculate,
-            collective=self.collective,
-            wire=self.wire,
-            kv=self.kv,
-            grids=grid_exponents(Pack.open(self.pack)) if self.compute == "int8" else (),
-        )
-        assignments = tuple(
-            Assignment("", share, self.threads, 0, "", weights=memory)
-            for share, memory in zip(
-                self.shares, self.weights or (ALL_PINNED,) * len(self.shares), strict=True
-            )
-        )
-        return lambda rank: served.assign(_EPOCH, assignments, rank, public_keys)
-
 
 class LocalCluster:
-    """Starts on entry of the context, leaves nothing behind on exit. One thread must make all calls.
+    """Nodes that are started, and end, together. One thread must make all calls; a thread of its own keeps up with the
+    nodes between them.
 
-    `weight_bytes` is the expected size of each node's weights, for `on_loading(bytes loaded, bytes in all)`.
+    `on_loading(bytes loaded, bytes in all)` hears of the weights.
     """
 
-    def __init__(
-        self,
-        spec: ClusterSpec,
-        weight_bytes: Sequence[int] = (),
-        on_loading: Callable[[int, int], None] | None = None,
-    ) -> None:
+    def __init__(self, spec: ClusterSpec, on_loading: Callable[[int, int], None] | None = None) -> None:
         self._spec = spec
         self._on_loading = on_loading
-        self._loaded = {rank: (0, expected) for rank, expected in enumerate(weight_bytes)}
+        self._loaded = {rank: (0, one.weight_bytes) for rank, one in enumerate(spec.assignments)}
         self._clock = MonotonicClock()
         self._keys = CurveKeys.generate()
-        self._node_keys = [CurveKeys.generate() for _ in spec.shares]
+        self._node_keys = [CurveKeys.generate() for _ in spec.assignments]
         self._children: list[Child] = []
         self._broken = False
         #: Rank 0's Ready, which names the collectives; None until it is ready.
         self.routing: Ready | None = None
-        allowed = {keys.public: control_name(rank, _EPOCH) for rank, keys in enumerate(self._node_keys)}
         self._hub = ZmqHub(
             address=f"tcp://{spec.place(0).host}:*",
             keys=self._keys,
             name="master",
-            allowed=allowed,
+            allowed={keys.public: control_name(rank, _EPOCH) for rank, keys in enumerate(self._node_keys)},
             plane=CONTROL,
         )
+        #: Messages of the nodes, or the error that ends the cluster.
+        self._events: queue.Queue[EpochEvent] = queue.Queue()
         public_keys = {rank: keys.public for rank, keys in enumerate(self._node_keys)}
-        self._controller = Controller(
-            self._hub,
-            len(spec.shares),
+        self._epoch = Epoch(
+            _EPOCH,
+            self._clock,
+            len(spec.assignments),
             spec.timing,
-            spec.assigning(public_keys),
-            lambda: [child.exit_cause() for child in self._children],
+            lambda rank: spec.served.assign(_EPOCH, spec.assignments, rank, public_keys),
+            self._post,
+            self._events.put,
         )
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(child.pid for child in self._children)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep_up, name="controller", daemon=True)
 
     def start(self) -> None:
         """Starts every node and blocks until all have loaded their weights.
@@ -147,9 +109,9 @@ class LocalCluster:
         Raises PeerLost, UserError or ResourceError with everything ended. The wait is bounded by the nodes' liveness.
         """
         try:
-            for rank in range(len(self._spec.shares)):
+            for rank in range(len(self._spec.assignments)):
                 self._children.append(self._spawn(rank))
-            self._controller.start()
+            self._thread.start()
             self._await_ready()
         except BaseException:
             self._broken = True  # a node that still imports does not hear Shutdown
@@ -161,7 +123,7 @@ class LocalCluster:
 
         Raises UserError for what rank 0 refuses and PeerError for a failure of the cluster.
         """
-        self._hub.post(Generate(_EPOCH, request), to=control_name(0, _EPOCH))
+        self._post(Generate(_EPOCH, request), 0)
         ended = False
         try:
             while not ended:
@@ -175,12 +137,12 @@ class LocalCluster:
                         yield message
         finally:
             if not ended:
-                self._hub.post(Cancel(_EPOCH, request.id), to=control_name(0, _EPOCH))
+                self._post(Cancel(_EPOCH, request.id), 0)
 
     def stats(self) -> list[Stats]:
         """Every node's counters since it was ready, in rank order. Blocks; raises PeerError after ten seconds."""
         for rank in range(len(self._children)):
-            self._hub.post(AskStats(_EPOCH), to=control_name(rank, _EPOCH))
+            self._post(AskStats(_EPOCH), rank)
         answers: dict[int, Stats] = {}
         deadline = self._clock.now() + 10.0
         while len(answers) < len(self._children):
@@ -194,32 +156,25 @@ class LocalCluster:
 
         After a loss they have less: a node may be frozen, and the user waits for the error message.
         """
-        if self._controller.running:
+        if self._thread.is_alive():
             for rank in range(len(self._children)):
-                self._hub.post(Shutdown(_EPOCH), to=control_name(rank, _EPOCH))
+                self._post(Shutdown(_EPOCH), rank)
             deadline = time.monotonic() + (0.2 if self._broken else 3.0)
             while time.monotonic() < deadline and any(child.exit_cause() is None for child in self._children):
                 time.sleep(0.01)
-        self._controller.close()
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
         for child in self._children:
             child.stop(time.monotonic())
         self._hub.close()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _await_ready(self) -> None:
         """Takes events until each node's Ready has arrived.
 
         The epoch is ready earlier, but then rank 0's choice of collectives may still be in the queue.
         """
-        missing = set(range(len(self._spec.shares)))
+        missing = set(range(len(self._spec.assignments)))
         while missing:
             match message := self._next_event():
                 case Loading(rank=rank, done_bytes=done, total_bytes=total):
@@ -236,9 +191,9 @@ class LocalCluster:
     def _next_event(self, deadline: float | None = None) -> Message:
         while True:
             try:
-                event = self._controller.events.get(timeout=0.1)
+                event = self._events.get(timeout=0.1)
             except queue.Empty:
-                if not self._controller.running:
+                if not self._thread.is_alive():
                     raise InternalError("the cluster's control thread has ended") from None
                 if deadline is not None and self._clock.now() > deadline:
                     raise PeerError("the nodes did not answer in time") from None
@@ -249,78 +204,35 @@ class LocalCluster:
             return event
 
     def _spawn(self, rank: int) -> Child:
-        keys, timing, place = self._node_keys[rank], self._spec.timing, self._spec.place(rank)
-        bootstrap = NodeBootstrap.of(
+        spec, place, threads = self._spec, self._spec.place(rank), self._spec.assignments[rank].threads
+        bootstrap = NodeBootstrap(
             rank,
             _EPOCH,
             self._hub.address,
             self._keys.public,
-            keys,
-            self._spec.threads,
-            timing,
+            self._node_keys[rank],
+            threads,
+            spec.timing,
             f"tcp://{place.host}:*",
-            pack=str(self._spec.pack),
-            trace=str(self._spec.traces[rank]) if self._spec.traces else "",
+            pack=str(spec.served.pack),
+            trace=str(spec.traces[rank]) if spec.traces else "",
         )
-        return Child(
-            NODE_MODULE,
-            bootstrap.to_line(),
-            node_environment(self._spec.threads),
-            prefix=place.prefix,
-        )
+        return Child(NODE_MODULE, to_line(bootstrap), node_environment(threads), prefix=place.prefix)
 
+    def _post(self, message: Message, rank: int) -> None:
+        self._hub.post(message, to=control_name(rank, _EPOCH))
 
-class Controller:
-    """Runs between `start` and `close`; `events` has messages of the nodes, or the error that ends the cluster.
-
-    `assign(rank)` makes a node's part of the plan; `exit_causes()` gives each process's cause of its end, or None. The
-    control thread calls both.
-    """
-
-    def __init__(
-        self,
-        hub: Endpoint,
-        nodes: int,
-        timing: Timing,
-        assign: Callable[[int], Assign],
-        exit_causes: Callable[[], Sequence[str | None]],
-    ) -> None:
-        self.events: queue.Queue[EpochEvent] = queue.Queue()
-        self._hub = hub
-        self._clock = MonotonicClock()
-        self._heartbeat_s = timing.heartbeat_s
-        self._exit_causes = exit_causes
-
-        def post(message: Message, rank: int) -> None:
-            hub.post(message, to=control_name(rank, _EPOCH))
-
-        self._epoch = Epoch(_EPOCH, self._clock, nodes, timing, assign, post, self.events.put)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
-    def close(self) -> None:
-        """Ends the thread and waits for it. Messages that were posted before are sent."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
+    def _keep_up(self) -> None:
+        """Runs from the start until `close`, which has what was posted before sent."""
         due = self._clock.now()
         while not self._closing.is_set():
             try:
                 # If this thread was held up, heartbeats are waiting: it takes them all before it looks for silence.
                 while (envelope := self._hub.recv(max(0.0, due - self._clock.now()))) is not None:
                     self._epoch.handle(_rank(envelope.sender), envelope.message)
-                due = self._clock.now() + self._heartbeat_s
-                for rank, cause in enumerate(self._exit_causes()):
-                    if cause is not None and not self._closing.is_set():
+                due = self._clock.now() + self._spec.timing.heartbeat_s
+                for rank, child in enumerate(self._children):
+                    if (cause := child.exit_cause()) is not None and not self._closing.is_set():
                         self._epoch.ended(rank, cause)
                 self._epoch.tick()
             except (MalformedMessage, LinkReset) as error:
@@ -328,10 +240,10 @@ class Controller:
             except EndpointClosed:
                 return
             except TpiedgeError as error:
-                self.events.put(error)
+                self._events.put(error)
                 return
             except Exception as error:
-                self.events.put(InternalError(f"the control thread failed: {type(error).__name__}: {error}"))
+                self._events.put(InternalError(f"the control thread failed: {type(error).__name__}: {error}"))
                 return
 
 
@@ -414,3 +326,72 @@ def collect(
     if write(writer.finish()):
         answer.finish_reason = "stop"
     return answer
+
+
+@contextmanager
+def launch(
+    model: PreparedModel,
+    layout: Layout,
+    plan: Plan,
+    capacity_tokens: int,
+    traces: tuple[Path, ...] = (),
+    places: tuple[Place, ...] = (),
+) -> Iterator[LocalCluster]:
+    """The running cluster, which always ends with the block. Raises as LocalCluster.start.
+
+    `traces` is as in ClusterSpec; `places` is given on a testbed that is open already.
+    """
+    there = layout.testbed
+    with nullcontext(places) if places or there is None else there.places() as places:
+        served = Served(
+            model.pack.path.absolute(),
+            "",
+            model.compute,
+            capacity_tokens=capacity_tokens,
+            context_tokens=capacity_tokens,
+            speculate=layout.speculate,
+            collective=layout.collective,
+            wire=layout.wire,
+            kv=model.kv,
+            grids=grid_exponents(model.pack) if model.compute == "int8" else (),
+        )
+        assignments = tuple(
+            Assignment("", share, layout.threads_per_node, need.weight_bytes, "", need.weights)
+            for share, need in zip(plan.shares, plan.needs, strict=True)
+        )
+        timing = Timing() if there is None else there.timing
+        progress = ByteProgress("loading weights")
+        cluster = LocalCluster(ClusterSpec(served, assignments, timing, traces, places), progress)
+        try:
+            cluster.start()
+        finally:
+            progress.finish(0)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def plan_json(
+    model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int, routing: Ready | None
+) -> dict[str, object]:
+    """The plan as `--json` prints it. `routing` is rank 0's Ready, which names the collectives."""
+    return {
+        **model.described(),
+        "collective": (routing.collective if routing else "") or "none",
+        "bulk_collective": (routing.bulk_collective if routing else "") or "none",
+        "collective_why": routing.why if routing else "",
+        "wire": layout.wire,
+        "context": capacity_tokens,
+        "threads": layout.threads_per_node,
+        "shares": [
+            {
+                "attention": [share.attention.start, share.attention.stop],
+                "ffn": [share.ffn.start, share.ffn.stop],
+                "weight_bytes": need.weight_bytes,
+                "kv_bytes": need.kv_bytes,
+                "predicted_bytes": need.total_bytes,
+            }
+            for share, need in zip(plan.shares, plan.needs, strict=True)
+        ],
+    }

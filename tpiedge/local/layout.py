@@ -16,8 +16,7 @@ from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, model_facts
 from tpiedge.planner.solve import Plan, ShareWeight, evaluate, parse_shares, solve
 from tpiedge.progress import say
 from tpiedge.units import counted
-from tpiedge.wire.fields import CollectiveChoice, WirePrecision
-from tpiedge.wire.weights import Keeping
+from tpiedge.wire.fields import CollectiveChoice, Keeping, WirePrecision
 
 _MOST_KV_TOKENS = (1 << 32) - 1
 
@@ -97,15 +96,17 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
     Raises UserError, OutOfMemory with the numbers, or ResourceError where a process may map too little.
     """
     check_address_space(LEAST_TO_COMPUTE)
-    if layout.memory_bytes is not None:
-        plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
-    else:
-        plan = _plan_for_this_computer(model, layout, capacity_tokens)
+    plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
+    available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
+    # Without --memory within the default part of the free memory, or, if that is too little, within all of it.
+    for free in (default_memory_bytes(available), available) if layout.memory_bytes is None else ():
+        if isinstance(plan, Plan) and sum(need.total_bytes for need in plan.needs) <= free:
+            break
+        plan = _plan(model, layout, free // layout.nodes, capacity_tokens)
     if isinstance(plan, Infeasible):
         raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
     # A cluster that swaps would be unusable.
     needed = sum(need.total_bytes for need in plan.needs)
-    available = available_memory_bytes() + rss_bytes(os.getpid())
     if needed > available:
         precision = model_facts_of(model).smaller_precision
         smaller = f", or --precision {precision}" if precision else ""
@@ -113,17 +114,6 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
             f"{model.name} on {counted(len(plan.needs), 'node')} needs {needed / 1e9:.1f} GB in all, this computer has "
             f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context{smaller}"
         )
-    return plan
-
-
-def _plan_for_this_computer(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan | Infeasible:
-    """A plan within the default part of the free memory, or, if that is too little, within all of it."""
-    plan = _plan(model, layout, None, capacity_tokens)
-    available = available_memory_bytes() + rss_bytes(os.getpid())  # the cluster includes this process
-    for free in (default_memory_bytes(available), available):
-        if isinstance(plan, Plan) and sum(need.total_bytes for need in plan.needs) <= free:
-            break
-        plan = _plan(model, layout, free // layout.nodes, capacity_tokens)
     return plan
 
 
@@ -166,12 +156,8 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
         return check_context(model, wanted)
     own = model.context_tokens
     tokens = roomy_context(model, layout, own, min(4096, own))
-    if tokens == own:
-        say(f"context: {tokens} tokens, all that the model has")
-    else:
-        say(
-            f"context: {tokens} of the model's {own} tokens, for which there is memory; --context takes another number"
-        )
+    memory = f"of the model's {own} tokens, for which there is memory; --context takes another number"
+    say(f"context: {tokens} {'tokens, all that the model has' if tokens == own else memory}")
     return tokens
 
 

@@ -17,13 +17,13 @@ from tpiedge.model.source import DEMO, folder_label, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.layout import Storage, storage_of
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.panel_writer import load_quality
 from tpiedge.pack.process import PackRequest, run_pack_child
 from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import PackReport
-from tpiedge.progress import ByteProgress, say
+from tpiedge.progress import ByteProgress
 from tpiedge.units import format_bytes
 
 _FILES = (
@@ -38,24 +38,29 @@ _FILES = (
 )
 
 
-def cached_pack(checkpoint: Checkpoint, precision: Precision | Storage, cache: Path | None) -> Path:
-    """The folder of a checkpoint's pack; it differs for another checkpoint or storage."""
-    name, spec = folder_label(checkpoint.folder), model_spec(checkpoint.config)
-    stored = storage_of(precision, spec).label(tied=spec.tied)
-    return packs_folder(cache) / f"{name}-{stored}-{checkpoint.fingerprint[:16]}"
+Source = Checkpoint | GgufModel
 
 
-def name_checkpoint_pack(
-    checkpoint: Checkpoint, precision: Precision | Storage, pack: Path, wanted: str | None = None
-) -> str:
-    """Labels a checkpoint's pack in the cache, as name_pack does, which raises UserError."""
-    label = folder_label(checkpoint.folder)
-    owner, mark, stem = label.partition("--")
-    layers = precision.layers if isinstance(precision, Storage) else precision
-    source = f"{owner}/{stem}" if mark else str(checkpoint.folder.absolute())
-    if checkpoint.folder == resolve_model(DEMO):
-        source = DEMO
-    return name_pack(pack, stem or label, layers.value, source, wanted)
+@dataclass(frozen=True)
+class PackedModel:
+    """A pack that is there. `name` is None outside the cache; `losses` says what the pack holds otherwise than the
+    source, `notices` the same and what else a user should know, a line each."""
+
+    report: PackReport
+    name: str | None
+    losses: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def cached_pack(source: Source, storage: Storage, cache: Path | None) -> Path:
+    """The folder of a model's pack; it differs for another source or storage."""
+    label = storage.label(tied=source.config.tie_word_embeddings)
+    if isinstance(source, Checkpoint):
+        stem = folder_label(source.folder)
+    else:
+        name = "".join(mark if mark.isalnum() or mark in "-_." else "-" for mark in source.path.stem)
+        stem = name.strip(".-")[:80] or "model"
+    return packs_folder(cache) / f"{stem}-{label}-{source.fingerprint[:16]}"
 
 
 def source_precision(checkpoint: Checkpoint) -> Precision:
@@ -66,23 +71,51 @@ def source_precision(checkpoint: Checkpoint) -> Precision:
     return Precision.BF16 if dtypes == {"BF16"} else Precision.F32
 
 
-def pack_checkpoint(checkpoint: Checkpoint, precision: Precision | Storage, out: Path) -> PackReport:
-    """Writes the pack in a child process, with progress; blocks. Raises UserError, DiskFull, ReadFault."""
-    spec = model_spec(checkpoint.config)
-    checkpoint.check(spec)
-    request = PackRequest(spec, checkpoint.tensors, precision, out)
-    label = storage_of(precision, spec).label(tied=spec.tied)
-    report = run_packing(request, f"packing {folder_label(checkpoint.folder)} as {label}")
-    keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
+def pack_model(
+    source: Source, storage: Storage, cache: Path | None, out: Path | None = None, name: str | None = None
+) -> PackedModel:
+    """Writes the pack into the cache, or as the folder `out`, in a child process, with progress; blocks.
+
+    `name` is as in name_pack. Raises UserError, DiskFull, ReadFault.
+    """
+    spec, target = model_spec(source.config), out or cached_pack(source, storage, cache)
+    losses: tuple[str, ...] = ()
+    if isinstance(source, Checkpoint):
+        source.check(spec)
+        label = folder_label(source.folder)
+        owner, mark, stem = label.partition("--")
+        origin = f"{owner}/{stem}" if mark else str(source.folder.absolute())
+        if source.folder == resolve_model(DEMO):
+            origin = DEMO
+        stem = stem or label
+    else:
+        losses = tuple(source.losses(storage))
+        label, stem, origin = source.path.name, source.path.stem, str(source.path.absolute())
+    if out is None:
+        check_free(target, name)
+    request = PackRequest(spec, source.tensors, storage, target)
+    report = run_packing(request, f"packing {label} as {storage.label(tied=spec.tied)}")
+    if isinstance(source, Checkpoint):
+        notices = [*_keep_text(source, storage, target)]
+    else:
+        costs = _cost(source, report) if losses else ()
+        notices = [*losses, *costs, *_write_text(source, target / TEXT_FOLDER)]
+    if out is None:
+        name = name_pack(target, stem, storage.layers.value, origin, name)
+    return PackedModel(report, name, losses, tuple(notices))
+
+
+def _keep_text(checkpoint: Checkpoint, storage: Storage, pack: Path) -> Iterator[str]:
+    """Puts the text files beside the weights. Gives what was rounded of quantised ones."""
+    text = pack / TEXT_FOLDER
+    keep_text_files(checkpoint.folder, text)
     if checkpoint.quantisation:
         # An export of the pack has plain numbers.
-        config = dict(read_json(out / TEXT_FOLDER, "config.json", MAX_CONFIG_BYTES))
+        config = dict(read_json(text, "config.json", MAX_CONFIG_BYTES))
         config.pop(QUANTISATION_KEY, None)
-        write_files(out / TEXT_FOLDER, {"config.json": json.dumps(config, indent=2).encode()})
-        layers = storage_of(precision, spec).layers
-        for notice in rounded_tensors(checkpoint.tensors, checkpoint.quantisation, layers, load_quality(out)):
-            say(f"tpiedge: {folder_label(checkpoint.folder)}: {notice}")
-    return report
+        write_files(text, {"config.json": json.dumps(config, indent=2).encode()})
+        quality = load_quality(pack)
+        yield from rounded_tensors(checkpoint.tensors, checkpoint.quantisation, storage.layers, quality)
 
 
 def run_packing(request: PackRequest, label: str) -> PackReport:
@@ -104,55 +137,6 @@ def keep_text_files(source: Path, target: Path) -> None:
         for name in list_files(source, inner, suffix):
             found[f"{inner}/{name}"] = read_bytes(source, name, 64_000_000, inner)
     write_files(target, found)
-
-
-@dataclass(frozen=True)
-class ImportedGguf:
-    """A pack that is there. `name` is None outside the cache; `losses` says what the pack holds otherwise than the
-    file, `notices` the same and what else a user should know, a line each."""
-
-    report: PackReport
-    name: str | None
-    losses: tuple[str, ...]
-    notices: tuple[str, ...]
-
-
-def import_gguf_file(
-    model: GgufModel,
-    storage: Storage,
-    cache: Path | None,
-    *,
-    out: Path | None = None,
-    name: str | None = None,
-) -> ImportedGguf:
-    """Writes the pack into the cache, or as the folder `out`, with progress; blocks. `name` is as in name_pack.
-
-    Raises UserError, DiskFull, ReadFault.
-    """
-    losses = tuple(model.losses(storage))
-    label = storage.label(tied=model.config.tie_word_embeddings)
-    target = out or cached_gguf_pack(model, storage, cache)
-    if out is None:
-        check_free(target, name)
-    request = PackRequest(model_spec(model.config), model.tensors, storage, target)
-    report = run_packing(request, f"packing {model.path.name} as {label}")
-    told = [
-        *losses,
-        *(_cost(model, report) if losses else ()),
-        *_write_text(model, report.path / TEXT_FOLDER),
-    ]
-    if out is None:
-        source = str(model.path.absolute())
-        name = name_pack(report.path, model.path.stem, storage.layers.value, source, name)
-    return ImportedGguf(report, name, losses, tuple(told))
-
-
-def cached_gguf_pack(model: GgufModel, storage: Storage, cache: Path | None) -> Path:
-    """The folder of a file's pack; it differs for another file or storage."""
-    label = storage.label(tied=model.config.tie_word_embeddings)
-    stem = "".join(mark if mark.isalnum() or mark in "-_." else "-" for mark in model.path.stem)
-    name = stem.strip(".-")[:80] or "model"
-    return packs_folder(cache) / f"{name}-{label}-{model.fingerprint[:16]}"
 
 
 def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:

@@ -2,43 +2,44 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tpiedge.engine.sampling import MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.local.catalogue import ModelKind, find_model, has_label, load_label, mark_used
-from tpiedge.local.packing import (
-    cached_gguf_pack,
-    cached_pack,
-    import_gguf_file,
-    name_checkpoint_pack,
-    pack_checkpoint,
-    source_precision,
-)
+from tpiedge.local.packing import Source, cached_pack, pack_model, source_precision
 from tpiedge.model.chat_prompt import chat_prompt
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import usual_pooling
 from tpiedge.model.folder import ConfigFields, has_file, read_json
 from tpiedge.model.gguf.model import GgufModel
-from tpiedge.model.source import DEMO, parse_hub_name
+from tpiedge.model.source import DEMO, folder_label, parse_hub_name
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.layout import Storage
 from tpiedge.pack.manifest import MANIFEST_NAME, TEXT_FOLDER
 from tpiedge.pack.reader import Pack, PackHold
 from tpiedge.pack.specs import Precision
 from tpiedge.planner.arithmetic import check_compute, check_head_width, check_native, usual_compute
 from tpiedge.progress import say
 from tpiedge.sanitise import sanitised_line
-from tpiedge.wire.fields import Compute, KVPrecision
+from tpiedge.wire.fields import Compute, KVPrecision, Range
 from tpiedge.wire.requests import Sampling
 
 USUAL = Sampling(temperature=0.8, top_p=0.95, min_p=0.05)
 """Of a model that says nothing: the whole vocabulary at temperature 1 lets a small one talk nonsense."""
 _FILE = "generation_config.json"
-_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_NUMBERS = {
+    "temperature": Range(0.0, 100.0),
+    "top_p": TOP_P,
+    "min_p": MIN_P,
+    "repetition_penalty": REPETITION_PENALTY,
+}
 
 
 class PreparedModel:
@@ -152,69 +153,48 @@ def prepare(
 ) -> PreparedModel:
     """Opens the model's pack, which it makes the first time, with progress on standard error; blocks."""
     found = find_model(name, cache)
+    path = name if name != DEMO and os.path.exists(name) else None
+    folder: Path | None = found.path
+    others: list[str] = []
     if found.kind is ModelKind.PACK:
-        return _prepare_pack(name, found.path, precision, compute, kv)
-    if found.kind is ModelKind.GGUF:
-        return _prepare_gguf(found.path, precision, compute, cache, kv)
-    checkpoint = Checkpoint.open(found.path)
-    stored, arithmetic = _choose(source_precision(checkpoint), precision, compute, kv)
-    out = cached_pack(checkpoint, stored, cache)
-    if not _is_complete(out):
-        pack_checkpoint(checkpoint, stored, out)
-    try:
-        names = [name_checkpoint_pack(checkpoint, stored, out)]
-    except OSError:  # the cache cannot be written
-        names = [load_label(out).name]
-    hub_name = parse_hub_name(name)
-    if hub_name is not None and not os.path.isdir(name):
-        names.append(str(hub_name))
-    pack = Pack.open(out)
-    return PreparedModel(name, pack, arithmetic, found.path, kv, tuple(names), _path(name))
-
-
-def _prepare_gguf(
-    path: Path, precision: str | None, compute: Compute | None, cache: Path | None, kv: KVPrecision | None
-) -> PreparedModel:
-    """The model is called like its pack, not by the path of the file."""
-    model = GgufModel.open(path)
-    stored, arithmetic = _choose(model.storage(None).layers, precision, compute, kv)
-    storage = model.storage(stored)
-    out = cached_gguf_pack(model, storage, cache)
-    if not _is_complete(out):
-        for notice in import_gguf_file(model, storage, cache).notices:
-            say(f"tpiedge: {path.name}: {notice}")
-    name = load_label(out).name
-    pack = Pack.open(out)
-    return PreparedModel(name, pack, arithmetic, out / TEXT_FOLDER, kv, (name,), str(path))
+        out, stored = found.path, Pack.open(found.path).precision
+        widened = precision == "f32" and stored is Precision.BF16
+        if precision not in (None, stored.value) and not widened:
+            origin = load_label(out).source or "the checkpoint"
+            raise UserError(
+                f"the pack {name} is stored in {stored.value}: give what it was made from with --precision "
+                f"{precision}, which is {sanitised_line(origin)}"
+            )
+        _, arithmetic = _choose(stored, None if stored.value == precision else precision, compute, kv)
+        folder = out / TEXT_FOLDER if (out / TEXT_FOLDER).is_dir() else None
+    else:
+        source: Source
+        if found.kind is ModelKind.GGUF:
+            source = GgufModel.open(found.path)
+            stored, arithmetic = _choose(source.storage(None).layers, precision, compute, kv)
+            storage, title = source.storage(stored), found.path.name
+        else:
+            source = Checkpoint.open(found.path)
+            stored, arithmetic = _choose(source_precision(source), precision, compute, kv)
+            storage = Storage.of(stored, tied=source.config.tie_word_embeddings)
+            title = folder_label(found.path)
+            hub_name = parse_hub_name(name)
+            if hub_name is not None and not os.path.isdir(name):
+                others = [str(hub_name)]
+        out = cached_pack(source, storage, cache)
+        if not _is_complete(out):
+            for notice in pack_model(source, storage, cache).notices:
+                say(f"tpiedge: {title}: {notice}")
+        if found.kind is ModelKind.GGUF:  # it is called like its pack, not by the path of the file
+            name, path, folder = load_label(out).name, str(found.path), out / TEXT_FOLDER
+    also_called = (load_label(out).name, *others)
+    return PreparedModel(name, Pack.open(out), arithmetic, folder, kv, also_called, path)
 
 
 def _is_complete(pack: Path) -> bool:
     """Whether a pack in the cache has all its files, the label last; in a cache that cannot be written, what is there
     has to do."""
     return (pack / MANIFEST_NAME).is_file() and (has_label(pack) or not os.access(pack, os.W_OK))
-
-
-def _prepare_pack(
-    name: str, path: Path, precision: str | None, compute: Compute | None, kv: KVPrecision | None
-) -> PreparedModel:
-    pack = Pack.open(path)
-    stored = pack.precision
-    widened = precision == "f32" and stored is Precision.BF16
-    if precision not in (None, stored.value) and not widened:
-        source = load_label(path).source or "the checkpoint"
-        raise UserError(
-            f"the pack {name} is stored in {stored.value}: give what it was made from with --precision {precision}, "
-            f"which is {sanitised_line(source)}"
-        )
-    _, arithmetic = _choose(stored, None if stored.value == precision else precision, compute, kv)
-    text = path / TEXT_FOLDER
-    folder = text if text.is_dir() else None
-    return PreparedModel(name, pack, arithmetic, folder, kv, (load_label(path).name,), _path(name))
-
-
-def _path(name: str) -> str | None:
-    """The name that a model was given by, if it is a path."""
-    return name if name != DEMO and os.path.exists(name) else None
 
 
 def _choose(
@@ -249,21 +229,11 @@ def usual_sampling(folder: Path | None) -> Sampling:
         return USUAL
     fields = ConfigFields(str(folder / _FILE), read_json(folder, _FILE, 1_000_000))
     greedy = not fields.flag("do_sample", True)
-    if all(fields.raw(key) is None for key in _KEYS) and not greedy:
+    said = {name: fields.optional_number(name, one.low, one.high) for name, one in _NUMBERS.items()}
+    top_k = fields.optional_integer("top_k", -1, MAX_TOP_K)
+    known: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if top_k is None and not known and not greedy:
         return USUAL
-    temperature = _number(fields, "temperature", 0.0, 100.0, 1.0)
-    top_k = fields.optional_integer("top_k", -1, MAX_TOP_K) or 0
-    return Sampling(
-        temperature=0.0 if greedy else temperature,
-        top_k=max(top_k, 0),
-        top_p=_number(fields, "top_p", TOP_P.low, TOP_P.high, 1.0),
-        min_p=_number(fields, "min_p", MIN_P.low, MIN_P.high, 0.0),
-        repetition_penalty=_number(
-            fields, "repetition_penalty", REPETITION_PENALTY.low, REPETITION_PENALTY.high, 1.0
-        ),
-    )
-
-
-def _number(fields: ConfigFields, key: str, low: float, high: float, neutral: float) -> float:
-    found = fields.optional_number(key, low, high)
-    return neutral if found is None else found
+    if greedy:
+        known["temperature"] = 0.0
+    return replace(Sampling(1.0, max(top_k or 0, 0)), **known)

@@ -10,8 +10,15 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.planner.capacity import SpareReason
 from tpiedge.wire.control import Assign, Carried
 from tpiedge.wire.epochs import Prepare
-from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, UnitRange, WirePrecision
-from tpiedge.wire.weights import ALL_PINNED, WeightMemory
+from tpiedge.wire.fields import (
+    ALL_PINNED,
+    CollectiveChoice,
+    Compute,
+    KVPrecision,
+    UnitRange,
+    WeightMemory,
+    WirePrecision,
+)
 
 
 @dataclass(frozen=True)
@@ -61,19 +68,6 @@ class NoPlan:
 
     reason: str
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Fetching:
-    """The progress of a worker that fetches its weights."""
-
-    done_bytes: int
-    total_bytes: int
-    bytes_per_s: float
-
-    @property
-    def remaining_s(self) -> float:
-        return (self.total_bytes - self.done_bytes) / max(self.bytes_per_s, 1.0)
 
 
 @dataclass(frozen=True)

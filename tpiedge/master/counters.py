@@ -5,7 +5,7 @@ Rates are those between two arrivals, whenever somebody looks at them: a node's 
 
 Progress is a token, scores or the end of a running request, a node that is further in its step, blocks or weights than
 it ever said, and a change in rank 0's counters: a chunk of a long prompt changes nothing else. Rank 0 is stuck once
-none of the running requests made progress for the limit. Counters of memory and of received messages do not count:
+none of the running requests made progress for a while. Counters of memory and of received messages do not count:
 anyone who reaches rank 0's port could change them, and so keep a stuck request alive for ever.
 """
 
@@ -13,7 +13,7 @@ import logging
 import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec import structs
@@ -73,23 +73,6 @@ class StepTimeline:
     epoch: int
     at: float
     spans: tuple[StepSpans, ...]
-
-
-@dataclass(eq=False)
-class Timelines:
-    """The steps that the nodes of one epoch recorded; `latest` is the latest whole one."""
-
-    _nodes: int
-    _latest: dict[int, StepSpans] = field(default_factory=dict)
-    latest: StepTimeline | None = None
-
-    def take(self, spans: StepSpans, wall: float) -> None:
-        """A node says what it did. `wall`: the time in seconds since 1970."""
-        self._latest[spans.rank] = spans
-        steps = {one.step for one in self._latest.values()}
-        if len(self._latest) == self._nodes and len(steps) == 1:
-            found = tuple(self._latest[rank] for rank in range(self._nodes))
-            self.latest = StepTimeline(spans.epoch, wall, found)
 
 
 class Pace:
@@ -170,9 +153,8 @@ def _settled(machine: Machine, now: float, least_s: float) -> bool:
 class RequestWatch:
     """Watches all running requests together. Times are seconds on the caller's clock."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self) -> None:
         self.running: set[str] = set()
-        self._limit_s = limit_s
         self._progress_at = 0.0  # while a request runs
         self._furthest: dict[int, tuple[tuple[int, int], int]] = {}
         self._measured: Stats | None = None  # since the last progress of another kind
@@ -205,14 +187,6 @@ class RequestWatch:
             self.advance(now)
         self._measured = found
 
-    def stalled(self, now: float) -> bool:
-        """Whether there has been no progress for half the limit, so that a node which waits may have given up."""
-        return self._quiet_s(now) > 0.5 * self._limit_s
-
-    def stuck_s(self, now: float) -> float | None:
-        """For how long there was no progress, if that is too long; else None."""
-        quiet_s = self._quiet_s(now)
-        return quiet_s if quiet_s > self._limit_s else None
-
-    def _quiet_s(self, now: float) -> float:
+    def quiet_s(self, now: float) -> float:
+        """For how long there has been no progress; 0 where nothing runs."""
         return now - self._progress_at if self.running else 0.0

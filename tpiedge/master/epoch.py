@@ -8,7 +8,7 @@ sends what is posted.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 
 from tpiedge.clock import Clock
@@ -27,6 +27,7 @@ from tpiedge.host.addresses import check_endpoint, endpoint_at
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.planner.network import connects_to, listens
 from tpiedge.sanitise import sanitised_line
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import (
     Accused,
     Assign,
@@ -49,7 +50,7 @@ from tpiedge.wire.control import (
     StepSpans,
     Token,
 )
-from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.fields import Message
 
 EpochEvent = Message | TpiedgeError
 """A message of a node, or the error that ends the epoch."""
@@ -86,43 +87,38 @@ class Member:
     bytes_read: int = 0
 
 
+@dataclass(eq=False)
 class Epoch:
     """Not thread-safe: one thread calls everything. Nothing here blocks. Each of its `nodes` goes STARTING -> JOINED ->
     LOADING -> READY, each at most once, and to LOST from anywhere, which is final. `assign(rank)` makes a node's part
     of the plan; `post(message, rank)` sends without waiting; `tell(event)` hands an event to the caller."""
 
-    def __init__(
-        self,
-        number: int,
-        clock: Clock,
-        nodes: int,
-        timing: Timing,
-        assign: Callable[[int], Assign],
-        post: Callable[[Message, int], None],
-        tell: Callable[[EpochEvent], None],
-    ) -> None:
-        self.number = number
-        self.members = tuple(Member(rank, NodeState.STARTING, clock.now()) for rank in range(nodes))
-        self._clock = clock
-        self._timing = timing
-        self._assign = assign
-        self._post = post
-        self._tell = tell
-        #: Nodes that have not said yet where they listen; the addresses of those that have; for each node without its
-        #: peers' addresses, the ranks that it connects to.
-        self._listeners: dict[int, float] = {}
-        self._endpoints: dict[int, str] = {}
-        self._unconnected: dict[int, range] = {}
-        #: The error of each node that gave up over another one; those that gave up over a worker, where the master
-        #: cannot tell which of the two is at fault.
-        self.gave_up: dict[int, str] = {}
-        self.disputing: set[int] = set()
-        self._started = False
-        #: Nodes of which it is known that they ended by themselves, broke the protocol or hang: none that only fell
-        #: silent, or was cut off with its link or its machine.
-        self.failed: set[int] = set()
-        #: How each node that broke the protocol did so.
-        self.breaches: dict[int, str] = {}
+    number: int
+    _clock: Clock
+    nodes: InitVar[int]
+    _timing: Timing
+    _assign: Callable[[int], Assign]
+    _post: Callable[[Message, int], None]
+    _tell: Callable[[EpochEvent], None]
+    #: Nodes that have not said yet where they listen; the addresses of those that have; for each node without its
+    #: peers' addresses, the ranks that it connects to.
+    _listeners: dict[int, float] = field(default_factory=dict)
+    _endpoints: dict[int, str] = field(default_factory=dict)
+    _unconnected: dict[int, range] = field(default_factory=dict)
+    #: The error of each node that gave up over another one; those that gave up over a worker, where the master
+    #: cannot tell which of the two is at fault.
+    gave_up: dict[int, str] = field(default_factory=dict)
+    disputing: set[int] = field(default_factory=set)
+    _started: bool = False
+    #: Nodes of which it is known that they ended by themselves, broke the protocol or hang: none that only fell
+    #: silent, or was cut off with its link or its machine.
+    failed: set[int] = field(default_factory=set)
+    #: How each node that broke the protocol did so.
+    breaches: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self, nodes: int) -> None:
+        now = self._clock.now()
+        self.members = tuple(Member(rank, NodeState.STARTING, now) for rank in range(nodes))
 
     @property
     def all_ready(self) -> bool:
@@ -143,10 +139,7 @@ class Epoch:
         member = self._member(rank)
         if member.state is NodeState.LOST:
             return
-        member.state, cause = (
-            NodeState.LOST,
-            sanitised_line(cause),
-        )  # which cuts it: it must fit into a message
+        member.state, cause = NodeState.LOST, sanitised_line(cause)  # cut: it must fit into a message
         for other in self._present():
             self._post(Lost(self.number, rank, cause), other)
         self._tell(PeerLost(rank, "the work" if self._started else "the start", cause))

@@ -71,7 +71,7 @@ class Foresight:
     def look(self, machines: Sequence[Machine], serving: Sequence[str]) -> None:
         """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it.
         `machines` are those that a plan would be made for now, `serving` the workers that serve."""
-        facts = [one.planned_by for one in machines], tuple(serving)
+        facts = [(one.name, one.offer, one.link, one.slowdown) for one in machines], tuple(serving)
         if facts != self._facts:
             self._facts = facts
             self._due = ["", *serving]  # "": a node is lost, and its machine stays

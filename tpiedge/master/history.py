@@ -74,31 +74,32 @@ class PlanHistory:
     begun: tuple[int, ...] = (0,) * len(PLAN_CAUSES)
     failed: int = 0
     losses: tuple[int, ...] = (0,) * len(LOSS_CAUSES)
-    recoveries: Histogram = field(default_factory=Histogram.empty)
+    recoveries: Histogram = field(default_factory=Histogram)
 
 
+@dataclass(eq=False)
 class History:
     """One thread tells what happens; any thread may read `events` and `so_far`. Times are seconds on the caller's
     clock; `wall` gives seconds since 1970."""
 
-    def __init__(self, roster: Roster, wall: Callable[[], float]) -> None:
-        #: The last events, the latest first, and what is counted of plans.
-        self.events: tuple[ClusterEvent, ...] = ()
-        self.so_far = PlanHistory()
-        self._roster = roster
-        self._wall = wall
-        self._generation = -1
-        self._seen: Mapping[str, Machine] = {}
-        self._serving = 0  # the latest epoch that was said to serve
-        self._answers = False  # whether the latest plan has served
-        self._lost: float | None = None  # when one that served was lost, until another one serves
-        #: When a plan ended that nobody had ended, whether it had served or not.
-        self._interrupted: float | None = None
-        self._no_plan = ""
-        #: What ended the last session, in words and by the machine's name, and its workers; None: those of the master
-        #: before, whom nobody knows.
-        self._loss = self._lost_host = ""
-        self._members: Collection[str] | None = ()
+    _roster: Roster
+    _wall: Callable[[], float]
+    #: The last events, the latest first, and what is counted of plans.
+    events: tuple[ClusterEvent, ...] = ()
+    so_far: PlanHistory = field(default_factory=PlanHistory)
+    _generation: int = -1
+    _seen: Mapping[str, Machine] = field(default_factory=dict)
+    _serving: int = 0  # the latest epoch that was said to serve
+    _answers: bool = False  # whether the latest plan has served
+    _lost: float | None = None  # when one that served was lost, until another one serves
+    #: When a plan ended that nobody had ended, whether it had served or not.
+    _interrupted: float | None = None
+    _no_plan: str = ""
+    #: What ended the last session, in words and by the machine's name, and its workers; None: those of the master
+    #: before, whom nobody knows.
+    _loss: str = ""
+    _lost_host: str = ""
+    _members: Collection[str] | None = ()
 
     def look(self) -> None:
         if self._roster.generation == self._generation:

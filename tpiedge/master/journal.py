@@ -179,36 +179,35 @@ class RequestLine:
     client: str = ""
 
 
+@dataclass(eq=False)
 class PendingAnswer:
-    """One accepted request, for the thread that submitted it. Made by `RequestQueue.submit`."""
+    """One accepted request, for the thread that submitted it. Made by `RequestQueue.submit`. `client`: whose turn it is
+    when it begins."""
 
-    def __init__(
-        self,
-        request: GenerationRequest,
-        client: str,
-        cancel: Callable[["PendingAnswer"], None],
-        wake: Callable[[], None],
-    ) -> None:
-        """`client`: whose turn it is when it begins."""
-        self.request = request
-        self.client = client
-        self.journal = Journal(request)
-        self.times = Timeline()
-        self.progress = ReadingProgress()
-        #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
-        self.attended = True
-        self.gives_way = False
-        #: Whether an earlier master accepted it, and this one has not asked for it yet.
-        self.inherited = False
-        #: Whether the caller has all that it wanted, and whether it wants no more.
-        self.whole = False
-        self.unwanted = False
-        #: Whether an administrator ended it, which the caller is told.
-        self.dismissed = False
-        self._told = ""
-        self._cancel = cancel
-        self._wake = wake
-        self._events: queue.Queue[_Event] = queue.Queue()
+    request: GenerationRequest
+    client: str
+    _cancel: Callable[["PendingAnswer"], None]
+    _wake: Callable[[], None]
+    #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
+    attended: bool = True
+    gives_way: bool = False
+    #: Whether an earlier master accepted it, and this one has not asked for it yet.
+    inherited: bool = False
+    #: Whether the caller has all that it wanted, and whether it wants no more.
+    whole: bool = False
+    unwanted: bool = False
+    #: Whether an administrator ended it, which the caller is told.
+    dismissed: bool = False
+    #: Of its grammar in this epoch: rank 0 is to say whether it is compiled; it is; its request has begun; or ended
+    #: before that, which rank 0 is told.
+    compiling: Literal["asked", "compiled", "begun", "left"] = "asked"
+    times: Timeline = field(default_factory=Timeline)
+    progress: ReadingProgress = field(default_factory=ReadingProgress)
+    _told: str = ""
+    _events: "queue.Queue[_Event]" = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.request)
 
     def events(self) -> Iterator[_Said]:
         """The request's events, up to Finished. Blocks between them; raises the error that ended the request. Closing

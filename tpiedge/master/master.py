@@ -1,40 +1,65 @@
 """The master of a cluster: it tracks machines, runs the sessions that serve requests, and replans after a loss.
 
 One thread, the control thread, owns the hub and decides everything; other threads submit requests and read
-snapshots. What it receives (`reception`) changes the roster and the sessions (`session_manager`); then it compares the
-actual state with the desired one (`reconciler`). One session may serve while the next one prepares.
+snapshots. What it receives changes the roster and the sessions (`session_manager`); then it compares the actual state
+with the desired one (`reconciler`). One session may serve while the next one prepares.
 """
 
 import logging
 import math
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from msgspec import structs
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.host.device import usable_cores
 from tpiedge.joining.front_door import FrontDoor
-from tpiedge.launch.bootstrap import OwnStalls, Timing
+from tpiedge.launch.bootstrap import OwnStalls, Timing, node_of
 from tpiedge.master.assignments import Served
 from tpiedge.master.counters import StepTimeline
 from tpiedge.master.foresight import Foresight, PlaceNodes
 from tpiedge.master.history import ClusterEvent
 from tpiedge.master.journal import PendingAnswer
-from tpiedge.master.reception import Reception
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_queue import QUEUE_LIMIT, RequestQueue
-from tpiedge.master.roster import Machine, Roster
-from tpiedge.master.session_manager import Outbox, RankZero, SessionManager
+from tpiedge.master.roster import STOPPED, Machine, Roster
+from tpiedge.master.session_manager import RankZero, SessionManager, send_if_connected
 from tpiedge.master.status import ClusterStatus
 from tpiedge.master.workers import WorkerEvent
-from tpiedge.transport.endpoint import EndpointClosed, Hub
+from tpiedge.sanitise import sanitised_name
+from tpiedge.transport.endpoint import EndpointClosed, Envelope, Hub, LinkReset, MalformedMessage
 from tpiedge.wire.control import AnswerPart
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Echo,
+    Leaving,
+    NodeEnded,
+    Offer,
+    Prepared,
+    Preparing,
+    Spawned,
+    Stocked,
+)
+from tpiedge.wire.fields import Message
+from tpiedge.wire.join import Enrol
+from tpiedge.wire.probing import LinkSpeed, Probing
 from tpiedge.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
+
+#: Messages per round: more than can be waiting, unless a peer floods.
+_BURST = 5000
+#: A peer that sends so many messages between two heartbeats breaks the protocol.
+FLOOD: Final = 3000
 
 
 class Master:
@@ -55,20 +80,19 @@ class Master:
         known: Sequence[str] = (),
         recovery_grace_s: float = RECOVERY_GRACE_S,
         stock: bool = True,
-        follow_memory: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
         long requests wait for lost machines to return where the others are too few. `stock`: machines fetch what plans
-        for losses need of them. `follow_memory` has `plan` made for so much
-        memory of this machine from now on, in bytes."""
+        for losses need of them."""
         timing = timing or Timing()
         roster = self._roster = Roster(timing.timeout_s, known)
-        outbox = Outbox(hub)
+        send = self._send = partial(send_if_connected, hub)
         self._hub = hub
         self._clock = clock
+        self._door = door
         self._heartbeat_s = timing.heartbeat_s
         compiles = max(1, math.floor(usable_cores()) // 2)
-        self.requests = RequestQueue(
+        requests = self.requests = RequestQueue(
             queue_limit,
             served.sequences,
             lambda name: self._sessions.cancel(name),
@@ -76,41 +100,40 @@ class Master:
             clock.now,
             compiles,
         )
-        requests = self.requests
-        self._sessions = SessionManager(
-            hub, outbox, roster, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
-        )
-        foresight = Foresight(plan, outbox.send, served.pack_id, stock=stock)
-        self._reception = Reception(
-            hub, clock, outbox, door, roster, self._sessions, foresight, OwnStalls(timing.heartbeat_s)
-        )
+        self._sessions = SessionManager(hub, send, roster, rank_zero, served, timing, clock, requests)
+        self._foresight = Foresight(plan, send, served.pack_id, stock=stock)
         self._reconciler = Reconciler(
             clock,
             plan,
             roster,
             self._sessions,
             requests,
-            outbox.send,
+            send,
             recovery_grace_s,
-            foresight,
-            follow_memory,
+            self._foresight,
         )
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._beat = clock.now()  # when the next heartbeat is due
+        self._stalls = OwnStalls(timing.heartbeat_s)
+        self._traffic: Counter[str] = Counter()  # messages since the last heartbeat
+        self._probings: dict[str, Probing] = {}
+        #: Machines whose connection was gone at the last heartbeat, and since when.
+        self._cut_off: dict[str, float] = {}
         self._closing = threading.Event()
-        self._failed: TpiedgeError | None = None
+        #: The error that ended the control thread; None if there was none.
+        self.failed: TpiedgeError | None = None
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self, first_epoch: int) -> None:
         """Starts the control thread. Epochs count from `first_epoch`, above all earlier ones under this key."""
-        self._sessions.count_from(first_epoch)
+        self._sessions.number = first_epoch - 1
         self._thread.start()
 
     def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
         """Queues the request of that client; does not block. `attended`: whether somebody waits for it already. Raises
         QueueFull, or NotServing where nothing is served nor about to be, once that has lasted for the recovery
         grace."""
-        if self._failed is not None or self._reconciler.hopeless:
+        if self.failed is not None or self._reconciler.hopeless:
             self.requests.refuse(self._reconciler.not_serving())
         return self.requests.submit(request, client, attended=attended)
 
@@ -133,7 +156,7 @@ class Master:
     def timeline(self) -> StepTimeline | None:
         """What all nodes did in a step of the epoch that serves; None where they were not asked, or none was taken."""
         serving = self._sessions.serving
-        return None if serving is None else serving.timelines.latest
+        return None if serving is None else serving.timeline
 
     @property
     def events(self) -> tuple[ClusterEvent, ...]:
@@ -145,13 +168,8 @@ class Master:
         self._order(lambda: found.set_result(tuple(self._reconciler.selection.able())))
         return found
 
-    @property
-    def failed(self) -> TpiedgeError | None:
-        """The error that ended the control thread; None if there was none."""
-        return self._failed
-
     def forget(self, name: str) -> None:
-        self._order(lambda: self._reception.forget(name))
+        self._order(lambda: self._forget(name))
 
     def drain_worker(self, name: str) -> Future[str]:
         """Takes the worker out of plans while answers go on; the result is its name once `status` shows
@@ -187,7 +205,7 @@ class Master:
         """One round: handles what has arrived, then does what is due. Blocks until the next heartbeat at most. For the
         control thread, or for a caller that has not started it."""
         try:
-            self._reception.hear(self._beat)
+            self._hear(self._beat)
         except EndpointClosed:
             self._closing.set()
             return
@@ -196,8 +214,164 @@ class Master:
         late_s = self._clock.now() - self._beat
         if late_s >= 0:
             self._beat += late_s + self._heartbeat_s
-            self._reception.tick(late_s)
+            self._tick(late_s)
         self._reconciler.reconcile()
+
+    # --- what reaches it from machines and their nodes
+
+    def _hear(self, until: float) -> None:
+        """Handles what has arrived, but at `until` the rest waits: a crowd's messages do not hold heartbeats up. Blocks
+        for the first message until then, or until woken. What comes while it blocks is heard, however long that took.
+        Raises EndpointClosed once the hub is closed."""
+        self._door.settle()
+        for name in self._door.newcomers():
+            self._roster.expect(name)
+        self._hear_one(max(0.0, until - self._clock.now()))
+        # Late heartbeats must not end all hearing, so a round hears what waits for a tenth of a second at least.
+        enough = max(until, self._clock.now() + 0.1)
+        for _ in range(_BURST):
+            if not self._hear_one(0.0) or self._clock.now() >= enough:
+                return
+
+    def _tick(self, late_s: float) -> None:
+        """A heartbeat, so long after it was due: machines that were silent for too long are lost, unless the silence
+        may be this process's own (OwnStalls), and the others get the master's pulse."""
+        now, excused = self._clock.now(), self._stalls.beat(late_s)
+        self._traffic.clear()
+        self._door.tick()
+        for name, cause in () if excused else self._roster.tick(now):
+            self._sessions.lose(name, cause)
+        self._look_at_links()
+        self._sessions.tick(excused=excused)
+        for machine in self._roster.present:
+            self._send(self._sessions.pulse, machine.name)
+
+    def _forget(self, name: str) -> None:
+        self._roster.forget(name)
+        self._probings.pop(name, None)
+        self._sessions.lose(name, "its membership was revoked", intended=True)
+
+    def _hear_one(self, wait_s: float) -> bool:
+        try:
+            envelope = self._hub.recv(wait_s)
+            if envelope is None:
+                return False
+            self._handle(envelope)
+        except MalformedMessage as error:
+            self._broke_protocol(error.peer, str(error))
+        except LinkReset as error:
+            self._link_broke(error.peer, str(error))
+        return True
+
+    def _handle(self, envelope: Envelope) -> None:
+        sender, message = envelope.sender, envelope.message
+        rank, number = node_of(sender)
+        self._traffic[sender] += 1
+        if rank != 0 and self._traffic[sender] == FLOOD:
+            self._broke_protocol(sender, "it floods the master with messages")
+        elif rank is not None:
+            epoch = self._sessions.epoch(number)
+            if epoch is not None:
+                epoch.handle(rank, message, self._hub.address_of(sender))
+        elif not self._door.is_member(sender):
+            self._door.heard(sender, message)
+        else:
+            self._hear_agent(sender, message)
+
+    def _hear_agent(self, name: str, message: Message) -> None:
+        now = self._clock.now()
+        match message:
+            case Offer():
+                self._hear_offer(name, message, now)
+            case Echo():
+                probing = self._probings.get(name)
+                result = None if probing is None else probing.heard(message, now)
+                if isinstance(result, LinkSpeed):
+                    del self._probings[name]
+                    self._roster.measured(name, result)
+                elif result is not None:
+                    self._send(result, name)
+            case Preparing() | Prepared() | Spawned() | NodeEnded():
+                if self._known(name, now):
+                    self._sessions.heard(name, message)
+            case AgentPulse():
+                self._known(name, now)
+            case Stocked():
+                if self._known(name, now):
+                    self._foresight.heard(name, message)
+            case Leaving():
+                self._sessions.lose(name, STOPPED, intended=True)
+                self._roster.lose(name, STOPPED, now, WorkerEvent.STOPPED)
+            case Enrol():
+                self._door.heard(name, message)
+            case _:
+                self._broke_protocol(
+                    name, f"it sent {type(message).__name__}, which is not a worker's to send"
+                )
+
+    def _hear_offer(self, name: str, offer: Offer, now: float) -> None:
+        known = self._roster.get(name)
+        if known is not None and known.offer.nonce != offer.nonce:
+            self._lose(name, "its agent was started anew")
+        offer, known = structs.replace(offer, host=sanitised_name(offer.host)), self._roster.get(name)
+        if known is not None and known.offer == offer and self._roster.heard(name, now):
+            return  # it was asked twice
+        if known is None or not known.present:
+            self._sessions.rank_zero.warm_if_possible()  # while the link is measured and others come
+        self._roster.offered(name, offer, now)
+        probing = self._probings[name] = Probing()
+        self._send(probing.begin(now), name)
+
+    def _known(self, name: str, now: float) -> bool:
+        """Hears the machine, and asks it for an offer where one is missing."""
+        known = self._roster.heard(name, now)
+        if not known:
+            self._send(AskOffer(0), name)
+        return known
+
+    def _look_at_links(self) -> None:
+        """A machine whose connection is gone is lost at the next heartbeat, unless it may be dialling anew by then. Its
+        last words, as that it leaves, were heard before."""
+        now, present = self._clock.now(), self._roster.present
+        gone = {
+            one.name: self._cut_off.get(one.name, now)
+            for one in present
+            if not self._hub.is_connected(one.name)
+        }
+        self._cut_off = gone
+        for one in present:
+            # The handshakes of TCP and of CURVE take four round trips.
+            dialling_s = 4 * one.link.round_trip_s if one.link is not None else 0.0
+            if one.name in gone and now > gone[one.name] and now - gone[one.name] >= dialling_s:
+                self._link_broke(one.name, "its process ended or its connection broke")
+
+    def _link_broke(self, peer: str, cause: str) -> None:
+        rank, number = node_of(peer)
+        epoch = self._sessions.epoch(number)
+        if rank is None:
+            self._lose(peer, cause)
+        elif epoch is not None:
+            epoch.lose(rank, cause)
+
+    def _broke_protocol(self, peer: str, cause: str) -> None:
+        """Loses the peer, cuts its connection, and leaves its machine out of plans for a while."""
+        rank, number = node_of(peer)
+        epoch = self._sessions.epoch(number)
+        if rank is None and self._roster.get(peer) is not None:
+            _log.warning("%s broke the protocol: %s", peer, cause)
+            self._roster.step(peer, WorkerEvent.BREACHED, self._clock.now(), "breach", cause)
+            self._lose(peer, cause)
+        elif rank is not None and epoch is not None:
+            # Rank 0 as well: the bad message may have been the end of an answer.
+            epoch.broke_protocol(rank, cause)
+        self._hub.disconnect(peer)
+
+    def _lose(self, name: str, cause: str) -> None:
+        """The machine was lost and had not said that it leaves."""
+        self._sessions.lose(name, cause)
+        self._roster.lose(name, cause, self._clock.now())
+
+    # --- the control thread
 
     def _order(self, call: Callable[[], None]) -> None:
         """Has the control thread do it in its next turn."""
@@ -209,16 +383,17 @@ class Master:
             while not self._closing.is_set():
                 self.turn()
         except TpiedgeError as error:
-            self._failed = error
+            self.failed = error
         except Exception as error:
             _log.exception("the control thread failed")
-            self._failed = InternalError(f"the control thread failed: {type(error).__name__}: {error}")
+            self.failed = InternalError(f"the control thread failed: {type(error).__name__}: {error}")
         finally:
             self._end_all()
 
     def _end_all(self) -> None:
-        failed = self._failed
-        error = Cancelled("the master was stopped") if failed is None else MasterFailed(str(failed))
+        error: TpiedgeError = Cancelled("the master was stopped")
+        if self.failed is not None:
+            error = MasterFailed(str(self.failed))
         self.requests.close(NotServing(str(error)))
         self.requests.fail_all(error)
         self._sessions.close()

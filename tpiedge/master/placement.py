@@ -1,6 +1,6 @@
 """Turns the present machines into assignments, by asking the planner."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
@@ -18,16 +18,17 @@ OWN_NAME = "master"
 
 @dataclass
 class NodePlacement:
-    """A function of the machines that are present and the memory that the master's own gives.
+    """A function of the machines that are present.
 
-    `own` is the master's machine with `threads` threads. `weights` gives relative shares, the master's first, then the
-    workers' in the order in which they were let in; the plan then waits for that many machines, and more are spare.
+    `own` says what the master's machine, with `threads` threads, gives now. `weights` gives relative shares, the
+    master's first, then the workers' in the order in which they were let in; the plan then waits for that many
+    machines, and more are spare.
 
     The serving plan is replaced only by one that is clearly faster, because a change restarts every node.
     """
 
     demand: Demand
-    own: prediction.MachineFacts
+    own: Callable[[], prediction.MachineFacts]
     threads: int
     weights: tuple[ShareWeight, ...] | None = None
 
@@ -40,9 +41,6 @@ class NodePlacement:
         unfit = {name: reason for name, reason in found_unfit.items() if reason is not None}
         found = self._of_fit(tuple(one for one in machines if one.name not in unfit), serving)
         return replace(found, spare={**unfit, **found.spare})
-
-    def give(self, memory_bytes: int) -> None:
-        self.own = replace(self.own, memory_bytes=memory_bytes)
 
     def _of_fit(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         """The assignments of machines that hold some share, or why there are none."""
@@ -86,13 +84,13 @@ class NodePlacement:
 
     def _allocate(self, machines: tuple[Machine, ...]) -> Allocation | Infeasible:
         offered = [self._offered(machine) for machine in machines]
-        return allocate(self.demand, [self.own, *offered], self.weights)
+        return allocate(self.demand, [self.own(), *offered], self.weights)
 
     def _offered(self, machine: Machine) -> prediction.MachineFacts:
         offer, link = machine.offer, machine.link
         return prediction.MachineFacts(
             name=machine.name,
-            weight_bytes_per_s=self._speed(machine),
+            speed=self._speed(machine),
             memory_bytes=offer.memory_bytes,
             free_disk_bytes=offer.free_disk_bytes,
             round_trip_s=link.round_trip_s if link is not None else 0.0,
@@ -118,7 +116,7 @@ class NodePlacement:
     def _assignment(self, share: NodeShare, need: NodeNeed, why: str, machine: Machine | None) -> Assignment:
         """One machine's assignment; `machine` is None for the master's own."""
         offer = None if machine is None else machine.offer
-        speed = self.own.weight_bytes_per_s if machine is None else self._speed(machine)
+        speed = self.own().speed if machine is None else self._speed(machine)
         return Assignment(
             machine="" if machine is None else machine.name,
             share=share,

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from tpiedge.clock import Clock
@@ -47,53 +48,45 @@ class CannotDrain(TpiedgeError):
     """The worker is away, or the others cannot serve without it. Nothing was changed."""
 
 
+@dataclass(eq=False)
 class Reconciler:
     """Takes the steps that are due in each `reconcile`. For the control thread; any thread may read `status`,
-    `hopeless` and `not_serving`. Nothing here blocks but the start and end of rank 0's processes."""
+    `hopeless` and `not_serving`. Nothing here blocks but the start and end of rank 0's processes. `tell(message,
+    machine)` sends without waiting. `plan` follows the memory of the master's own machine by itself."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        plan: PlaceNodes,
-        roster: Roster,
-        sessions: SessionManager,
-        requests: RequestQueue,
-        tell: Callable[[Spare, str], None],
-        recovery_grace_s: float,
-        foresight: Foresight,
-        follow_memory: Callable[[int], None],
-    ) -> None:
-        """`tell(message, machine)` sends without waiting. `follow_memory` has `plan` made for so much memory of the
-        master's own machine, in bytes."""
-        #: Whether nothing is served nor about to be, and nobody waits for it any more. For any thread, like `status`.
-        self.hopeless = False
-        self.history = History(roster, time.time)
-        self.selection = Selection(clock, plan, roster, sessions)
-        self._grace_s = recovery_grace_s
-        self._stuck: float | None = None  # since when nothing is served nor about to be
-        self._served = False  # whether a session was ready, of this master or of the one before
-        self._switching = Switching(requests, roster, sessions.served)
-        self._clock = clock
-        self._roster = roster
-        self._sessions = sessions
-        self._requests = requests
-        self._tell = tell
-        self._foresight = foresight
-        self._follow_memory = follow_memory
-        self._own_bytes = sessions.rank_zero.memory_bytes  # for which plans are made
-        #: Since when a worker is present, and the kind of reason that it was told.
-        self._told: dict[str, tuple[float, SpareKind]] = {}
-        self._done: list[Callable[[], None]] = []  # tells of drains once the status shows them
-        self._failures = 0  # attempts in a row that failed since requests could last be served
-        self._known: int | None = None  # the roster's generation of the last plan
-        self._changed: float | None = None  # when it changed first since then
-        self._due = math.inf  # when a plan that was put off is due
-        self._begun = 0.0  # when the coming session began
-        self._planned = 0.0  # when the last plan was made
-        self._planless = False  # whether none can be made
-        self._spare: Mapping[str, SpareReason] = {}
-        self._reason = "starting"
-        self._proven = 0  # the last epoch that has proven itself
+    _clock: Clock
+    plan: InitVar[PlaceNodes]
+    _roster: Roster
+    _sessions: SessionManager
+    _requests: RequestQueue
+    _tell: Callable[[Spare, str], None]
+    _grace_s: float
+    _foresight: Foresight
+    #: Whether nothing is served nor about to be, and nobody waits for it any more. For any thread, like `status`.
+    hopeless: bool = False
+    _stuck: float | None = None  # since when nothing is served nor about to be
+    _served: bool = False  # whether a session was ready, of this master or of the one before
+    #: Since when a worker is present, and the kind of reason that it was told.
+    _told: dict[str, tuple[float, SpareKind]] = field(default_factory=dict)
+    _done: list[Callable[[], None]] = field(
+        default_factory=list
+    )  # tells of drains once the status shows them
+    _failures: int = 0  # attempts in a row that failed since requests could last be served
+    _known: int | None = None  # the roster's generation of the last plan; None: another one is due
+    _changed: float | None = None  # when it changed first since then
+    _due: float = math.inf  # when a plan that was put off is due
+    _begun: float = 0.0  # when the coming session began
+    _planned: float = 0.0  # when the last plan was made
+    _planless: bool = False  # whether none can be made
+    _spare: Mapping[str, SpareReason] = field(default_factory=dict)
+    _reason: str = "starting"
+    _proven: int = 0  # the last epoch that has proven itself
+
+    def __post_init__(self, plan: PlaceNodes) -> None:
+        self.history = History(self._roster, time.time)
+        self.selection = Selection(self._clock, plan, self._roster, self._sessions)
+        self._switching = Switching(self._requests, self._roster, self._sessions.served)
+        self._own_bytes = self._sessions.rank_zero.memory_bytes  # for which plans are made
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     def served_before(self) -> str:
@@ -107,7 +100,7 @@ class Reconciler:
         if machine is not None and machine.standing.fault:
             self.history.cleared(machine)
             self._roster.step(name, WorkerEvent.CLEARED, now)
-        self._again()
+        self._known = None
 
     def drain(self, name: str, ordered: Future[str]) -> None:
         """Takes the worker out of plans, if the others can serve without it. The result is its name, or CannotDrain,
@@ -151,14 +144,13 @@ class Reconciler:
         own_bytes = sessions.rank_zero.memory_bytes
         if own_bytes != self._own_bytes:
             self._own_bytes = own_bytes
-            self._follow_memory(own_bytes)
             self._foresight.again()
             self._roster.changed_beside()
         self._look_for_slow(now)
         if sessions.ready:
             note_speeds(self._roster, sessions.ready.machines, sessions.ready.slowdowns, now)
         if now >= self._due:
-            self._again()
+            self._known = None
         if self._is_due(now):
             self._replan()
         self._switching.resume(sessions.serving, sessions.coming)
@@ -198,10 +190,6 @@ class Reconciler:
         """Changes whenever another plan may be made. Where there is one, it makes no difference who waits."""
         return self._roster.generation if self._planless else -self._roster.steady
 
-    def _again(self) -> None:
-        """Makes a plan due although the roster has not changed."""
-        self._known = None
-
     def _switch(self, coming: Session, serving: Session | None, now: float) -> None:
         """The coming session takes the place of the serving one where that is due, once that has left for it what it
         can use. Answers that pause for half a second are told so."""
@@ -228,12 +216,12 @@ class Reconciler:
         coming = self._sessions.coming
         if self._sessions.ready and self.selection.slow:
             self.selection.slow = frozenset()
-            self._again()
+            self._known = None
         elif self._sessions.serving is None and coming is not None and now - self._begun >= 2.0:
             slow = self.selection.slow.union(coming.late(10.0, 20.0))
             if slow != self.selection.slow:
                 self.selection.slow = slow
-                self._again()
+                self._known = None
 
     def _publish(self) -> None:
         self.status = snapshot(
@@ -368,7 +356,7 @@ class Reconciler:
 
     def _retry(self, session: Session) -> None:
         """Plans again: at once, but for what `_apply` waits for."""
-        self._again()
+        self._known = None
         self._planless = False
         if session.failure is None or not session.failure.machine_lost:
             self._failures += not self._sessions.ready

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Final, NoReturn
 
 from msgspec import structs
@@ -50,7 +50,7 @@ from tpiedge.wire.control import (
     PromptScores,
     Token,
 )
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 from tpiedge.wire.requests import GenerationRequest
 
 #: Requests of one client that may wait, and half of those of all; more are refused.
@@ -78,41 +78,33 @@ class Dismissed(Cancelled):
         super().__init__("the administrator of this server ended the request")
 
 
+@dataclass(eq=False)
 class RequestQueue:
     """Up to `limit` requests of a client wait, twice as many of all, and up to `parallel` run; their ids must differ.
     Thread-safe; nothing blocks. `on_cancel(id)` is called when a running request is cancelled, `on_submit()` after each
     accepted one. `on_cancel` must not call back. `now` gives seconds. `compiles`: so many grammars are compiled at a
     time."""
 
-    def __init__(
-        self,
-        limit: int,
-        parallel: int,
-        on_cancel: Callable[[str], None],
-        on_submit: Callable[[], None],
-        now: Callable[[], float] = time.monotonic,
-        compiles: int = 1,
-    ) -> None:
-        self._now = now
-        self._compiling = Compiling(compiles, parallel)
-        self._places = 2 * limit
-        self._turns = Turns()
-        self._parallel = parallel
-        self._on_cancel = on_cancel
-        self._on_submit = on_submit
-        self._lock = threading.Lock()
-        self._waiting: deque[PendingAnswer] = deque()
-        self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
-        self._postponed = Portions(2 * POSTPONED_LIMIT)
-        self._closed: TpiedgeError | None = None
-        self._totals = Totals()
-        self._rate = ReadingRate()
-        self._times = RequestHistograms()
+    limit: InitVar[int]
+    _parallel: int
+    _on_cancel: Callable[[str], None]
+    _on_submit: Callable[[], None]
+    _now: Callable[[], float] = time.monotonic
+    compiles: InitVar[int] = 1
+    #: Counts of the requests so far, by how they ended. Replaced as a whole, so readers need no lock.
+    totals: Totals = field(default_factory=Totals)
+    _turns: Turns = field(default_factory=Turns)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _waiting: deque[PendingAnswer] = field(default_factory=deque)
+    _running: dict[str, PendingAnswer] = field(default_factory=dict)  # by id, in the order of their start
+    _closed: TpiedgeError | None = None
+    _rate: ReadingRate = field(default_factory=ReadingRate)
+    _times: RequestHistograms = field(default_factory=RequestHistograms)
 
-    @property
-    def totals(self) -> Totals:
-        """Counts of the requests so far, by how they ended."""
-        return self._totals
+    def __post_init__(self, limit: int, compiles: int) -> None:
+        self._places = 2 * limit
+        self._postponed = Portions(2 * POSTPONED_LIMIT)
+        self._compiling = Compiling(compiles, self._parallel)
 
     @property
     def histograms(self) -> RequestHistograms:
@@ -160,8 +152,7 @@ class RequestQueue:
     def submit(self, request: GenerationRequest, client: str = "", *, attended: bool = True) -> PendingAnswer:
         """Accepts a request of that `client`; `attended`: whether somebody waits for it. Raises QueueFull, or the error
         that `close` was given."""
-        answering = PendingAnswer(request, client, self._cancelled, self._on_submit)
-        answering.attended = attended
+        answering = PendingAnswer(request, client, self._cancelled, self._on_submit, attended)
         with self._lock:
             if self._closed is not None:
                 self._count(refused=1)
@@ -196,8 +187,8 @@ class RequestQueue:
         """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
         rest follows, and first of all that it pauses, and `why`, and TakenUp once rank 0 is asked. To be called in the
         order in which they were accepted, and before anything is submitted. Raises the error that `close` was given."""
-        answering = PendingAnswer(request, "", self._cancelled, self._on_submit)
-        answering.attended, answering.inherited = False, True
+        cancel, wake = self._cancelled, self._on_submit
+        answering = PendingAnswer(request, "", cancel, wake, attended=False, inherited=True)
         with self._lock:
             if self._closed is not None:
                 raise self._closed.with_traceback(None)
@@ -240,7 +231,7 @@ class RequestQueue:
                 self._turns.give(starting.client, len(starting.request.prompt_ids))
             starting.gives_way = False
             if (entry := self._compiling.entries.get(starting.request.id)) is not None:
-                entry.state = "begun"
+                entry.compiling = "begun"
             self._running[starting.request.id] = starting
             starting.journal.begun = True
             starting.progress = ReadingProgress()
@@ -363,7 +354,7 @@ class RequestQueue:
                 return
             self._waiting.remove(answering)
             if (entry := self._compiling.entries.get(answering.request.id)) is not None:
-                entry.state = "left"
+                entry.compiling = "left"
                 self._on_cancel(answering.request.id)  # rank 0 forgets the grammar
             self._count(finished=answering.whole, cancelled=not answering.whole)
         when = "while it paused" if answering.journal.begun else "before it began"
@@ -407,13 +398,12 @@ class RequestQueue:
         if entry is None:
             return
         if isinstance(message, Compiled):
-            entry.state = "compiled" if entry.state == "asked" else entry.state
+            entry.compiling = "compiled" if entry.compiling == "asked" else entry.compiling
             return
         del self._compiling.entries[name]
-        if isinstance(message, Failed):
-            failed = [one for one in self._waiting if one.request.id == name]
-            self._waiting = deque(one for one in self._waiting if one not in failed)
-            self._fail(failed, _FAULTS.get(message.kind, InternalError)(message.message))
+        if isinstance(message, Failed) and entry in self._waiting:
+            self._waiting.remove(entry)
+            self._fail([entry], _FAULTS.get(message.kind, InternalError)(message.message))
 
     def _pass_on(self, message: AnswerPart, answering: PendingAnswer) -> None:
         journal = answering.journal
@@ -498,8 +488,6 @@ class RequestQueue:
             answering.put(error)
 
     def _count(self, **more: float) -> None:
-        """Adds to the totals, under the lock. They are replaced as a whole, so readers need no lock."""
-        before = self._totals
-        self._totals = replace(
-            before, **{name: getattr(before, name) + count for name, count in more.items()}
-        )
+        """Adds to the totals, under the lock."""
+        sums = {name: getattr(self.totals, name) + count for name, count in more.items()}
+        self.totals = replace(self.totals, **sums)

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, TypeAlias, get_args
 
 PauseCause: TypeAlias = Literal["plan", "loss", "restart", "priority"]
@@ -33,21 +34,16 @@ class Histogram:
     """How many values were at most `bounds[i]` and above the bound before; the last of `counts` is of those above all.
     `total`: the sum of the values. It takes the same memory whatever is observed."""
 
-    bounds: tuple[float, ...]
-    counts: list[int]
+    bounds: tuple[float, ...] = SECONDS
+    counts: list[int] = field(init=False)
     total: float = 0.0
 
-    @classmethod
-    def empty(cls, bounds: tuple[float, ...] = SECONDS) -> "Histogram":
-        return cls(bounds, [0] * (len(bounds) + 1))
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
-
-
-def _tokens() -> Histogram:
-    return Histogram.empty(LENGTHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +83,17 @@ class RequestHistograms:
     the last one; `per_token`: the mean between two of a whole answer; `latency`: from acceptance to the end; `pauses`
     by cause, those that have ended. Not thread-safe."""
 
-    queue: Histogram = field(default_factory=Histogram.empty)
-    first_token: Histogram = field(default_factory=Histogram.empty)
-    prefill: Histogram = field(default_factory=Histogram.empty)
-    between_tokens: Histogram = field(default_factory=Histogram.empty)
-    decode: Histogram = field(default_factory=Histogram.empty)
-    per_token: Histogram = field(default_factory=Histogram.empty)
-    latency: Histogram = field(default_factory=Histogram.empty)
-    prompt_tokens: Histogram = field(default_factory=_tokens)
-    answer_tokens: Histogram = field(default_factory=_tokens)
+    queue: Histogram = field(default_factory=Histogram)
+    first_token: Histogram = field(default_factory=Histogram)
+    prefill: Histogram = field(default_factory=Histogram)
+    between_tokens: Histogram = field(default_factory=Histogram)
+    decode: Histogram = field(default_factory=Histogram)
+    per_token: Histogram = field(default_factory=Histogram)
+    latency: Histogram = field(default_factory=Histogram)
+    prompt_tokens: Histogram = field(default_factory=partial(Histogram, LENGTHS))
+    answer_tokens: Histogram = field(default_factory=partial(Histogram, LENGTHS))
     pauses: Mapping[PauseCause, Histogram] = field(
-        default_factory=lambda: {cause: Histogram.empty() for cause in PAUSE_CAUSES}
+        default_factory=lambda: {cause: Histogram() for cause in PAUSE_CAUSES}
     )
 
     def started(self, line: Timeline, now: float) -> None:

@@ -52,11 +52,6 @@ class Machine:
     def drained(self) -> bool:
         return self.standing.drained
 
-    @property
-    def planned_by(self) -> tuple[str, Offer, LinkSpeed | None, float]:
-        """What a plan depends on, but for the order of its ranks."""
-        return self.name, self.offer, self.link, self.slowdown
-
 
 class Roster:
     """The workers by name, which belongs to their key, in the order in which they were let in. `known` lists those that

@@ -37,7 +37,8 @@ class Selection:
         with the waiting ones, the one whose wait ends first before the others, or else with the slow ones."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         able = [one for one in self.able() if one.name != without]
-        waiting = sorted(self._waiting(able, self.serving_on()), key=lambda one: one.standing.until)
+        awake = {one.name for one in self._awake(self.serving_on())}
+        waiting = sorted((one for one in able if one.name not in awake), key=lambda one: one.standing.until)
         names = [one.name for one in waiting]
         fewer = [frozenset(names[count:]) for count in range(len(names) + 1)]
         for shunned in dict.fromkeys([*(one | self.slow for one in fewer), *fewer]):
@@ -55,15 +56,11 @@ class Selection:
 
     def steady(self) -> list[Machine]:
         """Those that plans are made for first."""
-        able = self.able()
-        shunned = {*self.slow, *(one.name for one in self._waiting(able, self.serving_on()))}
-        return [one for one in able if one.name not in shunned]
+        return [one for one in self._awake(self.serving_on()) if one.name not in self.slow]
 
     def plannable(self) -> list[Machine]:
         """The workers of the plan that would be made if nothing served."""
-        able = self.able()
-        waiting = {one.name for one in self._waiting(able, ())}
-        return [one for one in able if one.name not in waiting][:_MOST_WORKERS]
+        return self._awake(())[:_MOST_WORKERS]
 
     def serving_on(self) -> tuple[str, ...]:
         """The workers of what serves, if that can go on."""
@@ -109,7 +106,7 @@ class Selection:
         away = [f"{one.offer.host} is drained" for one in present if one.drained]
         return [*lost[-_NAMED:], *out[-_NAMED:], *away[-_NAMED:]]
 
-    def _waiting(self, able: Sequence[Machine], serving: Collection[str]) -> list[Machine]:
-        """Those that plans have only where there is none without them."""
+    def _awake(self, serving: Collection[str]) -> list[Machine]:
+        """Those that do not wait, or are `serving`: plans have the others only where there is none without them."""
         now = self._clock.now()
-        return [one for one in able if one.standing.waits(now) and one.name not in serving]
+        return [one for one in self.able() if one.name in serving or not one.standing.waits(now)]

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -14,9 +14,9 @@ from msgspec import structs
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.launch.bootstrap import Timing
-from tpiedge.master.assignments import Assignment, Assignments, Fetching, Served, collective_names
+from tpiedge.master.assignments import Assignments, Served, collective_names
 from tpiedge.master.blame import Failure, failure_of
-from tpiedge.master.counters import WINDOW_S, Counted, CounterLog, Pace, RequestWatch, Timelines
+from tpiedge.master.counters import WINDOW_S, Counted, CounterLog, Pace, RequestWatch, StepTimeline
 from tpiedge.master.epoch import Epoch, EpochEvent, NodeState
 from tpiedge.planner.carriage import Carriage
 from tpiedge.sanitise import sanitised_line
@@ -41,8 +41,7 @@ from tpiedge.wire.control import (
     Token,
 )
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepared, Preparing, Release, Spawned
-from tpiedge.wire.fields import CollectiveChoice
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import CollectiveChoice, Message
 from tpiedge.wire.requests import GenerationRequest
 
 _log = logging.getLogger(__name__)
@@ -78,63 +77,61 @@ PHASES: Final[Mapping[Phase, Mapping[SessionEvent, Phase]]] = {
 
 @dataclass
 class _Preparation:
-    """How far a worker is with its part. `done_bytes`: the most that it said it has fetched; `news`: when that grew."""
+    """How far a worker is with its part. `done_bytes`: the most that it said it has fetched; `news`: when that grew;
+    `fetching`: what it said last while it fetches."""
 
     news: float
     done_bytes: int = -1
-    fetching: Fetching | None = None
+    fetching: Preparing | None = None
     key: str = ""
 
 
+@dataclass(eq=False)
 class Session:
     """Not thread-safe; nothing blocks. `to_agent(message, machine)` and `to_node(message, rank)` send without waiting;
     `tell` gets the nodes' messages about requests."""
 
-    def __init__(
-        self,
-        number: int,
-        plan: Assignments,
-        served: Served,
-        timing: Timing,
-        clock: Clock,
-        to_agent: Callable[[Message, str], None],
-        to_node: Callable[[Message, int], None],
-        tell: Callable[[Message], None],
-    ) -> None:
-        self.number = number
-        self.assignments, self.step_s = plan.assignments, plan.step_s
-        self.phase = Phase.PREPARING
-        self.failure: Failure | None = None
-        self.epoch: Epoch | None = None
+    number: int
+    _plan: Assignments
+    _served: Served
+    _timing: Timing
+    _clock: Clock
+    _to_agent: Callable[[Message, str], None]
+    _to_node: Callable[[Message, int], None]
+    _tell: Callable[[Message], None]
+    phase: Phase = Phase.PREPARING
+    failure: Failure | None = None
+    epoch: Epoch | None = None
+    #: Rank 0's Ready, which names the collectives; None until it is ready.
+    routing: Ready | None = None
+    #: The epoch for which rank 0 was told to halt, 0 for none, and what it answered.
+    halting: int = 0
+    halted: Halted | None = None
+    #: What all nodes did in the latest step that all recorded; for any thread. What each said last.
+    timeline: StepTimeline | None = None
+    _spans: dict[int, StepSpans] = field(default_factory=dict)
+    #: Why the collective is not the one that the user chose; "" where it is.
+    _overruled: str = ""
+    #: The most bytes that each node said it has loaded, and when that last grew: what goes back and forth is no
+    #: progress.
+    _loaded: dict[int, float] = field(default_factory=dict)
+    _moved: float = 0.0
+    #: When the nodes were started, and since when all are ready.
+    _launched: float = 0.0
+    _ready: float = 0.0
+    _answered: bool = False  # whether a request got on
+    _counted: float = 0.0  # when the counters were asked for
+
+    def __post_init__(self) -> None:
+        self.assignments, self.step_s = self._plan.assignments, self._plan.step_s
         #: The ranks of the workers that take part, by name.
-        self.ranks = {one.machine: rank for rank, one in enumerate(plan.assignments) if one.machine}
-        #: Rank 0's Ready, which names the collectives; None until it is ready.
-        self.routing: Ready | None = None
-        #: The epoch for which rank 0 was told to halt, 0 for none, and what it answered.
-        self.halting = 0
-        self.halted: Halted | None = None
-        #: What all nodes did in a step; for any thread.
-        self.timelines = Timelines(len(plan.assignments))
-        self._counters = {rank: CounterLog() for rank in range(len(plan.assignments))}
-        self._served = served
-        #: Why the collective is not the one that the user chose; "" where it is.
-        self._overruled = ""
-        self._timing = timing
-        self._clock = clock
-        self._to_agent = to_agent
-        self._to_node = to_node
-        self._tell = tell
-        self._preparing = {machine: _Preparation(clock.now()) for machine in self.ranks}
-        #: The most bytes that each node said it has loaded, and when that last grew: what goes back and forth is no
-        #: progress.
-        self._loaded: dict[int, float] = {}
-        #: When that was, when the nodes were started, and since when all are ready.
-        self._moved = self._launched = self._ready = 0.0
-        self._answered = False  # whether a request got on
-        self._pace = Pace([one.ffn_s for one in plan.assignments])
-        self._counted = 0.0  # when the counters were asked for
+        self.ranks = {one.machine: rank for rank, one in enumerate(self.assignments) if one.machine}
+        self._counters = [CounterLog() for _ in self.assignments]
+        self._preparing = {machine: _Preparation(self._clock.now()) for machine in self.ranks}
+        self._pace = Pace([one.ffn_s for one in self.assignments])
         # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
-        self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
+        self._stuck_s = self._timing.stall_s + self._timing.timeout_s
+        self._watch = RequestWatch()
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -146,7 +143,7 @@ class Session:
         return {self.ranks[name]: one.key for name, one in self._preparing.items() if one.key}
 
     @property
-    def fetching(self) -> Mapping[str, Fetching]:
+    def fetching(self) -> Mapping[str, Preparing]:
         return {name: one.fetching for name, one in self._preparing.items() if one.fetching is not None}
 
     @property
@@ -182,8 +179,11 @@ class Session:
         `silence_s`."""
         if self.phase is not Phase.PREPARING:
             return set()
-        slow = {name for name, one in self.fetching.items() if one.remaining_s > patience_s}
-        return slow.union(self._silent(silence_s))
+        found = set(self._silent(silence_s))
+        for name, one in self.fetching.items():
+            if (one.total_bytes - one.done_bytes) / max(one.bytes_per_s, 1.0) > patience_s:
+                found.add(name)
+        return found
 
     def prepare(self) -> None:
         for machine, rank in self.ranks.items():
@@ -219,10 +219,10 @@ class Session:
             return
         one = self._preparing[machine]
         match message:
-            case Preparing(done_bytes=done, total_bytes=total, bytes_per_s=rate) if not one.key:
+            case Preparing(done_bytes=done) if not one.key:
                 if done > one.done_bytes:
                     one.done_bytes, one.news = done, self._clock.now()
-                one.fetching = Fetching(done, total, rate)
+                one.fetching = message
             case Prepared(public_key=key) if not one.key:
                 one.fetching = None
                 if not is_key(key) or key in self.keys.values():
@@ -286,9 +286,9 @@ class Session:
         if self.phase is Phase.READY and self.epoch is not None and not self.halting:
             now = self._clock.now()
             self._watch.look(self.epoch.members, now)
-            stuck_s = self._watch.stuck_s(now)
-            if stuck_s is not None:  # the other nodes wait for rank 0, or have nothing to do
-                self.epoch.fail(0, f"alive but without progress in a request for {stuck_s:.0f} s")
+            quiet_s = self._watch.quiet_s(now)
+            if quiet_s > self._stuck_s:  # the other nodes wait for rank 0, or have nothing to do
+                self.epoch.fail(0, f"alive but without progress in a request for {quiet_s:.0f} s")
             if self._watch.running and now - self._counted >= WINDOW_S / 2:
                 self.ask_counters()
         for machine in self._silent(_STUCK_S) if self.phase is Phase.PREPARING else ():
@@ -306,15 +306,15 @@ class Session:
         """The counters of that node; None where it has not said any."""
         return self._counters[rank].counted(self._clock.now())
 
-    @property
-    def workers(self) -> tuple[Assignment, ...]:
-        return tuple(one for one in self.assignments if one.machine)
-
     def slowdowns(self, believed: Mapping[str, float]) -> Mapping[str, float]:
         """How many times slower than they measured workers turn out to compute, where that is not what is believed."""
         workers = {rank: self.assignments[rank] for rank in self.ranks.values()}
         known = {rank: believed.get(one.machine, 1.0) / one.slowdown for rank, one in workers.items()}
-        counters = {rank: one.latest for rank in self._counters if (one := self.counted(rank)) is not None}
+        counters = {
+            rank: one.latest
+            for rank in range(len(self.assignments))
+            if (one := self.counted(rank)) is not None
+        }
         found = self._pace.off(counters, known, self._clock.now())
         return {one.machine: one.slowdown * found[rank] for rank, one in workers.items() if rank in found}
 
@@ -329,7 +329,10 @@ class Session:
         match event:
             case TpiedgeError():
                 if self.epoch is not None:
-                    starting, stalled = self.phase is Phase.LAUNCHED, self._watch.stalled(now)
+                    starting, stalled = (
+                        self.phase is Phase.LAUNCHED,
+                        self._watch.quiet_s(now) > self._stuck_s / 2,
+                    )
                     linked = len(self.assignments) > 2 and self._collective != "star"
                     parts = self.assignments
                     self.fail(
@@ -337,7 +340,10 @@ class Session:
                     )
                 return
             case StepSpans():
-                self.timelines.take(event, time.time())
+                self._spans[event.rank] = event
+                latest = tuple(self._spans[rank] for rank in sorted(self._spans))
+                if len(latest) == len(self.assignments) and len({one.step for one in latest}) == 1:
+                    self.timeline = StepTimeline(event.epoch, time.time(), latest)
                 return
             case Loading() | Ready():
                 self._loads(event)

@@ -6,18 +6,20 @@ message goes to both sessions; each drops what is not of its epoch.
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
 from tpiedge.launch.bootstrap import NodeBootstrap, Timing, control_name
-from tpiedge.launch.offer import LOOK_S, MemoryOffer
-from tpiedge.launch.slot import SETTLED_S, NodeSlot
+from tpiedge.launch.offer import MemoryOffer
+from tpiedge.launch.slot import NodeSlot
 from tpiedge.master.assignments import Assignments, Served
 from tpiedge.master.blame import Failure
 from tpiedge.master.epoch import Epoch
+from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Roster
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.workers import WorkerEvent
@@ -25,7 +27,7 @@ from tpiedge.transport.endpoint import EndpointClosed, Hub, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Cancel, Carried, Shutdown
 from tpiedge.wire.epochs import MasterPulse, NodeEnded, Prepared, Preparing, Spawned
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 
 _log = logging.getLogger(__name__)
 
@@ -36,117 +38,62 @@ _OBSERVED_S = 90.0
 _WATCHED_S = 5.0
 
 
-@dataclass(frozen=True)
-class RankZeroSettings:
-    """The addresses at which the master listens for its nodes and rank 0 for the other nodes; `locker` as for
-    NodeSlot."""
-
-    control_address: str
-    master_key: str
-    data_address: str
-    threads: int
-    locker: Path | None = None
-
-
 class RankZero(NodeSlot):
-    """The slot of the master's own node, rank 0 of every epoch. `usable_memory` says how many bytes this machine may
-    use now, without waiting."""
-
-    memory_bytes: int
+    """The slot of the master's own node, rank 0 of every epoch, which gets `bootstrap` but for epoch and keys."""
 
     def __init__(
         self,
-        settings: RankZeroSettings,
-        timing: Timing,
+        bootstrap: NodeBootstrap,
         clock: Clock,
         memory: MemoryOffer,
         usable_memory: Callable[[], int],
+        locker: Path | None = None,
     ) -> None:
-        super().__init__(settings.threads, memory_bytes=memory.offered_bytes, locker=settings.locker)
-        self._settings = settings
-        self._timing = timing
-        self._clock = clock
-        self._memory = memory
-        self._usable_memory = usable_memory
-        self._weighed = clock.now()  # when it last looked how much memory it may use
-
-    def weigh(self) -> None:
-        """A heartbeat: sometimes looks how much memory this machine may use, and says what has changed."""
-        now = self._clock.now()
-        if now - self._weighed >= LOOK_S:
-            self._weighed = now
-            self._gives(self._memory.look(self._usable_memory(), now))
+        warn = partial(_log.warning, "%s")
+        super().__init__(bootstrap.threads, memory, usable_memory, clock, warn, locker)
+        self._bootstrap = bootstrap
+        self.own_locker()
 
     def insist(self) -> bool:
         """There is no plan with so little of this machine; returns whether it gives more now."""
         before = self.memory_bytes
-        self._gives(self._memory.insist(self._usable_memory(), self._clock.now()))
+        self._tell(self.memory.insist(self._usable_memory(), self._clock.now()))
         return self.memory_bytes > before
 
     def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         """Starts the node of `epoch`, which joins with `keys`. `planned_bytes` and errors are as in NodeSlot.start."""
-        at = self._settings
-        bootstrap = NodeBootstrap.of(
-            0, epoch, at.control_address, at.master_key, keys, at.threads, self._timing, at.data_address
-        )
-        self.start(bootstrap, planned_bytes)
-
-    def stop(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Ends the node. Where it has ended for want of memory, the machine may give less from now on."""
-        if self.out_of_memory:
-            now = self._clock.now()
-            self._gives(self._memory.ran_out(self.planned_bytes, self._usable_memory(), now))
-        super().stop(grace_s, meanwhile)
-
-    def _gives(self, changed: str) -> None:
-        if changed:
-            _log.warning("%s", changed)
-            self.memory_bytes = self._memory.offered_bytes
+        self.start(replace(self._bootstrap, epoch=epoch, keys=keys), planned_bytes)
 
 
-class Outbox:
+def send_if_connected(hub: Hub, message: Message, to: str) -> None:
     """Sends without waiting, for the thread that owns the hub. A message to a peer that is gone is dropped: its silence
-    is noticed anyway."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-
-    def send(self, message: Message, to: str) -> None:
-        """Raises ProtocolError for a value that does not fit its field."""
-        try:
-            self._hub.send(message, to=to, timeout_s=0.0)
-        except (Unreachable, EndpointClosed):
-            _log.debug("%s does not get %s: it is not connected", to, type(message).__name__)
+    is noticed anyway. Raises ProtocolError for a value that does not fit its field."""
+    try:
+        hub.send(message, to=to, timeout_s=0.0)
+    except (Unreachable, EndpointClosed):
+        _log.debug("%s does not get %s: it is not connected", to, type(message).__name__)
 
 
 @dataclass(eq=False)
 class SessionManager:
-    """For the control thread, but for `cancel`. Owns rank 0's processes; `tell` gets nodes' messages about requests.
-    `busy`: whether a request runs or waits."""
+    """For the control thread, but for `cancel`. Owns rank 0's processes."""
 
     _hub: Hub
-    _outbox: Outbox
+    _send: Callable[[Message, str], None]
     _roster: Roster
     rank_zero: RankZero
     served: Served
     _timing: Timing
     _clock: Clock
-    _tell: Callable[[Message], None]
-    _busy: Callable[[], bool]
+    _requests: RequestQueue
     serving: Session | None = None
     coming: Session | None = None
     _dispute: str = ""  # the last one between workers
     _star_until: float = 0.0
-    _number: int = 0
+    number: int = 0  # of the last session
     _observed_until: float = 0.0
     _watched_until: float = 0.0
     _recorded: float = 0.0
-    #: The session for whose loss a process was last made to stand by.
-    _covered: Session | None = None
-
-    def count_from(self, first_epoch: int) -> None:
-        """Gives the first session the number `first_epoch`."""
-        self._number = first_epoch - 1
 
     @property
     def active(self) -> list[Session]:
@@ -161,7 +108,7 @@ class SessionManager:
     def pulse(self) -> MasterPulse:
         serving = self.serving
         state = "waiting" if self.ready is None else "serving"
-        busy = self._busy() or self.coming is not None
+        busy = not self._requests.idle or self.coming is not None
         return MasterPulse(serving.number if serving is not None else 0, state, busy)
 
     def epoch(self, number: int) -> Epoch | None:
@@ -197,9 +144,8 @@ class SessionManager:
             timeline = now < self._watched_until and now - self._recorded >= 1.0
             self._recorded = now if timeline else self._recorded
             serving.ask_counters(timeline=timeline)
-        if serving is not None and serving is not self._covered and serving.served_s >= SETTLED_S:
-            self._covered = serving
-            self.warm()
+        if self.ready is not None:
+            self.rank_zero.serves()
 
     def observe(self, *, timeline: bool = False) -> None:
         """Has the nodes asked for their counters with every heartbeat for a while. With `timeline`, of who looks all
@@ -209,18 +155,11 @@ class SessionManager:
         if timeline:
             self._watched_until = now + _WATCHED_S
 
-    def warm(self) -> None:
-        """Has a process stand by for rank 0 of the next session, if there is memory for it. Logs failures."""
-        try:
-            self.rank_zero.warm_ahead()
-        except (OSError, ResourceError) as error:
-            _log.warning("cannot start a node ahead of its use: %s", error)
-
     def begin(self, plan: Assignments) -> None:
         """Prepares a session, which replaces the coming one."""
         self.abandon()
-        self._number += 1
-        number, send = self._number, self._outbox.send
+        self.number += 1
+        number, send = self.number, self._send
         self.coming = Session(
             number,
             plan,
@@ -229,9 +168,9 @@ class SessionManager:
             self._clock,
             send,
             lambda message, rank: send(message, control_name(rank, number)),
-            self._tell,
+            self._requests.tell,
         )
-        self.warm()
+        self.rank_zero.warm_if_possible()
         self._note(WorkerEvent.ASKED, self.coming.machines)
         self.coming.prepare()
 
@@ -275,7 +214,7 @@ class SessionManager:
             return
         names = [control_name(rank, session.number) for rank in range(len(session.assignments))]
         for name in names:
-            self._outbox.send(Shutdown(session.number), name)
+            self._send(Shutdown(session.number), name)
         self.rank_zero.stop(0.2)
         session.end()
         for name in names:

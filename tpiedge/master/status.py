@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tpiedge.master.assignments import Assignment, Fetching
+from tpiedge.master.assignments import Assignment
 from tpiedge.master.counters import Counted
 from tpiedge.master.history import PlanHistory
 from tpiedge.master.request_queue import RequestQueue
@@ -15,7 +15,7 @@ from tpiedge.master.session_manager import RankZero, SessionManager
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.capacity import SpareReason
 from tpiedge.wire.control import Stats, WorkerLink
-from tpiedge.wire.epochs import Stocked
+from tpiedge.wire.epochs import Preparing, Stocked
 from tpiedge.wire.fields import SpareKind
 from tpiedge.wire.probing import LinkSpeed
 
@@ -97,7 +97,7 @@ class ClusterStatus:
     histograms: RequestHistograms = field(default_factory=lambda: _NO_HISTOGRAMS)
 
 
-_NOTHING = Fetching(0, 0, 0.0)
+_NOTHING = Preparing(0, 0, 0, 0.0)
 _UNKNOWN = Stocked(0, 0, 0, False, "")
 _NO_PART = Assignment("", NodeShare(Share(0, 0), Share(0, 0)), 0, 0, "")
 _NO_LINK = LinkSpeed(0.0, 0.0)
@@ -228,6 +228,6 @@ def _situation(
 
 
 def _state(serving: Session | None, rank: int) -> str:
-    if serving is None or serving.epoch is None or rank >= len(serving.epoch.members):
+    if serving is None or serving.epoch is None:
         return "waiting"
     return serving.epoch.members[rank].state.value

@@ -20,7 +20,7 @@ from tpiedge.pack.share import kv_share
 from tpiedge.planner.carriage import Carriage, KVHolder, carriage, carriage_s
 from tpiedge.units import counted
 from tpiedge.wire.control import Carried
-from tpiedge.wire.limits import MAX_MOVES
+from tpiedge.wire.fields import MAX_MOVES
 
 _log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class Switching:
         if any(one.planned_bytes > limits[one.machine] for one in serving.assignments):
             return True
         # What serves was predicted with what was known then.
-        slower = max((usable[one.machine].slowdown / one.slowdown for one in serving.workers), default=1.0)
-        step_s = serving.step_s * max(1.0, slower)
+        slower = [usable[one.machine].slowdown / one.slowdown for one in serving.assignments if one.machine]
+        step_s = serving.step_s * max([1.0, *slower])
         # The nodes of a new session take one and a half seconds to get ready at least.
         pause_s = max(1.5, serving.start_s) + self._outlook(serving, coming)[1]
         if self._waiting[0] != coming.number:

@@ -17,8 +17,6 @@ import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from tpiedge.master.journal import PendingAnswer
 from tpiedge.portions import may_have
@@ -55,14 +53,6 @@ class Turns:
         return max(self._least, self._given.get(client, 0))
 
 
-@dataclass
-class CompilingEntry:
-    """`asked`: rank 0 is to say whether it is compiled; `left`: the request ended before it began, which it is told."""
-
-    client: str
-    state: Literal["asked", "compiled", "begun", "left"] = "asked"
-
-
 class Compiling:
     """The grammars of one epoch at a time, by request: those of which rank 0 is to say something, or keeps something.
     For RequestQueue alone, under its lock."""
@@ -70,7 +60,7 @@ class Compiling:
     def __init__(self, places: int, ahead: int) -> None:
         self._places = places
         self._total = places + ahead
-        self.entries: dict[str, CompilingEntry] = {}
+        self.entries: dict[str, PendingAnswer] = {}
 
     def may_begin(self, one: PendingAnswer) -> bool:
         """Whether rank 0 may be asked for the answer. What began in another epoch goes on at once: its grammar was
@@ -78,13 +68,13 @@ class Compiling:
         if one.request.grammar is None or one.journal.begun:
             return True
         entry = self.entries.get(one.request.id)
-        return entry is not None and entry.state == "compiled"
+        return entry is not None and entry.compiling == "compiled"
 
     def next(self, waiting: Sequence[PendingAnswer], turns: Turns) -> PendingAnswer | None:
         """The one of those that wait whose grammar is to be compiled next, if any."""
         new = [one for one in waiting if one.request.id not in self.entries and not self.may_begin(one)]
-        held = [entry for entry in self.entries.values() if entry.state != "begun"]
-        compiling = [entry for entry in held if entry.state != "compiled"]
+        held = [entry for entry in self.entries.values() if entry.compiling != "begun"]
+        compiling = [entry for entry in held if entry.compiling != "compiled"]
         able = [
             one
             for one in new
@@ -103,6 +93,6 @@ class Compiling:
     def ask(self, one: PendingAnswer) -> str:
         """Notes that rank 0 is asked to compile its grammar. Returns the name of the client's equal grammars, which
         rank 0 compiles once, and which tells no other client that there are such."""
-        self.entries[one.request.id] = CompilingEntry(one.client)
+        self.entries[one.request.id], one.compiling = one, "asked"
         said = repr((one.client, one.request.grammar)).encode()
         return hashlib.blake2b(said, key=_KEY, digest_size=16).hexdigest()

@@ -15,13 +15,13 @@ from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.panels import PANEL
 from tpiedge.kernels.quantise import dequantise_output
 from tpiedge.memory.arena import DTYPES, Arena, Extent
-from tpiedge.memory.reader import DirectFile, DirectReader, RangeCheck, ReadJob, range_checks, read_jobs
+from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob, grouped, read_jobs
 from tpiedge.memory.residency import Read
 from tpiedge.memory.sweep import Piece, Sweep
 from tpiedge.pack.dtypes import STORED, f32_from_bf16, numpy_dtype
 from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import PanelLayout, RowLayout
+from tpiedge.pack.layout import HashedRange, PanelLayout, RowLayout
 from tpiedge.pack.reader import Pack, checked_ranges
 from tpiedge.pack.specs import Precision
 from tpiedge.tracing.tracer import LOAD, Tracer
@@ -45,7 +45,7 @@ class PieceLoader:
         self._ring = Arena(ring_bytes, filled=True)
         self._files: dict[str, DirectFile] = {}
         self._hashes: dict[str, HashTable] = {}
-        self._checked: dict[int, tuple[RangeCheck, ...]] = {}
+        self._ranges: dict[int, Sequence[Sequence[HashedRange]]] = {}  # of each piece
         self._tracer: Tracer | None = None
         try:
             for key in {piece.key: None for piece in sweep.pieces}:
@@ -72,15 +72,14 @@ class PieceLoader:
         """Begin to read, and check the bytes in the reading threads; `done` is called once, by any thread, when nothing
         is written any more."""
         piece = self._sweep.pieces[order.piece]
-        file = self._files[self._pack.blob_id(piece.key)]
+        blob = self._pack.blob_id(piece.key)
         arena, extent = self._extent(order.piece, order.offset)
-        if order.piece not in self._checked:  # worked out once: a piece is read again in every sweep
-            ranges = (
-                self._pack.layout(piece.key).matrix(piece.matrix).ranges(piece.units.start, piece.units.stop)
-            )
-            path, hashes = self._pack.blob_path(piece.key), self._hashes[self._pack.blob_id(piece.key)]
-            self._checked[order.piece] = tuple(range_checks(path, ranges, hashes))
-        jobs = list(read_jobs(file, self._checked[order.piece], arena.buffer(extent)))
+        if order.piece not in self._ranges:  # worked out once: a piece is read again in every sweep
+            matrix = self._pack.layout(piece.key).matrix(piece.matrix)
+            ranges = matrix.ranges(piece.units.start, piece.units.stop)
+            self._ranges[order.piece] = tuple(grouped(ranges))
+        groups, into = self._ranges[order.piece], arena.buffer(extent)
+        jobs = list(read_jobs(self._files[blob], groups, self._hashes[blob], into))
         if self._tracer is not None:
             jobs = list(_traced(jobs, piece, self._tracer))
         countdown = _Countdown(len(jobs), done)

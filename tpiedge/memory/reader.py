@@ -5,6 +5,7 @@ file system refuses it, through the page cache, whose pages are given back at on
 """
 
 import fcntl
+import functools
 import os
 import threading
 import time
@@ -70,60 +71,45 @@ class ReadJob:
     timed: Callable[[float, float], None] | None = None
 
 
-@dataclass(frozen=True)
-class RangeCheck:
-    """Adjacent ranges of one blob that are read together; called with their bytes, it raises IntegrityError if one of
-    them is damaged. `offset` counts in the blob."""
-
-    path: Path
-    ranges: Sequence[HashedRange]
-    hashes: HashTable
-
-    @property
-    def offset(self) -> int:
-        return self.ranges[0].offset
-
-    @property
-    def length(self) -> int:
-        return self.ranges[-1].offset + self.ranges[-1].length - self.offset
-
-    def __call__(self, data: memoryview) -> None:
-        start = self.offset
-        for item in self.ranges:
-            at = item.offset - start
-            if not self.hashes.matches(item.index, [data[at : at + item.length]], fast=True):
-                raise IntegrityError(self.path, item.label)
-
-
-def range_checks(path: Path, ranges: Iterable[HashedRange], hashes: HashTable) -> Iterator[RangeCheck]:
-    """The adjacent `ranges` of the blob at `path` in groups of some megabytes, whole ranges only."""
+def grouped(ranges: Iterable[HashedRange]) -> Iterator[Sequence[HashedRange]]:
+    """The adjacent `ranges` of a blob in groups of some megabytes, whole ranges only."""
     group: list[HashedRange] = []
     size = 0
     for item in ranges:
         if group and size + item.length > _READ_BYTES:
-            yield RangeCheck(path, tuple(group), hashes)
+            yield group
             group, size = [], 0
         group.append(item)
         size += item.length
     if group:
-        yield RangeCheck(path, tuple(group), hashes)
+        yield group
 
 
-def read_jobs(file: DirectFile, checks: Iterable[RangeCheck], into: memoryview) -> Iterator[ReadJob]:
-    """Jobs that fill `into` with what the adjacent `checks` cover, one each."""
+def read_jobs(
+    file: DirectFile, groups: Iterable[Sequence[HashedRange]], hashes: HashTable, into: memoryview
+) -> Iterator[ReadJob]:
+    """Jobs that fill `into` with the adjacent `groups` of the blob's ranges, one each, and raise IntegrityError where a
+    range is damaged."""
     filled = 0
-    for check in checks:
-        length = check.length
-        yield ReadJob(file, check.offset, into[filled : filled + length], check)
-        filled += length
+    for ranges in groups:
+        offset, end = ranges[0].offset, ranges[-1].offset + ranges[-1].length
+        part = into[filled : filled + end - offset]
+        yield ReadJob(file, offset, part, functools.partial(_check, file.path, ranges, hashes))
+        filled += len(part)
+
+
+def _check(path: Path, ranges: Sequence[HashedRange], hashes: HashTable, data: memoryview) -> None:
+    for item in ranges:
+        at = item.offset - ranges[0].offset
+        if not hashes.matches(item.index, [data[at : at + item.length]], fast=True):
+            raise IntegrityError(path, item.label)
 
 
 class DirectReader:
     """`threads` reading threads. Counts the bytes they read; `close` ends them."""
 
-    def __init__(self, threads: int = 4, max_read_bytes: int = _READ_BYTES) -> None:
+    def __init__(self, threads: int = 4) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tpiedge-read")
-        self._max_read_bytes = max_read_bytes
         self._lock = threading.Lock()
         self._bytes_read = 0
 
@@ -135,20 +121,6 @@ class DirectReader:
     def submit(self, job: ReadJob) -> "Future[int]":
         """Start a job. Its result is the bytes read; it raises ReadFault or what the job's check raises."""
         return self._pool.submit(self._run, job)
-
-    def run(self, jobs: Iterable[ReadJob]) -> int:
-        """Do all jobs and return the bytes read. The first failure drops the rest and is raised, once nothing is
-        written into memory any more."""
-        pending = [self.submit(job) for job in jobs]
-        try:
-            return sum(future.result() for future in pending)
-        except BaseException:
-            for future in pending:
-                future.cancel()
-            for future in pending:
-                if not future.cancelled():
-                    future.exception()
-            raise
 
     def close(self) -> None:
         """Drop what has not started, wait for what has, end the threads."""
@@ -173,7 +145,7 @@ class DirectReader:
         if job.offset % ALIGN or length % ALIGN:
             raise InternalError(f"read of {length} bytes at {job.offset} of {job.file.path} is not aligned")
         while done < length:
-            offset, part = job.offset + done, job.into[done : done + self._max_read_bytes]
+            offset, part = job.offset + done, job.into[done : done + _READ_BYTES]
             try:
                 count = job.file.read_into(offset, part)
             except OSError as error:

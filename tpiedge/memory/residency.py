@@ -9,8 +9,8 @@ Laws
 2. Memory that is in use, or that a read still writes to, is given to no other read and not given back: the ring never
    holds more than its bytes, and a piece has one place at a time.
 3. Whatever the order of events, a block that was entered becomes ready once the reads asked for are complete.
-4. Between two blocks, a change of the pins takes effect at once: what goes is dropped before more is read, or as soon
-   as no read writes to it.
+4. The pins change between two blocks, at once: what goes is dropped before more is read, or as soon as no read writes
+   to it.
 """
 
 from collections import deque
@@ -143,18 +143,19 @@ class Residency:
         return self._settle()
 
     def repin(self, pinned: Set[int]) -> list[Instruction]:
-        """From now on these pieces are pinned. One that was pinned goes at once, or once no read writes to it; inside
-        a block it goes after the use that is relied on."""
+        """From now on these pieces are pinned, between two blocks. One that was pinned goes at once, or once no read
+        writes to it."""
+        if self._entered:
+            raise InternalError("the pins change inside a block")
         self._want(pinned)
-        if not self._entered:
-            # Read again, in the order of use, from the first use of a piece that goes, so that nothing relies on it; or
-            # from the start, if the ring goes.
-            passed = [use for use in map(self._next_use, self._lingering) if use < self._cursor]
-            self._cursor = self._front if self._all_wanted else min(passed, default=self._cursor)
-            for entry in self._ring:
-                if entry.use >= self._cursor:
-                    del self._streamed[entry.use]
-                    entry.use = _NO_USE
+        # Read again, in the order of use, from the first use of a piece that goes, so that nothing relies on it; or
+        # from the start, if the ring goes.
+        passed = [use for use in map(self._next_use, self._lingering) if use < self._cursor]
+        self._cursor = self._front if self._all_wanted else min(passed, default=self._cursor)
+        for entry in self._ring:
+            if entry.use >= self._cursor:
+                del self._streamed[entry.use]
+                entry.use = _NO_USE
         return self._settle()
 
     # --- questions
@@ -221,19 +222,13 @@ class Residency:
             self._streamed.pop(self._ring.popleft().use, None)
         while self._ring and self._ring[-1].use == _NO_USE and self._ring[-1].here:
             self._ring.pop()
-        dropped = list(self._drop())
+        gone = [piece for piece in sorted(self._lingering) if self._pins[piece]]
+        for piece in gone:  # no read writes to it
+            self._lingering.remove(piece)
+            del self._pins[piece]
         empty = self._ring_filled and self._all_wanted and not self._ring
         self._ring_filled = self._ring_filled and not empty
-        return [*dropped, *([ReleasePages()] if empty else ()), *self._advance()]
-
-    def _drop(self) -> Iterator[Instruction]:
-        """Unpin what is unwanted, unless it is in use, being read, or passed over by the cursor and so relied on."""
-        relied_on = max(self._cursor, self._use_of(self._at + 1)) if self._entered else self._cursor
-        for piece in sorted(self._lingering):
-            if self._pins[piece] and self._next_use(piece) >= relied_on:
-                self._lingering.remove(piece)
-                del self._pins[piece]
-                yield Drop(piece)
+        return [*map(Drop, gone), *([ReleasePages()] if empty else ()), *self._advance()]
 
     @property
     def _all_wanted(self) -> bool:

@@ -1,9 +1,10 @@
-"""The memory scheduler: the daemon thread that keeps the weights coming, and what the engine thread sees of it.
+"""The memory scheduler keeps the weights coming.
 
 The engine thread enters and leaves blocks, reading threads report what has arrived; either makes the residency
-machine decide, under one lock, and the daemon thread carries out what it decided (TPI-LLM, section 3.3).
+machine decide, and carries out what it decided, under one lock (TPI-LLM, section 3.3).
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
@@ -30,7 +31,7 @@ class Counts:
 
 class Scheduler:
     """`enter` and `leave` are the engine thread's. The first failed read is raised there, by every `enter` from then
-    on. `close` ends the daemon thread; reads under way are the loader's to end, after it."""
+    on. After `close` no read begins; those under way are the loader's to end."""
 
     def __init__(self, residency: Residency, loader: PieceLoader, *, stall_s: float = 60.0) -> None:
         """`stall_s`: how long something is waited for while the disk brings nothing."""
@@ -39,15 +40,12 @@ class Scheduler:
         self._loader = loader
         self._stall_s = stall_s
         self._changed = threading.Condition()
-        self._todo: list[Instruction] = residency.start()
         self._failure: TpiedgeError | None = None
         self._closing = False
         self._under_way = 0
         self._busy_since = 0.0
         self._tracer: EventSink | None = None
         self._labels: Sequence[tuple[int, int]] = ()
-        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
-        self._thread.start()
 
     def trace(self, tracer: EventSink | None, labels: Sequence[tuple[int, int]] = ()) -> None:
         """From now on, record when a block is waited for; without a tracer, do not any more. `labels`: of each block,
@@ -58,7 +56,7 @@ class Scheduler:
         """Return once the block is in memory, where it stays until `leave`. Raises what made a read fail; then the
         block is not entered."""
         with self._changed:
-            self._plan(self._residency.enter(block))
+            self._carry_out(self._residency.enter(block))
             try:
                 if self._residency.ready(block) and self._failure is None:
                     self.counts.hits += self._residency.streams(block)
@@ -66,7 +64,7 @@ class Scheduler:
                 started = time.perf_counter()
                 self._await(lambda: self._residency.ready(block))
             except BaseException:
-                self._plan(self._residency.leave())
+                self._carry_out(self._residency.leave())
                 raise
             ended = time.perf_counter()
             self.counts.stalls += 1
@@ -78,12 +76,12 @@ class Scheduler:
     def leave(self) -> None:
         """The block that was entered may go."""
         with self._changed:
-            self._plan(self._residency.leave())
+            self._carry_out(self._residency.leave())
 
     def repin(self, pinned: Set[int]) -> None:
         """As Residency.repin."""
         with self._changed:
-            self._plan(self._residency.repin(pinned))
+            self._carry_out(self._residency.repin(pinned))
 
     def place(self, piece: int) -> int | None:
         """As Residency.place."""
@@ -94,7 +92,8 @@ class Scheduler:
         """Return once everything is read that can be read ahead, with the counts at zero; `progress` is called
         meanwhile. Raises as `enter`."""
         with self._changed:
-            self._await(lambda: self._residency.idle and not self._todo, progress)
+            self._carry_out(self._residency.start())
+            self._await(lambda: self._residency.idle, progress)
             self.counts = Counts()
 
     def close(self) -> None:
@@ -102,7 +101,6 @@ class Scheduler:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
 
     def _await(self, reached: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Raises what made a read fail, and ResourceError where the disk has brought nothing for so long."""
@@ -124,55 +122,40 @@ class Scheduler:
                 )
             self._changed.wait(0.5)
 
-    def _plan(self, instructions: list[Instruction]) -> None:
-        if instructions:
-            self._todo += instructions
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._todo and not self._closing:
-                    self._changed.wait(0.5)
-                if self._closing:
-                    return
-                todo, self._todo = self._todo, []
-            try:
-                for instruction in todo:
-                    match instruction:
-                        case Drop(piece=piece):
-                            self._loader.drop(piece)
-                        case ReleasePages():
-                            self._loader.release()
-                        case Read():
-                            self._read(instruction)
-            except Exception as error:  # would be lost in this thread otherwise
-                self._fail(InternalError(f"the memory scheduler failed: {type(error).__name__}: {error}"))
-                return
-
-    def _read(self, order: Read) -> None:
-        with self._changed:
-            if not self._under_way:
-                self._busy_since = time.perf_counter()
-            self._under_way += 1
-        self._loader.read(order, lambda error: self._arrived(order.ticket, error))
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        try:
+            for instruction in instructions if not self._closing else ():
+                match instruction:
+                    case Drop(piece=piece):
+                        self._loader.drop(piece)
+                    case ReleasePages():
+                        self._loader.release()
+                    case Read(ticket=ticket):
+                        if not self._under_way:
+                            self._busy_since = time.perf_counter()
+                        self._under_way += 1
+                        self._loader.read(instruction, functools.partial(self._arrived, ticket))
+        except (OSError, RuntimeError) as failure:  # no room for another thread, or for its pages
+            raise _failed(failure) from failure
 
     def _arrived(self, ticket: int, error: TpiedgeError | None) -> None:
         """Called by reading threads."""
-        if error is not None:
-            self._fail(error)
-            return
         with self._changed:
-            now = time.perf_counter()
-            self.counts.reads += 1
-            self.counts.load_s += now - self._busy_since  # a disk that never rests is counted as it goes
-            self._busy_since = now
-            self._under_way -= 1
-            self._todo += self._residency.loaded(ticket)
+            try:
+                if error is not None:
+                    raise error
+                now = time.perf_counter()
+                self.counts.reads += 1
+                self.counts.load_s += now - self._busy_since  # a disk that never rests is counted as it goes
+                self._busy_since = now
+                self._under_way -= 1
+                self._carry_out(self._residency.loaded(ticket))
+            except TpiedgeError as failure:
+                self._failure = self._failure or failure  # the first is the cause of the others
+            except Exception as failure:  # would be lost in this thread otherwise
+                self._failure = self._failure or _failed(failure)
             self._changed.notify_all()
 
-    def _fail(self, error: TpiedgeError) -> None:
-        """The first failure is the cause of the others."""
-        with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
+
+def _failed(error: Exception) -> InternalError:
+    return InternalError(f"the memory scheduler failed: {type(error).__name__}: {error}")

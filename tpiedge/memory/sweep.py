@@ -20,8 +20,7 @@ from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, MatrixLayout, 
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.units import format_bytes
-from tpiedge.wire.fields import Pin
-from tpiedge.wire.weights import WeightMemory
+from tpiedge.wire.fields import Pin, WeightMemory
 
 BlockKind: TypeAlias = Literal["attention", "ffn"]
 

@@ -13,7 +13,7 @@ from tpiedge.errors import InternalError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.memory.arena import DTYPES, Arena, Extent
 from tpiedge.memory.loader import EmbeddingTable, PieceLoader
-from tpiedge.memory.reader import DirectFile, DirectReader, range_checks, read_jobs
+from tpiedge.memory.reader import DirectFile, DirectReader, grouped, read_jobs
 from tpiedge.memory.residency import Residency
 from tpiedge.memory.scheduler import Counts, Scheduler
 from tpiedge.memory.sweep import Block, HeadTile, Placement, SparePins, Sweep
@@ -51,7 +51,6 @@ class NodeWeights:
         *,
         kv_bytes: int = 0,
         direct: bool = True,
-        read_threads: int = 4,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """`kv_bytes`: of a full KV cache, for which `placement` leaves room. While it is not full, more is pinned."""
@@ -63,13 +62,13 @@ class NodeWeights:
         self._spare = SparePins(self._sizes, self.placement)
         self._extra = self._spare.count(kv_bytes)
         self._pack = pack
-        self._reader = DirectReader(read_threads)
+        self._reader = DirectReader()
         self._embedding: EmbeddingTable | None = None
         self._open: tuple[PieceLoader, Scheduler] | None = None  # until the weights are closed
         self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, Weight] = {}
-        self._blocks: dict[Block | HeadTile, BlockWeights] = {}
-        self._kept: dict[Block, BlockWeights] = {}
+        #: Of all blocks, where they stay in memory.
+        self._kept: dict[Block | HeadTile, BlockWeights] = {}
         try:
             self._read_ahead(rank0, direct, progress)
         except BaseException:
@@ -112,7 +111,7 @@ class NodeWeights:
         """How often a block was waited for."""
         return self._open[1].counts if self._open else Counts()
 
-    def kept(self) -> Mapping[Block, BlockWeights] | None:
+    def kept(self) -> Mapping[Block | HeadTile, BlockWeights] | None:
         """All blocks, the same object every time, where they stay in memory until the weights are closed."""
         return self._kept or None
 
@@ -172,7 +171,6 @@ class NodeWeights:
         if self._embedding:
             self._embedding.close()
             self._embedding = None
-        self._blocks.clear()
         self._kept.clear()
         self._own.clear()
 
@@ -188,8 +186,7 @@ class NodeWeights:
         scheduler.settle(lambda: progress(min(total, self._reader.bytes_read), total) if progress else None)
         self._bytes_ahead = self._reader.bytes_read
         if len(self.placement.pinned) == len(self.sweep.pieces):
-            self._blocks = {block: self._weights_of(block, loader, scheduler) for block in self.sweep.blocks}
-            self._kept = {block: held for block, held in self._blocks.items() if isinstance(block, Block)}
+            self._kept = {block: self._weights_of(block, loader, scheduler) for block in self.sweep.blocks}
         if rank0:
             self._embedding = EmbeddingTable(self._pack)
 
@@ -199,7 +196,7 @@ class NodeWeights:
 
     def resident(self, block: Block | HeadTile) -> AbstractContextManager[BlockWeights]:
         """What the forward pass computes with. Matrices are valid inside the `with` only, and not to be changed."""
-        found = self._blocks.get(block)  # none once they are closed
+        found = self._kept.get(block)  # none once they are closed
         if found is not None:
             return nullcontext(found)
         if self._open is None or block not in self.sweep.blocks:
@@ -236,10 +233,10 @@ def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str
     """
     layout = pack.layout(key)
     arena = Arena(layout.vectors_nbytes)
-    path = pack.blob_path(key)
-    with DirectFile(path) as file:
-        checks = range_checks(path, layout.vector_ranges(), pack.hashes(key))
-        reader.run(read_jobs(file, checks, arena.buffer(Extent(0, layout.vectors_nbytes))))
+    with DirectFile(pack.blob_path(key)) as file:
+        into = arena.buffer(Extent(0, layout.vectors_nbytes))
+        for job in read_jobs(file, grouped(layout.vector_ranges()), pack.hashes(key), into):
+            reader.submit(job).result()
     vectors = {}
     for vector in layout.vectors:
         extent = Extent(vector.offset, vector.nbytes)

@@ -4,5 +4,5 @@
 reads a folder's files. `config` (with `rope` and `quantisation`) holds the numbers and the pooling, `checkpoint` the
 tensors, `spec` what a pack is written from. Text: `tokenizer` (with `named_tokens`), `speech` (thoughts, and calls of
 tools, by a `call_reader` of `held_text`), and `chat_prompt`, which hands messages over to a `template`. Tokenizer and
-template work in a `text_process`, which is a `text_child`. `gguf/` and `hub/` are packages of their own.
+template work in a `text_process`, which is a `text_child`. `hub` pulls models. `gguf/` is a package of its own.
 """

@@ -123,10 +123,13 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """`broken`: all that the model wrote of a call whose arguments did not come to their end; "" of a whole one."""
+    """`broken`: all that the model wrote of a call whose arguments did not come to their end; "" of a whole one.
+    `arguments`: all that was told of them, a JSON object where the call is whole."""
 
     index: int
     broken: str = ""
+    name: str = ""
+    arguments: str = ""
 
 
 class _UnknownTool(Mismatch):
@@ -152,6 +155,8 @@ class CallReader:
         self._said = said
         self._content = content
         self._inside = False
+        self._name = ""
+        self._argued: list[str] = []
         self.calls = 0
         """That have begun."""
         self.broken = 0
@@ -162,9 +167,10 @@ class CallReader:
             "mistral": self._list,
             "mistral-args": self._named,
             "qwen-xml": self._tagged,
-            "deepseek-v3": self._fenced,
+            "deepseek-v3": self._separated,
             "deepseek-v31": self._separated,
         }.get(form, self._envelope)
+        self._fenced = form == "deepseek-v3"
 
     def read(self, opener: str) -> Waiting[None]:
         """What comes after the mark. Raises Mismatch where it was no call, or did not come to its end; what `held` has
@@ -172,26 +178,24 @@ class CallReader:
         try:
             yield from self._body(opener)
         except Mismatch:
-            if not self._inside:
-                raise
-            self._tell(CallEnded(self.calls - 1, self._held.raw))
-            self._inside = False
-            self._held.raw = ""
+            if self._inside:
+                self._end(self._held.raw)
             raise
 
     # --- what is told
 
     def _begin(self, name: str) -> None:
-        self._inside = True
+        self._inside, self._name, self._argued = True, name, []
         self.calls += 1
         self._tell(CallBegun(self.calls - 1, name))
 
     def _argue(self, text: str) -> None:
         if text:
+            self._argued.append(text)
             self._tell(CallArguments(self.calls - 1, text))
 
-    def _end(self) -> None:
-        self._tell(CallEnded(self.calls - 1))
+    def _end(self, broken: str = "") -> None:
+        self._tell(CallEnded(self.calls - 1, broken, self._name, "".join(self._argued)))
         self._inside = False
         self._held.raw = ""
 
@@ -273,20 +277,16 @@ class CallReader:
         yield from self._object_of(before.partition("[CALL_ID]")[0])
 
     def _separated(self, opener: str) -> Waiting[None]:
-        """name<｜tool▁sep｜>{...}, after the mark that begins each call, maybe after the one of all."""
+        """name<｜tool▁sep｜>{...}, after the mark that begins each call, maybe after the one of all; or
+        function<｜tool▁sep｜>name, and JSON as a block of code."""
+        held, before_arguments = self._held, "<｜tool▁sep｜>"
         if opener == "<｜tool▁calls▁begin｜>":
-            yield from self._held.expect("<｜tool▁call▁begin｜>")
-        name = yield from self._held.until("<｜tool▁sep｜>", _MAX_NAME)
-        yield from self._object_of(name)
-
-    def _fenced(self, opener: str) -> Waiting[None]:
-        """function<｜tool▁sep｜>name, and JSON as a block of code."""
-        if opener == "<｜tool▁calls▁begin｜>":
-            yield from self._held.expect("<｜tool▁call▁begin｜>")
-        yield from self._held.expect("function")
-        yield from self._held.expect("<｜tool▁sep｜>")
-        name = yield from self._held.until("```json", _MAX_NAME)
-        yield from self._object_of(name)
+            yield from held.expect("<｜tool▁call▁begin｜>")
+        if self._fenced:
+            yield from held.expect("function")
+            yield from held.expect("<｜tool▁sep｜>")
+            before_arguments = "```json"
+        yield from self._object_of((yield from held.until(before_arguments, _MAX_NAME)))
 
     def _object_of(self, written: str) -> Waiting[None]:
         """The arguments of the tool of that name."""
@@ -325,23 +325,21 @@ class CallReader:
         held = self._held
         yield from held.one_of("\n", _PARAMETER_END)
         if held.raw.endswith(_PARAMETER_END):
-            self._argue(_literal("", is_text))
+            self._argue('""')
         elif is_text:
             self._argue('"')
-            yield from self._text()
-            self._argue('"')
+            while (at := held.text.find(_PARAMETER_END)) < 0:
+                begun = begun_length(held.text, _PARAMETER_END, f"\n{_PARAMETER_END}")
+                self._argue(_escaped(held.take(len(held.text) - begun)))
+                yield from held.more()
+            self._argue(_escaped(held.take(at).removesuffix("\n")) + '"')
+            held.take(len(_PARAMETER_END))
         else:
-            written = yield from held.until(_PARAMETER_END, _MAX_VALUE)
-            self._argue(_literal(written.removesuffix("\n"), is_text))
-
-    def _text(self) -> Waiting[None]:
-        held = self._held
-        while (at := held.text.find(_PARAMETER_END)) < 0:
-            begun = begun_length(held.text, _PARAMETER_END, f"\n{_PARAMETER_END}")
-            self._argue(_escaped(held.take(len(held.text) - begun)))
-            yield from held.more()
-        self._argue(_escaped(held.take(at).removesuffix("\n")))
-        held.take(len(_PARAMETER_END))
+            written = (yield from held.until(_PARAMETER_END, _MAX_VALUE)).removesuffix("\n")
+            value = _PYTHON.get(written.strip(SPACE), written.strip(SPACE))
+            scan = JsonScan()
+            is_json = scan.take(value) == len(value) and scan.finish()
+            self._argue(value if is_json else json.dumps(written, ensure_ascii=False))
 
     # --- JSON
 
@@ -374,12 +372,3 @@ class CallReader:
 def _escaped(text: str) -> str:
     """As a part of a text in JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _literal(written: str, is_text: bool) -> str:
-    """The JSON of a value that is written without quotes."""
-    value = _PYTHON.get(written.strip(SPACE), written.strip(SPACE))
-    scan = JsonScan()
-    if not is_text and scan.take(value) == len(value) and scan.finish():
-        return value
-    return json.dumps(written, ensure_ascii=False)

@@ -17,7 +17,7 @@ not say where in the file a tensor's bytes are, which packing reads past the pag
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,15 @@ from typing import BinaryIO, NoReturn
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import MAX_CONFIG_BYTES, ModelConfig
-from tpiedge.model.folder import ConfigFields, has_file, open_file, parse_json, read_bytes, resolve_file
+from tpiedge.model.folder import (
+    ConfigFields,
+    has_file,
+    open_file,
+    parse_json,
+    read_bytes,
+    read_json,
+    resolve_file,
+)
 from tpiedge.model.quantisation import (
     OLD_FILES,
     QUANTISATION_KEY,
@@ -134,8 +142,8 @@ def _refuse(where: str, problem: str) -> NoReturn:
     raise UserError(f"{where}: {problem}; the file is damaged: download it again")
 
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _MAX_SHARDS = 10_000
 _SOURCE_DTYPES = ("F32", "F16", "BF16")
 _PREFIX = "model."
@@ -167,20 +175,31 @@ class Checkpoint:
         for name in ("config.json", "generation_config.json"):
             data = read_bytes(folder, name, MAX_CONFIG_BYTES) if has_file(folder, name) else b""
             digest.update(f"{name} {len(data)}\n".encode() + data)
-        weight_map = _weight_map(folder)
+        weights = weight_map(folder)
         shards: dict[str, Mapping[str, SourceTensor]] = {}
-        for shard in [_SINGLE] if weight_map is None else sorted(set(weight_map.values())):
+        for shard in [SINGLE] if weights is None else sorted(set(weights.values())):
             shards[shard], state = _read_shard(folder, shard)
             digest.update(f"{shard} {state}\n".encode())
             if sum(map(len, shards.values())) > MAX_TENSORS:
                 raise UserError(f"{folder}: more than {MAX_TENSORS} tensors; no supported model has as many")
-        located = shards[_SINGLE] if weight_map is None else dict(_locate(folder, weight_map, shards))
-        located = _usual_names(located, tied=config.tie_word_embeddings)
-        old = _old_file(folder, located)
-        if old:
+        for name, shard in (weights or {}).items():
+            if name not in shards[shard]:
+                raise UserError(
+                    f"{folder / shard}: tensor {quote(name, 100)} is missing, though {INDEX} says it is there; "
+                    "download the model again"
+                )
+        listed = {name: shards[shard][name] for name, shard in (weights or {}).items()}
+        located = _usual_names(listed or shards[SINGLE], tied=config.tie_word_embeddings)
+        where, values = folder / "config.json", read_json(folder, "config.json", MAX_CONFIG_BYTES)
+        # Checkpoints once said in another file how they are quantised; beside plain tensors it is another program's.
+        old = next((name for name in OLD_FILES if has_file(folder, name)), None)
+        if old and any(name.endswith(WEIGHT) for name in located):
             data = read_bytes(folder, old, MAX_CONFIG_BYTES)
             digest.update(f"{old} {len(data)}\n".encode() + data)
-        quantisation = _quantisation(folder, old)
+            if QUANTISATION_KEY not in values:
+                where = folder / old
+                values = {QUANTISATION_KEY: of_old_file(old, parse_json(data, str(where)))}
+        quantisation = Quantisation.of(ConfigFields(str(where), values))
         tensors = joined_tensors(located, quantisation) if quantisation else located
         if not any(isinstance(tensor, Int4Tensor) for tensor in tensors.values()):
             quantisation = None  # whatever config.json says: the weights are plain
@@ -191,7 +210,7 @@ class Checkpoint:
 
         Also where config.json ties the LM head to the embedding, but the checkpoint has another one.
         """
-        for source, shape in _sources(spec):
+        for source, shape in sources_of(spec):
             info = self.tensors.get(source)
             if info is None:
                 advice = _HEADLESS_ADVICE if source == HEAD else "check that config.json belongs to it"
@@ -217,29 +236,13 @@ class Checkpoint:
             )
 
 
-def _sources(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def sources_of(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors that a model is made of: name, shape."""
     for blob in (spec.embedding, *spec.layers, spec.head):
         for matrix in blob.matrices:
             yield matrix.source, matrix.source_shape
         for vector in blob.vectors:
             yield vector.source, (vector.length,)
-
-
-def _old_file(folder: Path, tensors: Iterable[str]) -> str | None:
-    """Which of OLD_FILES says how the tensors were quantised; beside plain ones, such a file is another program's."""
-    if not any(name.endswith(WEIGHT) for name in tensors):
-        return None
-    return next((name for name in OLD_FILES if has_file(folder, name)), None)
-
-
-def _quantisation(folder: Path, old: str | None) -> Quantisation | None:
-    where = folder / "config.json"
-    config = parse_json(read_bytes(folder, "config.json", MAX_CONFIG_BYTES), str(where))
-    if QUANTISATION_KEY not in config and old:  # as such checkpoints once were published
-        where = folder / old
-        values = parse_json(read_bytes(folder, old, MAX_CONFIG_BYTES), str(where))
-        config = {QUANTISATION_KEY: of_old_file(old, values)}
-    return Quantisation.of(ConfigFields(str(where), config))
 
 
 def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
@@ -256,14 +259,19 @@ def _same_numbers(one: StoredTensor, other: StoredTensor) -> bool:
     return True
 
 
-def _weight_map(folder: Path) -> Mapping[str, str] | None:
+def weight_map(folder: Path) -> Mapping[str, str] | None:
     """Tensor -> file name from the index; None if one file holds all. The single file wins, as elsewhere."""
-    if has_file(folder, _SINGLE):
+    if has_file(folder, SINGLE):
         return None
-    if not has_file(folder, _INDEX):
-        _refuse_without_safetensors(folder)
-    where = folder / _INDEX
-    index = parse_json(read_bytes(folder, _INDEX, 10_000_000), str(where), unique_keys=True)
+    if not has_file(folder, INDEX):
+        if any(entry.name.lower().endswith(".gguf") for entry in folder.iterdir()):
+            raise UserError(f"{folder} holds GGUF files: make a pack of one with tpiedge import-gguf FILE")
+        raise UserError(
+            f"{folder} has neither {SINGLE} nor {INDEX}: pickle files (.bin, .pt) can run code and are never read: "
+            "get the model's safetensors version"
+        )
+    where = folder / INDEX
+    index = parse_json(read_bytes(folder, INDEX, 10_000_000), str(where), unique_keys=True)
     weights = index.get("weight_map")
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{where}: weight_map is missing or empty; download the model again")
@@ -291,19 +299,6 @@ def _read_shard(folder: Path, name: str) -> tuple[Mapping[str, SourceTensor], st
         raise UserError(f"{path} cannot be read: {error.strerror}; check the disk") from None
 
 
-def _locate(
-    folder: Path, weight_map: Mapping[str, str], shards: Mapping[str, Mapping[str, SourceTensor]]
-) -> Iterator[tuple[str, SourceTensor]]:
-    for name, shard in weight_map.items():
-        tensor = shards[shard].get(name)
-        if tensor is None:
-            raise UserError(
-                f"{folder / shard}: tensor {quote(name, 100)} is missing, though {_INDEX} says it is there; "
-                "download the model again"
-            )
-        yield name, tensor
-
-
 def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str, SourceTensor]:
     """The tensors by the names of a model with its LM head: one that was saved without it lacks a prefix, and a `tied`
     one may have the embedding as the head."""
@@ -312,15 +307,6 @@ def _usual_names(tensors: Mapping[str, SourceTensor], *, tied: bool) -> dict[str
     if tied and EMBEDDING not in found and HEAD in found:
         found[EMBEDDING] = found.pop(HEAD)
     return found
-
-
-def _refuse_without_safetensors(folder: Path) -> NoReturn:
-    if any(entry.name.lower().endswith(".gguf") for entry in folder.iterdir()):
-        raise UserError(f"{folder} holds GGUF files: make a pack of one with tpiedge import-gguf FILE")
-    raise UserError(
-        f"{folder} has neither {_SINGLE} nor {_INDEX}: pickle files (.bin, .pt) can run code and are never read: "
-        "get the model's safetensors version"
-    )
 
 
 def _times(shape: tuple[int, ...]) -> str:

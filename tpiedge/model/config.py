@@ -125,13 +125,21 @@ class ModelConfig:
     def from_huggingface(values: Mapping[str, object], where: str = "config.json") -> "ModelConfig":
         """Reads the object in `config.json`; `where` names it in messages. Raises UserError."""
         config = ConfigFields(where, values)
-        family = _family(config)
+        family = _FAMILIES[_known_type(config)]
         _refuse_unsupported(config)
         heads, kv_heads, head_dim = _heads(config, family)
         layers = config.integer("num_hidden_layers", 1, _MAX_LAYERS)
         vocab = config.integer("vocab_size", 1, _MAX_VOCAB)
         positions = config.integer("max_position_embeddings", 1, _MAX_POSITIONS)
-        attention_bias = _bias(config, "attention_bias", family.attention_bias)
+
+        def bias(key: str, fixed: bool | None) -> bool:
+            return config.flag(key, False) if fixed is None else fixed
+
+        def usual(key: str, token: int | None) -> int | None:
+            return token if key not in config and token is not None and token < vocab else None
+
+        attention_bias = bias("attention_bias", family.attention_bias)
+        bos_id, eos_id = usual("bos_token_id", family.bos_id), usual("eos_token_id", family.eos_id)
         eos_ids = _eos_ids(config, vocab)
         return _checked(
             config,
@@ -150,11 +158,13 @@ class ModelConfig:
                 tie_word_embeddings=config.flag("tie_word_embeddings", False),
                 qkv_bias=family.qkv_bias or attention_bias,
                 o_bias=attention_bias,
-                mlp_bias=_bias(config, "mlp_bias", family.mlp_bias),
+                mlp_bias=bias("mlp_bias", family.mlp_bias),
                 qk_norm=family.qk_norm,
                 windows=_windows(config, family, layers),
-                bos_id=_bos_id(config, family, vocab),
-                eos_ids=_default_eos_ids(config, family, vocab) if eos_ids is None else eos_ids,
+                bos_id=bos_id
+                if bos_id is not None
+                else config.optional_integer("bos_token_id", 0, vocab - 1),
+                eos_ids=eos_ids if eos_ids is not None else () if eos_id is None else (eos_id,),
                 dtype=_dtype(config),
                 hidden_act=config.text("hidden_act", "silu"),
             ),
@@ -170,7 +180,10 @@ class ModelConfig:
         config = ConfigFields(where, values)
         try:
             found = msgspec.convert(values, ModelConfig)
-        except msgspec.ValidationError as error:
+        except (
+            msgspec.ValidationError,
+            UnicodeEncodeError,
+        ) as error:  # of a key that is half a surrogate pair
             raise UserError(f"{where}: {sanitised_line(error, 120)}") from None
         found.rope.check(ConfigFields(f"{where}, rope", {}))
         _known_type(config)
@@ -186,10 +199,6 @@ def _known_type(config: ConfigFields) -> str:
     return name
 
 
-def _family(config: ConfigFields) -> _FamilyTraits:
-    return _FAMILIES[_known_type(config)]
-
-
 def _refuse_unsupported(config: ConfigFields) -> None:
     """What a supported `model_type` can be combined with that this engine does not compute."""
     Quantisation.of(config)
@@ -199,15 +208,12 @@ def _refuse_unsupported(config: ConfigFields) -> None:
     if config.raw("per_layer_config") is not None:
         config.refuse("per_layer_config", "is set: layers of differing shapes are not supported")
     names = config.raw("architectures")
-    if isinstance(names, list) and names and not any(_is_decoder(str(name)) for name in names):
+    # Models of embeddings are saved without their LM head.
+    given = [str(name) for name in names] if isinstance(names, list) else []
+    if given and not any(name.endswith("ForCausalLM") or name in _HEADLESS for name in given):
         config.refuse(
             "architectures", f"is {quote(names)}: only text generation (...ForCausalLM) is supported"
         )
-
-
-def _is_decoder(architecture: str) -> bool:
-    """Whether it generates text, or is the same without its LM head, as models of embeddings are saved."""
-    return architecture.endswith("ForCausalLM") or architecture in _HEADLESS
 
 
 def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
@@ -225,26 +231,14 @@ def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
     return heads, kv_heads, hidden // heads
 
 
-def _bias(config: ConfigFields, key: str, fixed: bool | None) -> bool:
-    return config.flag(key, False) if fixed is None else fixed
-
-
 def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
-    if family.windows == "all":
-        default = None if "sliding_window" in config else _DEFAULT_WINDOW
-        window = config.optional_integer("sliding_window", 1, _MAX_POSITIONS)
-        return (default if window is None else window,) * layers
-    if family.windows == "layers":
-        return _windows_by_layer(config, layers)
-    return (None,) * layers
-
-
-def _windows_by_layer(config: ConfigFields, layers: int) -> tuple[int | None, ...]:
-    """Qwen's rule: `layer_types` if given, otherwise the layers from `max_window_layers` on are windowed."""
+    """By Qwen's rule "layers", those of `layer_types` if given, otherwise those from `max_window_layers` on."""
     window = None
-    if config.flag("use_sliding_window", False):
+    if family.windows == "all" or (family.windows == "layers" and config.flag("use_sliding_window", False)):
         default = None if "sliding_window" in config else _DEFAULT_WINDOW
         window = config.optional_integer("sliding_window", 1, _MAX_POSITIONS) or default
+    if family.windows != "layers":
+        return (window,) * layers
     if config.raw("layer_types") is None:
         first = config.integer("max_window_layers", 0, _MAX_POSITIONS, 28)
         return tuple(window if layer >= first else None for layer in range(layers))
@@ -263,27 +257,13 @@ def _windows_by_layer(config: ConfigFields, layers: int) -> tuple[int | None, ..
     return tuple(window if name == "sliding_attention" else None for name in types)
 
 
-def _bos_id(config: ConfigFields, family: _FamilyTraits, vocab: int) -> int | None:
-    if "bos_token_id" in config:
-        return config.optional_integer("bos_token_id", 0, vocab - 1)
-    return family.bos_id if family.bos_id is not None and family.bos_id < vocab else None
-
-
-def _default_eos_ids(config: ConfigFields, family: _FamilyTraits, vocab: int) -> tuple[int, ...]:
-    missing = "eos_token_id" not in config
-    return (family.eos_id,) if missing and family.eos_id is not None and family.eos_id < vocab else ()
-
-
 def _eos_ids(config: ConfigFields, vocab: int) -> tuple[int, ...] | None:
     """One id or a list of them; None if the file names none."""
     value = config.raw("eos_token_id")
     if value is None:
         return None
-    values = config.sequence("eos_token_id", _MAX_EOS_IDS) if isinstance(value, list) else [value]
-    return _ids(config, "eos_token_id", values, vocab)
-
-
-def _ids(config: ConfigFields, key: str, values: list[object], vocab: int) -> tuple[int, ...]:
+    key = "eos_token_id"
+    values = config.sequence(key, _MAX_EOS_IDS) if isinstance(value, list) else [value]
     ids = [ConfigFields(config.where, {key: value}).integer(key, 0, vocab - 1) for value in values]
     return tuple(dict.fromkeys(ids))
 

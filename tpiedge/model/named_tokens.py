@@ -14,7 +14,7 @@ kind. A text that people write, as the HTML tag </s>, counts only where the voca
 of text.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -38,18 +38,12 @@ class AddedToken:
     flags: dict[str, bool]
 
 
-@dataclass(frozen=True)
-class NamedTokens:
-    """`config`: what the files say, one over the other. `special`: the text of "bos_token", "eos_token" and so on.
-    `added`: what is to be added to the tokens of tokenizer.json, which may be among them."""
-
-    config: ConfigFields
-    special: Mapping[str, str]
-    added: tuple[AddedToken, ...]
-
-
-def read_named_tokens(folder: Path, own: Mapping[int, AddedToken]) -> NamedTokens:
-    """Read the files of `folder`. `own`: the added tokens of tokenizer.json. Raises UserError."""
+def read_named_tokens(
+    folder: Path, own: Mapping[int, AddedToken]
+) -> tuple[ConfigFields, Mapping[str, str], Sequence[AddedToken]]:
+    """Read the files of `folder`. `own`: the added tokens of tokenizer.json. Returns what the files say, one over the
+    other; the text of "bos_token", "eos_token" and so on; and what is to be added to the tokens of tokenizer.json,
+    which may be among them. Raises UserError."""
     where = str(folder / "tokenizer_config.json")
     first, older = (_read(folder, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     complete = first.get(_DECODER) is not None
@@ -80,9 +74,7 @@ def read_named_tokens(folder: Path, own: Mapping[int, AddedToken]) -> NamedToken
         if token.content in texts:
             token.flags["special"] = True
     more = {name: token.content for name, token in named.items() if name.endswith("_token")}
-    return NamedTokens(
-        config, more | {name: token.content for name, token in _usual(config).items()}, tuple(added)
-    )
+    return config, more | {name: token.content for name, token in _usual(config).items()}, added
 
 
 def _usual(fields: ConfigFields) -> dict[str, AddedToken]:
@@ -147,14 +139,14 @@ def _token(fields: ConfigFields, name: str, value: object, *, special: bool = Tr
         flags = {flag: value[flag] for flag in _FLAGS if isinstance(value.get(flag), bool)}
     if text is None or text == "":
         return None
-    if not isinstance(text, str) or len(text) > MAX_TOKEN or not _is_unicode(text):
+    # JSON may have halves of surrogate pairs.
+    if (
+        not isinstance(text, str)
+        or len(text) > MAX_TOKEN
+        or any("\ud800" <= mark <= "\udfff" for mark in text)
+    ):
         fields.refuse(name, f"is {quote(value)}, not a token's text of at most {MAX_TOKEN} characters")
     return AddedToken(text, flags | ({"special": True} if special else {}))
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, as JSON may."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 _MARKS: Final = (
@@ -184,12 +176,10 @@ def ending_ids(vocabulary: Mapping[str, int], marks: Container[int]) -> Iterable
     texts = [text for text in _MARKS if text in vocabulary]
     if any(marks_of_format <= set(texts) for marks_of_format in _MESSAGE_FORMATS):
         texts = [text for text in texts if text != _MESSAGE_END]
-    texts += [text for text in _TAGS if text in vocabulary and _is_mark(text, vocabulary, marks)]
+    for text in _TAGS:
+        # A mark by what the file says of it, or because no two pieces of the vocabulary can become it.
+        splits = ((text[:at], text[at:]) for at in range(1, len(text)))
+        made = any(left in vocabulary and right in vocabulary for left, right in splits)
+        if text in vocabulary and (vocabulary[text] in marks or not made):
+            texts.append(text)
     return [vocabulary[text] for text in texts]
-
-
-def _is_mark(text: str, vocabulary: Mapping[str, int], marks: Container[int]) -> bool:
-    """Whether no two pieces of the vocabulary can become `text`, or the file says that it is a mark."""
-    if vocabulary[text] in marks:
-        return True
-    return not any(text[:at] in vocabulary and text[at:] in vocabulary for at in range(1, len(text)))

@@ -70,33 +70,26 @@ class Quantisation:
         if size == 0:
             fields.refuse("group_size", "is 0")
         group = None if size == _WITHOUT_GROUPS else size
-        return _gptq(fields, group) if method == "gptq" else _awq(fields, group)
+        if method == "awq":
+            layout = fields.text("version", "gemm")
+            if layout.lower() != "gemm":
+                fields.refuse("version", f"is {quote(layout)}; supported is gemm")
+            return Quantisation(method, group, 0, not fields.flag("zero_point", True), False)
+        layout = fields.text("checkpoint_format", "gptq")
+        if layout not in _GPTQ_ZERO_OFFSETS:
+            fields.refuse(
+                "checkpoint_format", f"is {quote(layout)}; supported are {', '.join(_GPTQ_ZERO_OFFSETS)}"
+            )
+        if fields.raw("dynamic"):
+            fields.refuse("dynamic", "is set: layers that were quantised differently are not supported")
+        symmetric, act_order = fields.flag("sym", False), fields.flag("desc_act", False)
+        return Quantisation(method, group, _GPTQ_ZERO_OFFSETS[layout], symmetric, act_order)
 
 
 def of_old_file(name: str, values: Mapping[str, object]) -> dict[str, object]:
     """What stands in the file `name` of OLD_FILES, as the object under QUANTISATION_KEY."""
     renamed = {_OLD_NAMES.get(key, key): value for key, value in values.items()}
     return {"quant_method": OLD_FILES[name], **renamed}
-
-
-def _gptq(fields: ConfigFields, group: int | None) -> Quantisation:
-    layout = fields.text("checkpoint_format", "gptq")
-    if layout not in _GPTQ_ZERO_OFFSETS:
-        fields.refuse(
-            "checkpoint_format", f"is {quote(layout)}; supported are {', '.join(_GPTQ_ZERO_OFFSETS)}"
-        )
-    if fields.raw("dynamic"):
-        fields.refuse("dynamic", "is set: layers that were quantised differently are not supported")
-    return Quantisation(
-        "gptq", group, _GPTQ_ZERO_OFFSETS[layout], fields.flag("sym", False), fields.flag("desc_act", False)
-    )
-
-
-def _awq(fields: ConfigFields, group: int | None) -> Quantisation:
-    layout = fields.text("version", "gemm")
-    if layout.lower() != "gemm":
-        fields.refuse("version", f"is {quote(layout)}; supported is gemm")
-    return Quantisation("awq", group, 0, not fields.flag("zero_point", True), False)
 
 
 WEIGHT = ".qweight"
@@ -156,6 +149,14 @@ def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quanti
             f"{qweight.file}: the parts of {quote(base, 100)} do not fit together: qweight {qweight.shape}, "
             f"qzeros {qzeros.shape}, scales {scales.shape} with groups of {group}"
         )
+    # The table of the inputs' groups may be left out where it says nothing.
+    table = tensors.get(base + _GROUPS)
+    if not table or table.dtype != "I32" or table.shape != (inputs,):
+        table = None
+        if quantisation.act_order:
+            raise UserError(
+                f"the checkpoint has no usable {quote(base + _GROUPS, 100)}; download the model again"
+            )
     return Int4Tensor(
         quantisation.method,
         (outputs, inputs),
@@ -164,22 +165,8 @@ def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quanti
         qweight,
         qzeros,
         scales,
-        _group_of(base, inputs, tensors, quantisation),
+        table,
     )
-
-
-def _group_of(
-    base: str, inputs: int, tensors: Mapping[str, SourceTensor], quantisation: Quantisation
-) -> SourceTensor | None:
-    """The table of the inputs' groups, which may be left out where it says nothing."""
-    found = tensors.get(base + _GROUPS)
-    if found and found.dtype == "I32" and found.shape == (inputs,):
-        return found
-    if quantisation.act_order:
-        raise UserError(
-            f"the checkpoint has no usable {quote(base + _GROUPS, 100)}; download the model again"
-        )
-    return None
 
 
 def _part(name: str, tensors: Mapping[str, SourceTensor], dtypes: tuple[str, ...]) -> SourceTensor:

@@ -16,7 +16,6 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from tpiedge.errors import InternalError
 from tpiedge.model.folder import ConfigFields
 from tpiedge.sanitise import quote
 
@@ -57,7 +56,9 @@ class RopeConfig:
         """Reads `rope_parameters`, or the older `rope_scaling` and `rope_theta`. Raises UserError."""
         key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
         rope = config.fields(key)
-        kind = _kind(rope)
+        kind = rope.text("rope_type", rope.text("type", "default"))
+        if kind not in ROPE_KINDS:
+            rope.refuse("rope_type", f"is {quote(kind)}; supported are {', '.join(ROPE_KINDS)}")
         if any(isinstance(rope.raw(name), dict) for name in ("full_attention", "sliding_attention")):
             config.refuse(key, "differs between layer types, which is not supported")
         for fields in (config, rope):
@@ -70,7 +71,7 @@ class RopeConfig:
         implied = max_positions / original if kind == "yarn" else 1.0 if kind == "default" else None
         llama3 = kind == "llama3"
         found = RopeConfig(
-            kind=kind,
+            kind=cast(RopeKind, kind),
             theta=theta.number("rope_theta", 1.0001, 1e12, 10000.0),
             max_positions=max_positions,
             original_positions=original,
@@ -105,16 +106,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, floa
         return _inverse(_powers(rope.theta, head_dim)) / np.float32(rope.factor), 1.0
     if rope.kind == "yarn":
         return _yarn(rope, head_dim), _yarn_scale(rope)
-    if rope.kind == "llama3":
-        return _llama3(rope, head_dim), 1.0
-    raise InternalError(f"rope kind {rope.kind!r} passed the config's checks but has no frequencies")
-
-
-def _kind(rope: ConfigFields) -> RopeKind:
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind not in ROPE_KINDS:
-        rope.refuse("rope_type", f"is {quote(kind)}; supported are {', '.join(ROPE_KINDS)}")
-    return cast(RopeKind, kind)
+    return _llama3(rope, head_dim), 1.0
 
 
 def _powers(theta: float, head_dim: int) -> Frequencies:
@@ -142,8 +134,17 @@ def _llama3(rope: RopeConfig, head_dim: int) -> Frequencies:
 
 def _yarn(rope: RopeConfig, head_dim: int) -> Frequencies:
     """YaRN (arXiv 2309.00071): what turns often is kept, what turns rarely is interpolated."""
+
+    def dimension(turns: float) -> float:
+        """The dimension that turns so often within the original context."""
+        ratio = rope.original_positions / (turns * 2 * math.pi)
+        return head_dim * logarithm(ratio) / (2 * logarithm(rope.theta))
+
     powers = _powers(rope.theta, head_dim)
-    low, high = _yarn_range(rope, head_dim)
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001  # a step instead of a division by zero
     steps = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
@@ -151,19 +152,6 @@ def _yarn(rope: RopeConfig, head_dim: int) -> Frequencies:
     interpolated = _inverse(np.float32(rope.factor) * powers)
     result: Frequencies = interpolated * (np.float32(1) - kept) + _inverse(powers) * kept
     return result
-
-
-def _yarn_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
-    """The dimensions that turn `beta_fast` and `beta_slow` times within the original context."""
-
-    def dimension(turns: float) -> float:
-        ratio = rope.original_positions / (turns * 2 * math.pi)
-        return head_dim * logarithm(ratio) / (2 * logarithm(rope.theta))
-
-    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    return max(low, 0), min(high, head_dim - 1)
 
 
 def _yarn_scale(rope: RopeConfig) -> float:

@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -152,7 +151,20 @@ class HubCache:
 
     def pulled(self) -> list[Pulled]:
         """Every complete model, by name; one that only a commit names comes with it as its revision."""
-        return [found for entry in sorted(self.folder.glob("models--*")) for found in _pulled_of(entry)]
+        found: list[Pulled] = []
+        for entry in sorted(self.folder.glob("models--*")):
+            if (match := _ENTRY.fullmatch(entry.name)) is None:
+                continue
+            repo, refs = f"{match[1]}/{match[2]}", entry / "refs"
+            named: dict[str, list[str]] = {}
+            for path in sorted(refs.rglob("*")):
+                if path.is_file() and not path.name.startswith("."):
+                    named.setdefault(_read_ref(path), []).append(path.relative_to(refs).as_posix())
+            for folder in sorted((entry / "snapshots").glob("*")):
+                if _COMMIT.fullmatch(folder.name):
+                    names = (HubName(repo, one) for one in named.get(folder.name, [folder.name]))
+                    found += (Pulled(name, folder.name, folder, _bytes_of(folder)) for name in names)
+        return found
 
     def remove(self, repo: str) -> int:
         """Delete all that was pulled of `repo`; returns the bytes of its files. Raises UserError during a pull."""
@@ -162,21 +174,6 @@ class HubCache:
             shutil.rmtree(entry / "refs", ignore_errors=True)
             shutil.rmtree(entry)
         return nbytes
-
-
-def _pulled_of(entry: Path) -> Iterator[Pulled]:
-    match = _ENTRY.fullmatch(entry.name)
-    if match is None:
-        return
-    repo, refs = f"{match[1]}/{match[2]}", entry / "refs"
-    named: dict[str, list[str]] = {}
-    for path in sorted(refs.rglob("*")):
-        if path.is_file() and not path.name.startswith("."):
-            named.setdefault(_read_ref(path), []).append(path.relative_to(refs).as_posix())
-    for folder in sorted((entry / "snapshots").glob("*")):
-        if _COMMIT.fullmatch(folder.name):
-            for revision in named.get(folder.name, [folder.name]):
-                yield Pulled(HubName(repo, revision), folder.name, folder, _bytes_of(folder))
 
 
 def _bytes_of(folder: Path) -> int:

@@ -38,57 +38,32 @@ def config_of_pack(pack: Pack) -> ModelConfig:
 
 
 def _layer(config: ModelConfig, prefix: str) -> BlobSpec:
-    return BlobSpec(
-        matrices=_attention_matrices(config, f"{prefix}.self_attn") + _ffn_matrices(config, f"{prefix}.mlp"),
-        vectors=_norms(config, prefix) + _biases(config, prefix),
-    )
-
-
-def _attention_matrices(config: ModelConfig, prefix: str) -> tuple[MatrixSpec, ...]:
-    hidden, unit = config.hidden_size, config.head_dim
+    hidden, unit, ffn = config.hidden_size, config.head_dim, config.intermediate_size
     queries, keys = config.num_heads * unit, config.num_kv_heads * unit
-    return (
-        MatrixSpec("q", f"{prefix}.q_proj.weight", queries, hidden, unit),
-        MatrixSpec("k", f"{prefix}.k_proj.weight", keys, hidden, unit),
-        MatrixSpec("v", f"{prefix}.v_proj.weight", keys, hidden, unit),
-        MatrixSpec("o", f"{prefix}.o_proj.weight", queries, hidden, unit, transposed=True),
-    )
-
-
-def _ffn_matrices(config: ModelConfig, prefix: str) -> tuple[MatrixSpec, ...]:
-    shape = (config.intermediate_size, config.hidden_size, TILE_ROWS)
-    return (
-        MatrixSpec("gate", f"{prefix}.gate_proj.weight", *shape),
-        MatrixSpec("up", f"{prefix}.up_proj.weight", *shape),
-        MatrixSpec("down", f"{prefix}.down_proj.weight", *shape, transposed=True),
-    )
-
-
-def _norms(config: ModelConfig, prefix: str) -> tuple[VectorSpec, ...]:
-    norms = (
-        VectorSpec("attention_norm", f"{prefix}.input_layernorm.weight", config.hidden_size),
-        VectorSpec("ffn_norm", f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
-    )
-    if not config.qk_norm:
-        return norms
-    return (
-        *norms,
-        VectorSpec("q_norm", f"{prefix}.self_attn.q_norm.weight", config.head_dim),
-        VectorSpec("k_norm", f"{prefix}.self_attn.k_norm.weight", config.head_dim),
-    )
-
-
-def _biases(config: ModelConfig, prefix: str) -> tuple[VectorSpec, ...]:
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    lengths: dict[str, int] = {}
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    vectors = [
+        VectorSpec("attention_norm", f"{prefix}.input_layernorm.weight", hidden),
+        VectorSpec("ffn_norm", f"{prefix}.post_attention_layernorm.weight", hidden),
+    ]
+    if config.qk_norm:
+        vectors += [VectorSpec(f"{name}_norm", f"{attention}.{name}_norm.weight", unit) for name in "qk"]
+    biases: list[tuple[str, str, int]] = []
     if config.qkv_bias:
-        lengths |= {"self_attn.q": queries, "self_attn.k": keys, "self_attn.v": keys}
+        biases += [(attention, "q", queries), (attention, "k", keys), (attention, "v", keys)]
     if config.o_bias:
-        lengths["self_attn.o"] = config.hidden_size
+        biases += [(attention, "o", hidden)]
     if config.mlp_bias:
-        ffn = config.intermediate_size
-        lengths |= {"mlp.gate": ffn, "mlp.up": ffn, "mlp.down": config.hidden_size}
-    return tuple(
-        VectorSpec(f"{name.rpartition('.')[2]}_bias", f"{prefix}.{name}_proj.bias", length)
-        for name, length in lengths.items()
+        biases += [(mlp, "gate", ffn), (mlp, "up", ffn), (mlp, "down", hidden)]
+    vectors += [VectorSpec(f"{name}_bias", f"{part}.{name}_proj.bias", count) for part, name, count in biases]
+    return BlobSpec(
+        matrices=(
+            MatrixSpec("q", f"{attention}.q_proj.weight", queries, hidden, unit),
+            MatrixSpec("k", f"{attention}.k_proj.weight", keys, hidden, unit),
+            MatrixSpec("v", f"{attention}.v_proj.weight", keys, hidden, unit),
+            MatrixSpec("o", f"{attention}.o_proj.weight", queries, hidden, unit, transposed=True),
+            MatrixSpec("gate", f"{mlp}.gate_proj.weight", ffn, hidden, TILE_ROWS),
+            MatrixSpec("up", f"{mlp}.up_proj.weight", ffn, hidden, TILE_ROWS),
+            MatrixSpec("down", f"{mlp}.down_proj.weight", ffn, hidden, TILE_ROWS, transposed=True),
+        ),
+        vectors=tuple(vectors),
     )

@@ -123,29 +123,23 @@ class SpeechReader:
         return said
 
     def _answer(self, thinking: Thinking) -> Waiting[None]:
-        if thinking and (yield from self._thinks(thinking)):
-            yield from self._held.spaces()
-            yield from self._thoughts()
-            yield from self._held.spaces()
-        if self._marks is None:
-            yield from self._content()
-        else:
-            yield from self._contents(self._marks)
-
-    # --- thoughts
-
-    def _thinks(self, thinking: Thinking) -> Waiting[bool]:
-        """Whether thoughts come now."""
         held = self._held
-        while thinking == "marked":
-            rest = held.text.lstrip(SPACE)
-            if rest.startswith(_OPEN_THOUGHT):
-                held.take(len(held.text) - len(rest) + len(_OPEN_THOUGHT))
-                break
-            if held.ended or not _OPEN_THOUGHT.startswith(rest):
-                return False
+        if thinking == "marked":
+            yield from held.spaces()
+            if not (yield from held.one_of(_OPEN_THOUGHT)):
+                thinking, held.text = "", held.raw + held.text
+        held.raw = ""
+        if thinking:
+            yield from held.spaces()
+            yield from self._thoughts()
+            yield from held.spaces()
+            held.raw = ""
+        if self._marks is not None:
+            yield from self._contents(self._marks)
+            return
+        while True:
+            self._say(held.take(len(held.text)))
             yield
-        return True
 
     def _thoughts(self) -> Waiting[None]:
         held = self._held
@@ -158,21 +152,15 @@ class SpeechReader:
         self._say(held.take(at).rstrip(SPACE), thought=True)
         held.take(len(_CLOSE_THOUGHT))
 
-    # --- content
-
-    def _content(self) -> Waiting[None]:
-        """Without calls."""
-        while True:
-            self._say(self._held.take(len(self._held.text)))
-            yield
-
     def _contents(self, marks: CallMarks) -> Waiting[None]:
         """With calls, around which white space is left out."""
         held = self._held
         while (opener := (yield from self._before_call(marks))) is not None:
             try:
                 yield from self._calls.read(opener)
-                yield from self._after_call(marks)
+                yield from held.spaces()
+                while (yield from held.one_of(*marks.closers)):
+                    yield from held.spaces()
             except TextEnded:
                 if self._cut and (opener or self.calls):
                     return
@@ -191,12 +179,8 @@ class SpeechReader:
         while True:
             rest = held.text.lstrip(SPACE)
             begun = not held.ended and any(mark.startswith(rest) for mark in marks.openers)
-            if (
-                self._bare
-                and rest.startswith(self._bare)
-                and not begun
-                and not rest.startswith(marks.openers)
-            ):
+            opened = begun or rest.startswith(marks.openers)
+            if self._bare and rest.startswith(self._bare) and not opened:
                 held.take(len(held.text) - len(rest))
                 return ""
             found = [(at, mark) for mark in marks.openers if (at := held.text.find(mark)) >= 0]
@@ -211,16 +195,10 @@ class SpeechReader:
                 self._say(held.take(_certain(held.text, *marks.openers)))
             yield
 
-    def _after_call(self, marks: CallMarks) -> Waiting[None]:
-        while True:
-            yield from self._held.spaces()
-            if not (yield from self._held.one_of(*marks.closers)):
-                return
-
     def _say(self, text: str, *, thought: bool = False) -> None:
         """All that was taken is told, or is not to be."""
         self._held.raw = ""
-        if text and not (self._required and not thought):
+        if text and (thought or not self._required):
             self._said.append(SpokenText(text, thought))
             if not thought:
                 self._bare, self._told = "", True

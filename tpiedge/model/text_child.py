@@ -329,11 +329,9 @@ def _render(job: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Any:
-    return _environment().from_string(template)
+    """The template in what templates on the Hub expect: transformers' environment."""
+    from datetime import datetime
 
-
-def _environment() -> Any:
-    """What templates on the Hub expect: transformers' environment."""
     from jinja2.exceptions import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -348,10 +346,10 @@ def _environment() -> Any:
     environment.globals.pop("lipsum")
     environment.globals.update(
         raise_exception=raise_exception,
-        strftime_now=_strftime_now,
+        strftime_now=lambda form: datetime.now().strftime(form),
         namespace=_namespace_class(),
     )
-    return environment
+    return environment.from_string(template)
 
 
 def _tojson(
@@ -365,12 +363,6 @@ def _tojson(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _strftime_now(form: str) -> str:
-    from datetime import datetime
-
-    return datetime.now().strftime(form)
 
 
 def _namespace_class() -> type:

@@ -137,10 +137,10 @@ def start_linked(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     """Starts a Python process whose standard input is a socket. Returns the other end, too. Raises ChildLost."""
-    ours, theirs = socket.socketpair()
-    with ExitStack() as unless_started, theirs:
-        unless_started.callback(ours.close)
-        try:
+    try:
+        ours, theirs = socket.socketpair()
+        with ExitStack() as unless_started, theirs:
+            unless_started.callback(ours.close)
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=theirs.fileno(),
@@ -148,16 +148,16 @@ def start_linked(
                 stderr=subprocess.DEVNULL,
                 env=environment,
             )
-        except OSError as error:
-            raise no_room(error) from None
-        unless_started.pop_all()
+            unless_started.pop_all()
+    except OSError as error:
+        raise no_room(error) from None
     return process, ours
 
 
 def no_room(error: OSError) -> ChildLost:
     """The error of a process that the system does not start."""
     return ChildLost(
-        f"this machine has no room for the process of a text ({error.strerror}): try again later"
+        f"this machine has no room for the process of a text or a grammar ({error.strerror}): try again later"
     )
 
 

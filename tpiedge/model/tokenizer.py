@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.model.folder import ConfigFields, has_file, read_bytes
+from tpiedge.model.held_text import begun_length
 from tpiedge.model.named_tokens import AddedToken, ending_ids, read_named_tokens
 from tpiedge.model.text_child import ENCODING, LoadedTokenizer
 from tpiedge.model.text_process import TextJob, TextProcess
@@ -68,16 +69,22 @@ class Tokenizer:
         """Read `tokenizer.json` and what stands beside it; `here`: by the library in this process, which has limits of
         its own. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
-            _refuse_without_json(folder)
+            older = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+            if any(has_file(folder, name) for name in older):
+                raise UserError(
+                    f"{folder} has its tokenizer in an older format only: make a tokenizer.json with transformers' "
+                    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+                )
+            raise UserError(f"{folder} has no tokenizer.json: download the model again, all of its files")
         data = read_bytes(folder, "tokenizer.json", _MAX_BYTES)
         path = folder / "tokenizer.json"
         with _refusing(f"{path} is not a tokenizer that can be read", "; download the model again"):
             library: LoadedTokenizer | _RemoteLibrary
             library = LoadedTokenizer.of(data) if here else _RemoteLibrary(data)
         own = {number: AddedToken(text, dict(flags)) for number, text, flags in library.added()}
-        named = read_named_tokens(folder, own)
+        config, special, added = read_named_tokens(folder, own)
         with _refusing(f"{path} cannot be used", "; get the model from a source you trust"):
-            return Tokenizer(library, named.special, named.added, named.config)
+            return Tokenizer(library, special, added, config)
 
     @property
     def vocab_size(self) -> int:
@@ -297,17 +304,13 @@ def _wrapping(config: ConfigFields, tokenizer: Tokenizer) -> tuple[tuple[int, ..
     return wanted("add_bos_token", "bos_token"), wanted("add_eos_token", "eos_token")
 
 
-def _refuse_without_json(folder: Path) -> None:
-    if any(has_file(folder, name) for name in ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")):
-        raise UserError(
-            f"{folder} has its tokenizer in an older format only: make a tokenizer.json with transformers' "
-            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        )
-    raise UserError(f"{folder} has no tokenizer.json: download the model again, all of its files")
-
-
 class TextWriter:
-    """Never gives half a character nor part of a stop string; without a tokenizer there is no text at all."""
+    """The text of an answer's tokens up to the first stop string. Never gives half a character nor part of a stop
+    string, nor the stop string itself; without a tokenizer there is no text at all.
+
+    "First" is the one that is complete first; of several that end together, the one that starts first. So the result
+    does not depend on how the text is cut into tokens.
+    """
 
     def __init__(
         self,
@@ -317,18 +320,18 @@ class TextWriter:
         marks: Sequence[str] = (),
     ) -> None:
         """`after`: the tokens that the text goes on after; without any it begins. `marks`: special tokens that are not
-        left out."""
+        left out. Raises UserError for an empty stop string."""
+        if not all(stops):
+            raise UserError("a stop string is empty; leave it out")
         ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()
         shown = frozenset(token for token in ids if token is not None)
         self._detokenizer = Detokenizer(tokenizer, shown=shown, after=after) if tokenizer else None
-        self._matcher = StopMatcher(stops)
+        self._stops = tuple(stops)
+        self._held = ""
+        #: The stop string that is complete; "" where none is.
+        self.stop = ""
         #: Characters of the text so far, those included that are held back.
         self.length = 0
-
-    @property
-    def stop(self) -> str:
-        """The stop string that is complete; "" where none is."""
-        return self._matcher.found
 
     def push(self, token: int) -> tuple[str, bool]:
         """(text that is now certain, whether a stop string is complete)."""
@@ -336,57 +339,27 @@ class TextWriter:
             return "", False
         text = self._detokenizer.push(token)
         self.length += len(text)
-        return self._matcher.feed(text)
+        return self._before_stop(text)
 
     def finish(self) -> tuple[str, bool]:
         """(what was held back, whether a stop string was complete in it), where the answer ends by itself."""
         if self._detokenizer is None:
             return "", False
-        text, stopped = self._matcher.feed(self._detokenizer.finish())
-        return (text if stopped else text + self._matcher.finish()), stopped
+        text, stopped = self._before_stop(self._detokenizer.finish())
+        held, self._held = self._held, ""
+        return text + held, stopped
 
-
-class StopMatcher:
-    """Cuts a stream at the first stop string.
-
-    "First" is the one that is complete first; of several that end together, the one that starts first. So
-    the result does not depend on how the text is cut into pieces. The stop string itself is not part of the
-    output. Raises UserError for an empty stop string.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        if any(not stop for stop in stops):
-            raise UserError("a stop string is empty; leave it out")
-        self._stops = tuple(dict.fromkeys(stops))
-        self._first = {stop[0] for stop in self._stops}
-        self._held = ""
-        self._stopped = False
-        #: The one that ended the stream; "" before.
-        self.found = ""
-
-    def feed(self, text: str) -> tuple[str, bool]:
-        """(text to show, whether a stop string was found). What could begin a stop string is held back."""
-        if self._stopped:
+    def _before_stop(self, text: str) -> tuple[str, bool]:
+        if self.stop:
             return "", True
+        if not self._stops:
+            return text, False
         text = self._held + text
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             end, begin = min(found)
-            self._held, self._stopped, self.found = "", True, text[begin:end]
+            self._held, self.stop = "", text[begin:end]
             return text[:begin], True
-        cut = len(text) - self._partial(text)
+        cut = len(text) - begun_length(text, *self._stops)
         self._held = text[cut:]
         return text[:cut], False
-
-    def finish(self) -> str:
-        """The text still held back, when the stream ends by itself."""
-        held, self._held = self._held, ""
-        return held
-
-    def _partial(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for at in range(max(0, len(text) - longest), len(text)):
-            if text[at] in self._first and any(stop.startswith(text[at:]) for stop in self._stops):
-                return len(text) - at
-        return 0

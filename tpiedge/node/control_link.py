@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, PeerLost, TpiedgeError
@@ -26,21 +25,13 @@ from tpiedge.wire.control import (
     Heartbeat,
     Hello,
     Lost,
+    PeerPulse,
     Pulse,
     Resume,
     Shutdown,
     Stats,
 )
-from tpiedge.wire.messages import Message
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a node is. Any change counts as an advance."""
-
-    step: int
-    block: int
-    bytes_read: int
+from tpiedge.wire.fields import Message
 
 
 class ClusterLiveness:
@@ -53,7 +44,8 @@ class ClusterLiveness:
         self._lock = threading.Lock()
         self._master_heard = self._listened = clock.now()
         self._lost: dict[int, str] = {}
-        self._progress: dict[int, tuple[Progress, float]] = {}
+        #: How far each node is, and since when.
+        self._progress: dict[int, tuple[tuple[int, int, int], float]] = {}
         self._waits: dict[int, tuple[str, float]] = {}
         self._stopping = False
 
@@ -67,12 +59,13 @@ class ClusterLiveness:
         with self._lock:
             self._listened = self._clock.now()
 
-    def report(self, rank: int, progress: Progress) -> None:
-        """The master passed on how far the node `rank` is."""
+    def report(self, peer: PeerPulse) -> None:
+        """The master passed on how far a node is. Any change counts as an advance."""
+        progress = peer.step, peer.block, peer.bytes_read
         with self._lock:
-            known = self._progress.get(rank)
+            known = self._progress.get(peer.rank)
             if known is None or known[0] != progress:
-                self._progress[rank] = (progress, self._clock.now())
+                self._progress[peer.rank] = (progress, self._clock.now())
 
     def lose(self, rank: int, cause: str) -> None:
         """The master declared the node `rank` lost; the first cause stays."""
@@ -116,11 +109,8 @@ class ClusterLiveness:
             raise PeerLost(rank, waiting_for, f"the master has been silent for {silent_s:.1f} s")
 
 
-Command = Assign | Compile | Connect | Generate | Halt | Resume | Shutdown | TpiedgeError
-"""What the engine thread acts on; an error means that the link itself failed."""
-
-_CONNECT_S = 10.0
-_LOOK_S = 0.005
+NodeCommand = Assign | Compile | Connect | Generate | Halt | Resume
+"""What the engine thread acts on while the node lives."""
 
 
 class ControlLink:
@@ -137,7 +127,8 @@ class ControlLink:
         on_cancel: Callable[[str], None],
         on_timeline: Callable[[], None],
     ) -> None:
-        self.commands: queue.Queue[Command] = queue.Queue()
+        #: An error means that the link itself failed.
+        self.commands: queue.Queue[NodeCommand | Shutdown | TpiedgeError] = queue.Queue()
         self._endpoint = endpoint
         self._clock = clock
         self._liveness = liveness
@@ -151,7 +142,7 @@ class ControlLink:
 
     def start(self, hello: Hello) -> None:
         """Introduce this node to the master, then keep the link alive. Raises Unreachable where there is no master."""
-        self._endpoint.send(hello, timeout_s=_CONNECT_S)
+        self._endpoint.send(hello, timeout_s=10.0)
         self._liveness.heard_master()
         self._thread.start()
 
@@ -163,7 +154,7 @@ class ControlLink:
         """Wait while the connection takes less than is posted. Raises PeerLost, or Cancelled at shutdown."""
         while self._endpoint.posted > 1000:
             self._liveness.check_idle(0, "room for what is said")
-            time.sleep(_LOOK_S)
+            time.sleep(0.005)
 
     def close(self) -> None:
         """Send what was posted, then end the thread and the endpoint."""
@@ -202,7 +193,7 @@ class ControlLink:
                 self.commands.put(message)
             case Pulse(peers=peers):
                 for peer in peers:
-                    self._liveness.report(peer.rank, Progress(peer.step, peer.block, peer.bytes_read))
+                    self._liveness.report(peer)
             case Lost(rank=rank, cause=cause):
                 self._liveness.lose(rank, cause)
             case Cancel(request=request):

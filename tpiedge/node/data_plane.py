@@ -5,10 +5,11 @@ finds the collectives of its all-reduces.
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final
 
 from tpiedge.clock import Clock
-from tpiedge.collectives.communicator import Communicator, Liveness, LocalCommunicator, Route
+from tpiedge.collectives.communicator import Communicator, Liveness, Route
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerLost, ProtocolError, UserError
@@ -16,17 +17,14 @@ from tpiedge.host.addresses import check_endpoint, data_endpoint
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.node.link_survey import LinkSurvey
 from tpiedge.planner.network import NetworkFacts, are_linked, choose, connects_to, listens
-from tpiedge.transport.endpoint import Endpoint
-from tpiedge.transport.framing import TENSOR
+from tpiedge.transport.admission import ZmqContext
+from tpiedge.transport.endpoint import TENSOR, Endpoint
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.monitor import LinkState
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
-from tpiedge.transport.zeromq_endpoint import ZmqContext
 from tpiedge.wire.control import Assign, Connect, Listening, WorkerLink
-from tpiedge.wire.fields import CollectiveChoice, WirePrecision
-from tpiedge.wire.limits import MAX_ARRAY
-from tpiedge.wire.tensors import wire_bytes
+from tpiedge.wire.fields import MAX_ARRAY, CollectiveChoice, WirePrecision, wire_bytes
 
 
 def route(
@@ -45,17 +43,12 @@ def route(
         return _one_way("star" if wanted == "auto" else wanted, wire), ""
     if wanted != "auto":
         # Also where this one could do without: a node that lacks a link takes part in the star alone.
-        cut = [
-            f"nodes {low} and {high}"
-            for high in range(facts.size)
-            for low in range(high)
-            if facts.link(low, high) is None
-        ]
-        if cut and wanted != "star":
-            return _one_way(
-                "star", wire
-            ), f"{wanted} is not possible: {', '.join(cut[:3])} cannot reach each other"
-        return _one_way(wanted, wire), ""
+        pairs = combinations(range(facts.size), 2)
+        cut = [f"nodes {low} and {high}" for low, high in pairs if facts.link(low, high) is None]
+        if not cut or wanted == "star":
+            return _one_way(wanted, wire), ""
+        why = f"{wanted} is not possible: {', '.join(cut[:3])} cannot reach each other"
+        return _one_way("star", wire), why
     small = choose(wire_bytes(wire, 1, row_bytes // 4), facts)
     bulk = choose(wire_bytes(wire, 1, chunk_bytes // 4), facts)
     small_bytes = row_bytes
@@ -139,17 +132,6 @@ _PATIENCE: Final = 2
 
 
 @dataclass(frozen=True)
-class DataPlaneTraffic:
-    """What has passed. `dropped`: messages that came too late; `refused`: messages and connections that no honest node
-    makes."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    dropped: int = 0
-    refused: int = 0
-
-
-@dataclass(frozen=True)
 class DataPlane:
     """`facts`: what rank 0 knows of all links, where there is a choice between collectives."""
 
@@ -158,16 +140,17 @@ class DataPlane:
     facts: NetworkFacts | None = None
 
     @property
-    def traffic(self) -> DataPlaneTraffic:
-        """Until now. For any thread."""
+    def traffic(self) -> tuple[int, int, int, int]:
+        """Until now: bytes sent and received, messages dropped that came too late, and messages and connections refused
+        that no honest node makes. For any thread."""
         if self.endpoint is None:
-            return DataPlaneTraffic()
+            return 0, 0, 0, 0
         counters, group = self.endpoint.counters, self.communicator
         refused = (
             counters.rejected + counters.impostor + counters.revoked + counters.duplicate + counters.malformed
         )
         dropped = group.dropped if isinstance(group, Group) else 0
-        return DataPlaneTraffic(self.endpoint.bytes_sent, self.endpoint.bytes_received, dropped, refused)
+        return self.endpoint.bytes_sent, self.endpoint.bytes_received, dropped, refused
 
 
 class _LinkLiveness:
@@ -203,86 +186,74 @@ class _LinkLiveness:
             raise PeerLost(rank, waiting_for, "its connection broke")
 
 
-class DataPlaneJoin:
-    """One node's. `listening` tells the master where this node listens, `await_connect` waits for the master's word.
-    What is opened is closed by `resources`."""
+def join_data_plane(
+    assign: Assign,
+    bootstrap: NodeBootstrap,
+    liveness: Liveness,
+    clock: Clock,
+    listening: Callable[[Listening], None],
+    await_connect: Callable[[], Connect],
+    resources: ExitStack,
+) -> DataPlane:
+    """`listening` tells the master where this node listens, `await_connect` waits for the master's word. What is opened
+    is closed by `resources`. Raises PeerLost, ProtocolError, UserError."""
+    size = len(assign.nodes)
+    if size == 1:
+        return DataPlane(Communicator())
+    links = TensorLinks(assign.rank, bootstrap.keys, dict(assign.peer_keys), resources)
+    if listens(assign.rank, size, assign.collective):
+        hub = links.listen(bootstrap.data_address)
+        listening(Listening(assign.epoch, assign.rank, hub.address))
+    spokes: dict[int, ZmqSpoke] = {}
+    if assign.rank:
+        spokes = _connect(links, assign, await_connect(), bootstrap.control_address)
+        _drop_broken(spokes, liveness, clock)
+    endpoint = links.joined(spokes)
+    linked = are_linked(size, assign.collective)
+    facts = None
+    if linked and size > 2:
+        facts = LinkSurvey(endpoint, liveness, clock, assign.epoch, assign.rank, size).run(spokes)
+        linked = len(spokes) == assign.rank
+    watched = _LinkLiveness(liveness, spokes, clock, _PATIENCE * bootstrap.timing.timeout_s)
+    group = Group(endpoint, watched, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
+    return DataPlane(group, endpoint, facts)
 
-    def __init__(
-        self,
-        assign: Assign,
-        bootstrap: NodeBootstrap,
-        liveness: Liveness,
-        clock: Clock,
-        listening: Callable[[Listening], None],
-        await_connect: Callable[[], Connect],
-        resources: ExitStack,
-    ) -> None:
-        self._assign = assign
-        self._bootstrap = bootstrap
-        self._liveness = liveness
-        self._clock = clock
-        self._listening = listening
-        self._await_connect = await_connect
-        self._resources = resources
 
-    def run(self) -> DataPlane:
-        """Raises PeerLost, ProtocolError, UserError."""
-        assign = self._assign
-        size = len(assign.nodes)
-        if size == 1:
-            return DataPlane(LocalCommunicator())
-        keys = CurveKeys(self._bootstrap.public_key, self._bootstrap.secret_key)
-        links = TensorLinks(assign.rank, keys, dict(assign.peer_keys), self._resources)
-        if listens(assign.rank, size, assign.collective):
-            hub = links.listen(self._bootstrap.data_address)
-            self._listening(Listening(assign.epoch, assign.rank, hub.address))
-        spokes = self._connect(links) if assign.rank else {}
-        endpoint = links.joined(spokes)
-        linked = are_linked(size, assign.collective)
-        facts = None
-        if linked and size > 2:
-            survey = LinkSurvey(endpoint, self._liveness, self._clock, assign.epoch, assign.rank, size)
-            facts = survey.run(spokes)
-            linked = len(spokes) == assign.rank
-        patience_s = _PATIENCE * self._bootstrap.timeout_s
-        liveness = _LinkLiveness(self._liveness, spokes, self._clock, patience_s)
-        group = Group(endpoint, liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
-        return DataPlane(group, endpoint, facts)
-
-    def _connect(self, links: TensorLinks) -> dict[int, ZmqSpoke]:
-        """Spokes to those ranks that listen for this node and can be reached. Raises PeerLost where rank 0 cannot, and
-        ProtocolError where the master's word is no address."""
-        assign = self._assign
-        endpoints = dict(self._await_connect().endpoints)
-        others = connects_to(assign.rank, len(assign.nodes), assign.collective)
-        if endpoints.keys() != set(others):
-            raise ProtocolError(
-                f"the master sent the addresses of {sorted(endpoints)}, not of {list(others)}"
-            )
-        spokes = {}
-        for rank, endpoint in endpoints.items():
-            check_endpoint(endpoint, f"the master says that node {rank} listens")
-            try:
-                address = data_endpoint(endpoint, self._bootstrap.control_address)
-                spokes[rank] = links.connect(rank, address)
-            except UserError:  # what another node calls its address is none here
-                if rank == 0:
-                    raise
-        started = self._clock.now()
-        for rank, spoke in list(spokes.items()):
-            deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)
-            # Its events are read before the clock: another link may have taken all the time.
-            while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.settled:
-                if self._clock.now() >= deadline:
-                    break
-                self._liveness.check(rank, "connecting")  # the master may tell of a loss meanwhile
-            if spoke.monitor.state is LinkState.UP:
-                continue
+def _connect(
+    links: TensorLinks, assign: Assign, connect: Connect, control_address: str
+) -> dict[int, ZmqSpoke]:
+    """Spokes to those ranks that listen for this node. Raises ProtocolError where the master's word is no address."""
+    endpoints = dict(connect.endpoints)
+    others = connects_to(assign.rank, len(assign.nodes), assign.collective)
+    if endpoints.keys() != set(others):
+        raise ProtocolError(f"the master sent the addresses of {sorted(endpoints)}, not of {list(others)}")
+    spokes = {}
+    for rank, endpoint in endpoints.items():
+        check_endpoint(endpoint, f"the master says that node {rank} listens")
+        try:
+            spokes[rank] = links.connect(rank, data_endpoint(endpoint, control_address))
+        except UserError:  # what another node calls its address is none here
             if rank == 0:
-                # Found here, or else by the first request, which would wait for long.
-                port = spoke.address.rpartition(":")[2]
-                cause = f"its port {port} for data cannot be reached: is it open in the firewall?"
-                raise PeerLost(0, "connecting", cause)
-            spoke.close()
-            del spokes[rank]
-        return spokes
+                raise
+    return spokes
+
+
+def _drop_broken(spokes: dict[int, ZmqSpoke], liveness: Liveness, clock: Clock) -> None:
+    """Waits for the links, and closes those that cannot be made. Raises PeerLost where that to rank 0 cannot."""
+    started = clock.now()
+    for rank, spoke in list(spokes.items()):
+        deadline = started + (_LINK_S if rank else _RANK_0_LINK_S)
+        # Its events are read before the clock: another link may have taken all the time.
+        while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.settled:
+            if clock.now() >= deadline:
+                break
+            liveness.check(rank, "connecting")  # the master may tell of a loss meanwhile
+        if spoke.monitor.state is LinkState.UP:
+            continue
+        if rank == 0:
+            # Found here, or else by the first request, which would wait for long.
+            port = spoke.address.rpartition(":")[2]
+            cause = f"its port {port} for data cannot be reached: is it open in the firewall?"
+            raise PeerLost(0, "connecting", cause)
+        spoke.close()
+        del spokes[rank]

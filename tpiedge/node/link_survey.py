@@ -20,7 +20,7 @@ from tpiedge.transport.endpoint import Endpoint, LinkReset, MalformedMessage, Un
 from tpiedge.units import KIB
 from tpiedge.wire.data import LinkReport, MeasuredLink, Survey
 from tpiedge.wire.epochs import Echo, Probe
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 from tpiedge.wire.probing import LinkSpeed, Probing
 
 _SLICE_S: Final = 0.05
@@ -32,6 +32,7 @@ _PAIR_S: Final = 5.0
 _PAYLOAD_BYTES: Final = 48 * KIB
 #: Of one node in one survey; an honest one sends 11.
 _MOST_PROBES: Final = 32
+_SILENT: Final = "it does not answer"
 
 
 class LinkSurvey:
@@ -68,20 +69,15 @@ class LinkSurvey:
                 if message.turn == 0:
                     return None
                 if message.turn == self._rank:
-                    found = {rank: self._measure(rank) for rank in sorted(reached)}
-                    links = tuple(
-                        MeasuredLink(rank, link.round_trip_s, link.bytes_per_s)
-                        for rank, link in found.items()
-                        if link is not None
+                    found = tuple(
+                        link for rank in sorted(reached) if (link := self._measure(rank)) is not None
                     )
-                    report = LinkReport(self._epoch, self._rank, _machine(), _cores(), links)
+                    report = LinkReport(self._epoch, self._rank, _machine(), _cores(), found)
                     self._send(report, 0, self._clock.now() + _TURN_S)
 
     def _lead(self) -> NetworkFacts:
         deadline = self._clock.now() + _START_S
-        for rank in range(
-            1, self._size
-        ):  # so that one that starts late does not count as one behind a slow link
+        for rank in range(1, self._size):  # one that starts late would count as one behind a slow link
             self._send(Probe(self._epoch, 0, 0, b""), rank, deadline)
             while not isinstance(self._await(rank, f"the start of node {rank}", deadline), Echo):
                 pass
@@ -112,56 +108,44 @@ class LinkSurvey:
             raise Misconduct(turn, f"node {turn} reports links that it cannot have: {message}")
         return message
 
-    def _measure(self, rank: int) -> LinkSpeed | None:
+    def _measure(self, rank: int) -> MeasuredLink | None:
         """None where the other does not answer; rank 0's silence is a loss."""
         probing = Probing(_PAYLOAD_BYTES, payloads=6, epoch=self._epoch)
-        what = f"an echo of node {rank}"
         deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
         step: Probe | LinkSpeed | None = probing.begin(self._clock.now())
-        while not isinstance(step, LinkSpeed):
-            if step is not None and not self._try_send(step, rank, deadline):
-                break
-            echo = self._next(rank, what, deadline)
-            if echo is None:
-                break
-            step = probing.heard(echo, self._clock.now()) if isinstance(echo, Echo) else None
-        else:
-            return step
-        if rank == 0:
-            raise _silent(rank, what)
-        return None
-
-    def _await(self, rank: int, what: str, deadline: float) -> Message:
-        message = self._next(rank, what, deadline)
-        if message is None:
-            raise _silent(rank, what)
-        return message
+        try:
+            while not isinstance(step, LinkSpeed):
+                if step is not None:
+                    self._send(step, rank, deadline)
+                echo = self._await(rank, f"an echo of node {rank}", deadline)
+                step = probing.heard(echo, self._clock.now()) if isinstance(echo, Echo) else None
+        except PeerLost as lost:
+            if rank == 0 or (lost.rank, lost.cause) != (rank, _SILENT):
+                raise
+            return None
+        return MeasuredLink(rank, step.round_trip_s, step.bytes_per_s)
 
     def _send(self, message: Message, rank: int, deadline: float) -> None:
-        if not self._try_send(message, rank, deadline):
-            raise _silent(rank, f"sending {type(message).__name__} to it")
-
-    def _try_send(self, message: Message, rank: int, deadline: float) -> bool:
-        """False where it could not be sent by then. Raises PeerLost where a node is lost."""
+        """Raises PeerLost where it could not be sent by then, or a node is lost."""
         while True:
             try:
-                self._endpoint.send(message, to=node_name(rank), timeout_s=_SLICE_S)
-                return True
+                return self._endpoint.send(message, to=node_name(rank), timeout_s=_SLICE_S)
             except Unreachable:
                 # Not `check`: a node that starts, or waits for its turn, has no progress to show.
-                self._liveness.check_idle(rank, f"sending {type(message).__name__} to it")
+                what = f"sending {type(message).__name__} to it"
+                self._liveness.check_idle(rank, what)
                 if self._clock.now() >= deadline:
-                    return False
+                    raise PeerLost(rank, what, _SILENT) from None
 
-    def _next(self, rank: int, what: str, deadline: float) -> Message | None:
-        """The next message of `rank` that is no probe; None where there was none by then. Raises PeerLost where a node
-        is lost."""
+    def _await(self, rank: int, what: str, deadline: float) -> Message:
+        """The next message of `rank` that is no probe. Raises PeerLost where there was none by then, or a node is
+        lost."""
         while self._clock.now() < deadline:  # also where it sends something else without end
             message = self._receive(rank, what)
             if message is not None:
                 return message
             self._liveness.check_idle(rank, what)
-        return None
+        raise PeerLost(rank, what, _SILENT)
 
     def _receive(self, rank: int, what: str) -> Message | None:
         """None where nothing of `rank` came for a moment; whatever else came has been seen to."""
@@ -189,10 +173,6 @@ class LinkSurvey:
         if sender != rank and self._rank == 0:
             raise Misconduct(sender, f"node {sender} sent {type(message).__name__} out of its turn")
         return message if sender == rank else None
-
-
-def _silent(rank: int, what: str) -> PeerLost:
-    return PeerLost(rank, what, "it does not answer")
 
 
 def _cores() -> int:

@@ -12,40 +12,41 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeVar
 
 import torch
 
 from tpiedge import __version__
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import Communicator, LocalCommunicator, Route
-from tpiedge.engine.assembly import Engine, kv_cache
+from tpiedge.collectives.communicator import Communicator, Route
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.carrying import Carrier, Locker
+from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Follower, Leader, Serving
+from tpiedge.engine.runner import Leader, Serving, follow
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
 from tpiedge.host.process import cpu_name, give_back_what_is_freed, peak_rss_bytes
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.kv.pages import usual_grain
-from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.launch.bootstrap import NodeBootstrap, control_name
 from tpiedge.memory.scheduler import Counts
 from tpiedge.memory.sweep import elastic_bytes, placed
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import config_of_pack
-from tpiedge.node.control_link import ClusterLiveness, ControlLink
-from tpiedge.node.data_plane import DataPlane, DataPlaneJoin, route, worker_links
+from tpiedge.node.control_link import ClusterLiveness, ControlLink, NodeCommand
+from tpiedge.node.data_plane import DataPlane, join_data_plane, route, worker_links
 from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.arithmetic import check_compute, check_native
 from tpiedge.tracing.tracer import Tracer
-from tpiedge.transport.framing import CONTROL
-from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import (
     Accused,
     AnswerPart,
@@ -63,11 +64,10 @@ from tpiedge.wire.control import (
     Resume,
     Stats,
 )
-from tpiedge.wire.messages import PROTOCOL
 
+T = TypeVar("T")
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
-_NodeCommand: TypeAlias = Assign | Compile | Connect | Generate | Halt | Resume
 
 
 class Node:
@@ -76,16 +76,14 @@ class Node:
     def __init__(self, bootstrap: NodeBootstrap) -> None:
         self._bootstrap = bootstrap
         self._clock = MonotonicClock()
-        self._keys = CurveKeys(bootstrap.public_key, bootstrap.secret_key)
-        self._liveness = ClusterLiveness(
-            self._clock, timeout_s=bootstrap.timeout_s, stall_s=bootstrap.stall_s
-        )
+        timing = bootstrap.timing
+        self._liveness = ClusterLiveness(self._clock, timeout_s=timing.timeout_s, stall_s=timing.stall_s)
         self._meter = Meter()
         self._tracer = Tracer() if bootstrap.trace else None
         self._epoch = 0
         self._weights: NodeWeights | None = None
         self._engine: Engine | None = None
-        self._data = DataPlane(LocalCommunicator())
+        self._data = DataPlane(Communicator())
         self._route = Route()
         self._leading: Leader | None = None
         #: While it loads, how far it said it is; and what the carrier has moved.
@@ -97,8 +95,8 @@ class Node:
         control = ZmqSpoke(
             address=bootstrap.control_address,
             server_key=bootstrap.master_key,
-            keys=self._keys,
-            name=bootstrap.name or f"node-{bootstrap.rank}",
+            keys=bootstrap.keys,
+            name=control_name(bootstrap.rank, bootstrap.epoch),
             hub_name="master",
             plane=CONTROL,
         )
@@ -106,7 +104,7 @@ class Node:
             control,
             self._clock,
             self._liveness,
-            bootstrap.heartbeat_s,
+            timing.heartbeat_s,
             self._heartbeat,
             self._stats,
             self._cancel,
@@ -119,20 +117,18 @@ class Node:
         self.link.start(
             Hello(self._epoch, rank, os.getpid(), PROTOCOL, __version__, self._bootstrap.threads, cpu_name())
         )
-        assign = self._next_command("the plan", self._clock.now() + _ASSIGN_S)
-        if not isinstance(assign, Assign):
-            raise ProtocolError(f"the master sent {type(assign).__name__} before the plan")
+        assign = self._expect(Assign, "the plan")
         self._epoch = assign.epoch
         torch.set_num_threads(assign.threads)
-        plane = self._data = DataPlaneJoin(
+        plane = self._data = join_data_plane(
             assign,
             self._bootstrap,
             self._liveness,
             self._clock,
             self.link.post,
-            self._expect_connect,
+            functools.partial(self._expect, Connect, "the addresses of the other nodes"),
             self._resources,
-        ).run()
+        )
         started = time.perf_counter()
         engine = self._build(assign, plane.communicator)
         load_s = time.perf_counter() - started
@@ -151,10 +147,10 @@ class Node:
         if rank == 0:
             leader = self._leader(engine, assign)
             if taken is not None and assign.carried is not None:
-                leader.adopt(taken, private=assign.carried.private)
+                leader.adopt(*taken, private=assign.carried.private)
             self._lead(leader, carrier)
         else:
-            Follower(engine, carrier, self.link.post).run()
+            follow(engine, carrier, self.link.post)
 
     def close(self) -> None:
         """Send what is left to say and release everything."""
@@ -174,21 +170,20 @@ class Node:
             self.link.post(Accused(self._epoch, rank, error.rank, cause))
         self.link.post(Failed(self._epoch, rank, "", type(error).__name__, cause))
 
-    def _expect_connect(self) -> Connect:
-        awaited = "the addresses of the other nodes"
+    def _expect(self, kind: type[T], awaited: str) -> T:
         command = self._next_command(awaited, self._clock.now() + _ASSIGN_S)
-        if not isinstance(command, Connect):
+        if not isinstance(command, kind):
             raise ProtocolError(f"the master sent {type(command).__name__} before {awaited}")
         return command
 
-    def _next_command(self, awaited: str, deadline: float | None = None) -> _NodeCommand:
+    def _next_command(self, awaited: str, deadline: float | None = None) -> NodeCommand:
         """Wait for the master; without a deadline as long as the master is heard."""
         while (command := self._command(_IDLE_S)) is None:
             if deadline is not None and self._clock.now() > deadline:
                 raise ProtocolError(f"{awaited} did not come within {_ASSIGN_S:.0f} s")
         return command
 
-    def _command(self, limit_s: float) -> _NodeCommand | None:
+    def _command(self, limit_s: float) -> NodeCommand | None:
         """The master's next command, if it comes so soon."""
         try:
             command = self.link.commands.get(timeout=limit_s)
@@ -199,7 +194,7 @@ class Node:
             return None
         if isinstance(command, TpiedgeError):
             raise command
-        if isinstance(command, _NodeCommand):
+        if isinstance(command, NodeCommand):
             return command
         raise Cancelled("the master ended this node")
 
@@ -223,21 +218,13 @@ class Node:
         self._resources.callback(self._weights.close)
         if self._weights.streams:  # memory is short, and reading takes longer than page faults do
             give_back_what_is_freed()
-        engine = self._engine = Engine.build(
-            config,
-            share,
-            self._weights,
-            cache,
-            communicator,
-            epoch=assign.epoch,
-            compute=assign.compute,
-            threads=assign.threads,
-            meter=self._meter,
-            grids=assign.grids,
+        linear = Linear.create(Arithmetic(assign.compute), assign.threads)
+        self._resources.callback(linear.close)
+        engine = self._engine = Engine(
+            config, share, self._weights, cache, communicator, linear, self._meter, assign.grids
         )
-        self._resources.callback(engine.close)
         if self._tracer is not None:
-            self._meter.trace(self._tracer)
+            self._meter.record(self._tracer, traced=True)
             self._weights.trace(self._tracer)
         return engine
 
@@ -275,11 +262,11 @@ class Node:
     def _leader(self, engine: Engine, assign: Assign) -> Leader:
         cache = engine.cache
         serving = Serving(
+            assign.epoch,
             assign.context_tokens,
             assign.sequences,
             min(assign.speculate, MAX_DRAFTED),
             grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
-            facts=_facts(assign),
             route=self._route,
         )
         grammars = Grammars(self._pack(assign) / TEXT_FOLDER, engine.config.vocab_size)
@@ -304,7 +291,7 @@ class Node:
             self._drawn.clear()
             self.link.await_room()
 
-    def _take(self, leader: Leader, carrier: Carrier, command: _NodeCommand) -> None:
+    def _take(self, leader: Leader, carrier: Carrier, command: NodeCommand) -> None:
         match command:
             case Generate(request=request) | Compile(request=request):
                 try:
@@ -348,7 +335,8 @@ class Node:
         )
 
     def _stats(self) -> Stats:
-        meter, weights, engine, links = self._meter, self._weights, self._engine, self._data.traffic
+        meter, weights, engine = self._meter, self._weights, self._engine
+        sent, received, dropped, refused = self._data.traffic
         counts = weights.counts if weights else Counts()
         used, pages = self._leading.pages if self._leading else (0, 0)
         return Stats(
@@ -358,9 +346,9 @@ class Node:
             weight_bytes=weights.weight_bytes if weights else 0,
             kv_bytes=engine.cache.held_bytes if engine else 0,
             disk_read_bytes=weights.embedding_bytes_read + weights.streamed_bytes if weights else 0,
-            bytes_sent=links.sent_bytes,
-            bytes_received=links.received_bytes,
-            compute_s=meter.compute_s,
+            bytes_sent=sent,
+            bytes_received=received,
+            compute_s=meter.attention_s + meter.ffn_s,
             attention_s=meter.attention_s,
             ffn_s=meter.ffn_s,
             reduce_wait_s=meter.reduce_wait_s,
@@ -372,8 +360,8 @@ class Node:
             steps=meter.steps,
             tokens=meter.tokens,
             head_s=meter.head_s,
-            dropped=links.dropped,
-            refused=links.refused,
+            dropped=dropped,
+            refused=refused,
             kv_pages=pages,
             kv_pages_used=used,
             drafted=meter.drafted,
@@ -386,11 +374,3 @@ class Node:
 def _say(what: str) -> None:
     sys.stderr.write(f"tpiedge: {what}\n")
     sys.stderr.flush()
-
-
-def _facts(assign: Assign) -> tuple[str, ...]:
-    """What a position's keys and values depend on beside the tokens. With arithmetic that rounds by shares, or a wire
-    that rounds, also who computes what."""
-    facts = (__version__, assign.pack, assign.compute, assign.kv, assign.wire)
-    exact = assign.compute == "int8" and assign.wire == "f32"
-    return facts if exact else (*facts, str(assign.nodes), str(assign.attention), str(assign.ffn))

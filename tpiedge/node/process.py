@@ -2,7 +2,8 @@
 
 It holds on to its lifeline before the heavy imports, so that a node whose parent dies meanwhile is gone at once. The
 first line on standard input is the bootstrap, or a StandbyOrder: then the process imports and measures, reports on
-its standard output and waits for the bootstrap on the second line.
+its standard output and waits for the bootstrap on the second line. The log and the master are told what ends the node,
+and the exit status says it.
 """
 
 import contextlib
@@ -10,10 +11,17 @@ import gc
 import os
 import queue
 import sys
+import traceback
 import types
+from typing import TYPE_CHECKING
 
-from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport, StandbyOrder
+from tpiedge.errors import Cancelled, InternalError, OutOfMemory, PeerLost, TpiedgeError
+from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport, StandbyOrder, from_line, to_line
 from tpiedge.lifeline import guard, raise_oom_score
+from tpiedge.supervision import Supervisor
+
+if TYPE_CHECKING:
+    from tpiedge.node.node import Node
 
 _META_KERNELS = "torch._meta_registrations"
 
@@ -47,16 +55,12 @@ def main() -> int:
     lines = Lines()
     guard(lambda: os._exit(143), on_bytes=lines.feed)  # as by SIGTERM
     line = lines.next()
-    order = StandbyOrder.from_line(line)
-    if order is None:
-        _import_engine()
-    else:
-        _get_ready(order, lines)
+    if line.startswith(b'{"measure":'):  # a StandbyOrder, which begins with that field
+        _get_ready(from_line(line, StandbyOrder), lines)
         line = lines.next()
-    bootstrap = NodeBootstrap.from_line(line)
-    from tpiedge.node.lifetime import run
-
-    return run(bootstrap)
+    else:
+        _import_engine()
+    return _run(from_line(line, NodeBootstrap))
 
 
 def _import_engine() -> None:
@@ -67,7 +71,7 @@ def _import_engine() -> None:
     sys.modules.setdefault(_META_KERNELS, types.ModuleType(_META_KERNELS))
     gc.disable()
     try:
-        import tpiedge.node.lifetime  # noqa: F401
+        import tpiedge.node.node  # noqa: F401
     finally:
         gc.freeze()
         gc.enable()
@@ -86,9 +90,50 @@ def _get_ready(order: StandbyOrder, lines: Lines) -> None:
     capacity = measure(order.threads) if order.measure and not lines.waiting else NOT_MEASURED
     forget_peak_rss()  # a node is charged with what it uses, not with what its measurement used
     library = kernel_library()
-    report = NodeReport(os.getpid(), cpu_name(), library.isa if library else NO_ISA, capacity)
+    report = NodeReport(cpu_name(), library.isa if library else NO_ISA, capacity)
     with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
-        stream.write(report.to_line() + b"\n")
+        stream.write(to_line(report) + b"\n")
+
+
+def _run(bootstrap: NodeBootstrap) -> int:
+    """Be a node until the master ends it; the exit status of the error that ended it, or 0."""
+    from tpiedge.node.node import Node
+
+    with Supervisor(_end_at_once):
+        node = Node(bootstrap)
+        try:
+            node.run()
+        except Cancelled:
+            return 0
+        except TpiedgeError as error:
+            return _end(node, error)
+        except MemoryError:
+            why = f"node {bootstrap.rank} ran out of memory: give it a smaller share"
+            return _end(node, OutOfMemory(why))
+        except RuntimeError as error:
+            if "allocate memory" in str(error):  # torch has no class of its own for the CPU
+                return _end(node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: {error}"))
+            raise
+        finally:
+            node.close()
+    return 0
+
+
+def _end_at_once(error: InternalError) -> None:
+    """The engine thread may wait for the one that failed. The master learns why from the log."""
+    sys.stderr.write(f"{error}\n")
+    sys.stderr.flush()
+    os._exit(error.exit_code)
+
+
+def _end(node: "Node", error: TpiedgeError) -> int:
+    # Written first: the master's answer to the report may be the end of this process.
+    if not isinstance(error, PeerLost):
+        traceback.print_exception(error)
+    sys.stderr.write(f"{error}\n")
+    sys.stderr.flush()
+    node.report(error)
+    return error.exit_code
 
 
 if __name__ == "__main__":

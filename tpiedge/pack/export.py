@@ -99,14 +99,11 @@ class _Tensor(TensorEntry):
     part: str
 
 
-def export_safetensors(
-    pack: Pack, out: Path, config_json: bytes | None = None, shard_bytes: int = 4_000_000_000
-) -> list[Path]:
+def export_safetensors(pack: Pack, out: Path, shard_bytes: int = 4_000_000_000) -> list[Path]:
     """Write the pack's tensors into the new folder `out` and return the files of tensors.
 
-    One file model.safetensors, or shards of at most `shard_bytes` (one tensor at least) with an index.
-    `config_json`, if given, becomes config.json. The pack is checked first.
-    Raises UserError, DiskFull, ReadFault, IntegrityError; nothing is left then.
+    One file model.safetensors, or shards of at most `shard_bytes` (one tensor at least) with an index. The pack is
+    checked first. Raises UserError, DiskFull, ReadFault, IntegrityError; nothing is left then.
     """
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -119,11 +116,15 @@ def export_safetensors(
         with partial_folder(out) as folder:
             by_name = dict(zip(shard_names(len(shards)), shards, strict=True))
             for name, shard in by_name.items():
-                _write_shard(pack, folder / name, shard)
+                with (folder / name).open("wb") as file:
+                    file.write(header(shard))
+                    for tensor in shard:
+                        for part in _stored_parts(pack, tensor):
+                            file.write(array_bytes(part))
+                    file.flush()
+                    os.fsync(file.fileno())
             if len(shards) > 1:
                 (folder / INDEX_NAME).write_text(json.dumps(index(by_name), indent=2))
-            if config_json is not None:
-                (folder / "config.json").write_bytes(config_json)
         return [out / name for name in by_name]
 
 
@@ -140,16 +141,6 @@ def _tensors(pack: Pack) -> list[_Tensor]:
             stored = STORED[place.precision]
             tensors.setdefault(v.source, _Tensor(v.source, stored, (v.length,), place.nbytes, key, v.name))
     return list(tensors.values())
-
-
-def _write_shard(pack: Pack, path: Path, tensors: list[_Tensor]) -> None:
-    with path.open("wb") as file:
-        file.write(header(tensors))
-        for tensor in tensors:
-            for part in _stored_parts(pack, tensor):
-                file.write(array_bytes(part))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _stored_parts(pack: Pack, tensor: _Tensor) -> Iterator[Array]:

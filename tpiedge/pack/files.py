@@ -85,10 +85,10 @@ class OpenFile(Descriptor):
         self, offset: int, stride: int, shape: tuple[int, int], dtype: "np.dtype[np.generic]"
     ) -> Array:
         """Rows of numbers, `stride` bytes apart."""
-        values = np.empty(shape, dtype)
-        row_bytes = values.strides[0]
+        row_bytes = shape[1] * dtype.itemsize
         if row_bytes == stride:
             return self.array(offset, shape, dtype)
+        values = np.empty(shape, dtype)
         view = array_bytes(values)
         for row in range(shape[0]):
             self.read(offset + row * stride, view[row * row_bytes : (row + 1) * row_bytes])

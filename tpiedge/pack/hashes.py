@@ -80,19 +80,15 @@ class RangeHasher:
             data = data[len(part) :]
             self._left -= len(part)
             if not self._left:
-                self._finish_range()
+                self._records += _RECORD.pack(self._sha.digest(), self._crc)
+                self._sha, self._crc = hashlib.sha256(), 0
+                self._left = next(self._lengths, 0)
 
     def table(self) -> bytes:
         """The table, once all bytes have passed."""
         if self._left:
             raise ValueError("fewer bytes than the layout has")
         return bytes(self._records)
-
-    def _finish_range(self) -> None:
-        self._records += _RECORD.pack(self._sha.digest(), self._crc)
-        self._sha = hashlib.sha256()
-        self._crc = 0
-        self._left = next(self._lengths, 0)
 
 
 def blob_id(layout: BlobLayout, table: bytes) -> str:

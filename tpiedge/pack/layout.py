@@ -228,9 +228,6 @@ class BlobLayout:
         """Raises KeyError if the blob has no such matrix."""
         return self._matrix_by_name[name]
 
-    def has_matrix(self, name: str) -> bool:
-        return name in self._matrix_by_name
-
     def vector_ranges(self) -> Iterator[HashedRange]:
         """The one range of the vector section, or none if the blob has no vectors."""
         if self.vectors_nbytes:
@@ -270,20 +267,12 @@ def share_of_matrix(name: str, share: NodeShare, group_size: int) -> Share:
     )
 
 
-def share_bytes(layout: BlobLayout, share: NodeShare, group_size: int) -> int:
-    """Bytes of a layer that a node of `share` holds: its units of every matrix, and the vector section."""
-    total = layout.vectors_nbytes
-    for matrix in layout.matrices:
-        units = share_of_matrix(matrix.name, share, group_size)
-        total += matrix.span(units.start, units.stop)[1]
-    return total
-
-
 def group_size(layout: BlobLayout) -> int:
     """Query heads per KV head of a layer. Raises UserError unless the heads divide evenly."""
-    if not (layout.has_matrix("q") and layout.has_matrix("k")):
-        raise UserError("pack layout: a layer lacks its matrices q and k; pack again")
-    queries, keys = layout.matrix("q").units, layout.matrix("k").units
+    try:
+        queries, keys = layout.matrix("q").units, layout.matrix("k").units
+    except KeyError:
+        raise UserError("pack layout: a layer lacks its matrices q and k; pack again") from None
     if queries % keys:
         raise UserError(f"pack layout: {queries} query heads for {keys} KV heads; pack again")
     return queries // keys

@@ -10,7 +10,6 @@ identity, and does not travel. Ratios are in dB, of the squares of the weights t
 where nothing changed.
 """
 
-import json
 import math
 import os
 from collections import deque
@@ -18,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from tpiedge.errors import UserError
@@ -27,7 +26,7 @@ from tpiedge.kernels.panels import GROUP, PANEL, Array, PanelShape, join_panels
 from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, quantise_unit
 from tpiedge.pack.dtypes import Codes, numpy_dtype
 from tpiedge.pack.files import open_regular
-from tpiedge.pack.layout import PanelLayout, parse_precision, whole_pages
+from tpiedge.pack.layout import PanelLayout, whole_pages
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import JSON, MatrixSpec, Precision
 
@@ -49,23 +48,22 @@ class PanelRun:
     outputs: int
 
 
-@dataclass(frozen=True)
-class TensorQuality:
+class TensorQuality(msgspec.Struct, frozen=True):
     """The error of the checkpoint's tensor `tensor`, a matrix called `matrix` in its blob."""
 
     tensor: str
     matrix: str
     precision: Precision
-    error: QuantisationError
+    signal: float
+    noise: float
+
+    @property
+    def error(self) -> QuantisationError:
+        return QuantisationError(self.signal, self.noise)
 
 
-@dataclass(frozen=True)
-class _StoredPart:
-    """Stored bytes of a tensor and what quantising did to them; `begins` where they are the first."""
-
-    stored: Array
-    quality: TensorQuality
-    begins: bool
+_StoredPart = tuple[Array, TensorQuality, bool]
+"""Stored bytes of a tensor, what quantising did to them, and whether they are the first."""
 
 
 class Quantiser:
@@ -99,13 +97,13 @@ class Quantiser:
         Given together they keep the threads busy: the next is read while the one before is quantised.
         """
         jobs = (job for spec, matrix in matrices for job in _jobs(spec, matrix, source))
-        for part in self._results(self._ahead(jobs)):
-            if part.begins:
-                self.quality.append(part.quality)
+        for stored, quality, begins in self._results(self._ahead(jobs)):
+            if begins:
+                self.quality.append(quality)
             else:
-                tensor = self.quality[-1]
-                self.quality[-1] = replace(tensor, error=tensor.error + part.quality.error)
-            yield part.stored
+                error = self.quality[-1].error + quality.error
+                self.quality[-1] = msgspec.structs.replace(quality, **vars(error))
+            yield stored
 
     def _ahead(self, jobs: Iterator["_Job"]) -> Iterator["_Job"]:
         """The same, each made while the one before is in use."""
@@ -167,8 +165,8 @@ class _Job:
             into = stored[offset : offset + shape.nbytes]
             total += self._quantise(values_OI, shape, search, into, row)
             row, offset = row + rows, offset + size
-        quality = TensorQuality(self.spec.source, self.spec.name, matrix.precision, total)
-        return _StoredPart(stored, quality, begins=piece.unit == 0 and piece.first_output == 0)
+        quality = TensorQuality(self.spec.source, self.spec.name, matrix.precision, **vars(total))
+        return stored, quality, piece.unit == 0 and piece.first_output == 0
 
     def _quantise(
         self, values_OI: Array | Codes, shape: PanelShape, search: bool, into: Array, row: int
@@ -255,8 +253,7 @@ QUALITY_NAME = "quality.json"
 _MAX_BYTES = 16 << 20
 
 
-@dataclass(frozen=True)
-class Quality:
+class Quality(msgspec.Struct, frozen=True):
     """The errors of all quantised tensors, in the order of the pack."""
 
     tensors: tuple[TensorQuality, ...]
@@ -275,8 +272,8 @@ class Quality:
                     "matrix": tensor.matrix,
                     "precision": tensor.precision.value,
                     "sqnr_db": _finite(tensor.error),
-                    "signal": tensor.error.signal,
-                    "noise": tensor.error.noise,
+                    "signal": tensor.signal,
+                    "noise": tensor.noise,
                 }
                 for tensor in self.tensors
             ],
@@ -287,23 +284,9 @@ def load_quality(pack: Path) -> Quality | None:
     """The quality of the pack in folder `pack`; None where it has no such file, or one that is damaged."""
     try:
         with open(open_regular(pack / QUALITY_NAME), "rb") as file:
-            return _parse(json.loads(file.read(_MAX_BYTES)))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError):
+            return msgspec.json.decode(file.read(_MAX_BYTES), type=Quality)
+    except (OSError, ValueError, RecursionError):
         return None
-
-
-def _parse(value: Any) -> Quality:
-    return Quality(
-        tuple(
-            TensorQuality(
-                str(one["tensor"]),
-                str(one["matrix"]),
-                parse_precision(one["precision"]),
-                QuantisationError(float(one["signal"]), float(one["noise"])),
-            )
-            for one in value["tensors"]
-        )
-    )
 
 
 def _finite(error: QuantisationError) -> float | None:

@@ -110,7 +110,13 @@ def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackR
     `on_progress(bytes done, bytes in all)` is called in this thread; if it raises, or the thread is
     interrupted, the child is ended and leaves nothing. Raises what `write_pack` raises.
     """
-    with _child(request.out.absolute()) as child:
+    # -P: a folder named numpy in the user's working directory must not be imported. The child imports the same tpiedge
+    # as this process, installed or not.
+    command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]
+    paths = [str(Path(tpiedge.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = child_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    try:
         for event in _events(child, request):
             if event["event"] == "progress":
                 on_progress(event["done"], event["total"])
@@ -119,23 +125,17 @@ def run_pack_child(request: PackRequest, on_progress: ProgressCallback) -> PackR
             else:
                 make = _ERRORS.get(event["kind"], InternalError)
                 raise make(str(event["message"]))
-        raise _unexpected_end(child.wait())
-
-
-@contextlib.contextmanager
-def _child(out: Path) -> Iterator[subprocess.Popen[bytes]]:
-    # -P: a folder named numpy in the user's working directory must not be imported. The child imports the same tpiedge
-    # as this process, installed or not.
-    command = [sys.executable, "-P", "-m", "tpiedge.pack.process"]
-    paths = [str(Path(tpiedge.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = child_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    try:
-        yield child
+        status = child.wait()
+        if status == -signal.SIGKILL:
+            raise OutOfMemory(
+                "packing was killed, most likely for want of memory: close programs and try again"
+            )
+        cause = f"signal {-status}" if status < 0 else f"status {status}"
+        raise InternalError(f"packing ended with {cause} and no message: see the lines above")
     finally:
         _stop(child)
         if child.returncode:  # it may have been killed, here or by the system, before it could clean up
-            remove_leftovers(out)
+            remove_leftovers(request.out.absolute())
 
 
 def _events(child: subprocess.Popen[bytes], request: PackRequest) -> Iterator[Any]:
@@ -144,8 +144,7 @@ def _events(child: subprocess.Popen[bytes], request: PackRequest) -> Iterator[An
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(json.dumps(request.to_json()).encode() + b"\n")
         child.stdin.flush()
-    for line in child.stdout:
-        yield json.loads(line)
+    yield from map(json.loads, child.stdout)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -160,13 +159,6 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
         child.wait()
     if child.stdout:
         child.stdout.close()
-
-
-def _unexpected_end(status: int) -> TpiedgeError:
-    if status == -signal.SIGKILL:
-        return OutOfMemory("packing was killed, most likely for want of memory: close programs and try again")
-    cause = f"signal {-status}" if status < 0 else f"status {status}"
-    return InternalError(f"packing ended with {cause} and no message: see the lines above")
 
 
 def main() -> int:

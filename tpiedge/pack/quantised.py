@@ -145,17 +145,12 @@ WORD = 8
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def unpack_words(words: Array, axis: int, order: tuple[int, ...] = tuple(range(WORD))) -> Array:
-    """uint32 [a, b] -> codes uint8, eight times as many along `axis`; nibble k becomes code `order[k]` of its word."""
-    shape = (words.shape[0], WORD, words.shape[1]) if axis == 0 else (*words.shape, WORD)
-    codes = np.empty(shape, np.uint8)
+def unpack_words(words: Array, order: tuple[int, ...] = tuple(range(WORD))) -> Array:
+    """uint32 [a, b] -> codes uint8 [a, 8 b]; nibble k becomes code `order[k]` of its word."""
+    codes = np.empty((*words.shape, WORD), np.uint8)
     for nibble, place in enumerate(order):
-        part = ((words >> np.uint32(4 * nibble)) & np.uint32(15)).astype(np.uint8)
-        if axis == 0:
-            codes[:, place] = part
-        else:
-            codes[:, :, place] = part
-    return codes.reshape(-1, words.shape[1]) if axis == 0 else codes.reshape(words.shape[0], -1)
+        codes[:, :, place] = (words >> np.uint32(4 * nibble)) & np.uint32(15)
+    return codes.reshape(len(words), -1)
 
 
 _WORDS = np.dtype("<u4")
@@ -217,13 +212,11 @@ class Int4Tensor(msgspec.Struct, frozen=True):
     def _codes(self, files: OpenFiles, rows: range, cols: range) -> Array:
         """uint8 [rows, cols]."""
         if self.scheme == "awq":
-            codes = _unpack_outputs(files, self.qweight, cols, rows, AWQ_ORDER)
-        else:
-            word_rows = range(cols.start // WORD, -(-cols.stop // WORD))
-            first = cols.start - word_rows.start * WORD
-            codes = unpack_words(self.qweight.rectangle(files, word_rows, rows, _WORDS), 0)
-            codes = codes[first : first + len(cols)]
-        return np.ascontiguousarray(codes.T)
+            return np.ascontiguousarray(_unpack_outputs(files, self.qweight, cols, rows, AWQ_ORDER).T)
+        word_rows = range(cols.start // WORD, -(-cols.stop // WORD))
+        first = cols.start - word_rows.start * WORD
+        codes = unpack_words(self.qweight.rectangle(files, word_rows, rows, _WORDS).T)
+        return np.ascontiguousarray(codes[:, first : first + len(cols)])
 
     def _zeros(self, files: OpenFiles, rows: range) -> Array:
         """uint8 [rows, groups]: 0 to 16."""
@@ -255,7 +248,7 @@ def _unpack_outputs(
     """[rows, outputs] of a part that has eight outputs in a word."""
     words = range(outputs.start // WORD, -(-outputs.stop // WORD))
     first = outputs.start - words.start * WORD
-    return unpack_words(part.rectangle(files, rows, words, _WORDS), 1, order)[:, first : first + len(outputs)]
+    return unpack_words(part.rectangle(files, rows, words, _WORDS), order)[:, first : first + len(outputs)]
 
 
 def tensor_from_json(value: Any) -> StoredTensor:

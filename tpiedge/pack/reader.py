@@ -18,13 +18,11 @@ from tpiedge.pack.layout import (
     BlobLayout,
     HashedRange,
     group_size,
-    share_bytes,
     share_of_matrix,
 )
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, Manifest, load_manifest
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import BlobSpec, Precision
-from tpiedge.progress import ProgressCallback
 
 BlobKey: TypeAlias = int | Literal["embedding", "head"]
 
@@ -126,7 +124,7 @@ class Pack:
 
     def share_bytes(self, layer: int, share: NodeShare) -> int:
         """Bytes of a layer that a node of `share` holds."""
-        return share_bytes(self.layout(layer), share, self.group_size(layer))
+        return sum(item.length for item in self.share_ranges(layer, share))
 
 
 def _check_size(path: Path, expected: int) -> None:
@@ -142,21 +140,13 @@ def _check_size(path: Path, expected: int) -> None:
         )
 
 
-def verify_pack(pack: Pack, *, fast: bool = False, progress: ProgressCallback | None = None) -> int:
-    """Compare every range with its hash: crc32 if `fast`, else sha256.
-
-    Returns the bytes read; `progress` is called with (bytes read, bytes in all). Raises IntegrityError, which
-    names the blob, the matrix and the unit, or ReadFault.
-    """
-    done = 0
+def verify_pack(pack: Pack, *, fast: bool = False) -> None:
+    """Compare every range with its hash: crc32 if `fast`, else sha256. Raises IntegrityError, which names the blob, the
+    matrix and the unit, or ReadFault."""
     for key in pack.unique_keys:
         for item, good in checked_ranges(pack, key, list(pack.layout(key).ranges()), fast):
             if not good:
                 raise IntegrityError(pack.blob_path(key), item.label)
-            done += item.length
-            if progress:
-                progress(done, pack.nbytes)
-    return done
 
 
 def checked_ranges(

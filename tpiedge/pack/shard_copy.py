@@ -56,38 +56,22 @@ class Presence:
         self.path = path
         self._size = -(-count // 8)
 
-    @staticmethod
-    def of(pack: Pack, layer: int) -> "Presence":
-        """The bits of the layer's blob."""
-        path = pack.blob_path(layer)
-        return Presence(path.parent / f"{path.name}.present", pack.layout(layer).range_count)
-
     def present(self, ranges: Iterable[HashedRange]) -> list[HashedRange]:
         """Those of `ranges` whose bit is set now."""
-        bits = self._read()
+        data = b""
+        with contextlib.suppress(OSError), open(open_regular(self.path), "rb") as file:
+            data = file.read(self._size + 1)
+        bits = self._checked(data)
         return [item for item in ranges if bits[item.index >> 3] >> (item.index & 7) & 1]
-
-    def mark(self, ranges: Iterable[HashedRange]) -> None:
-        """Set bits. The bytes of `ranges` must be durable. Raises OSError."""
-        self._change(ranges, present=True)
-
-    def clear(self, ranges: Iterable[HashedRange]) -> None:
-        """Clear bits; when this returns the bytes of `ranges` may change. Raises OSError."""
-        self._change(ranges, present=False)
 
     def remove(self) -> None:
         """Forget everything, durably. Raises OSError."""
         self.path.unlink(missing_ok=True)
         sync_folder(self.path.parent)
 
-    def _read(self) -> bytearray:
-        try:
-            with open(open_regular(self.path), "rb") as file:
-                return self._checked(file.read(self._size + 1))
-        except OSError:
-            return bytearray(self._size)
-
-    def _change(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
+    def mark(self, ranges: Iterable[HashedRange], *, present: bool) -> None:
+        """Sets bits of `ranges`, whose bytes must be durable; or clears them, and then the bytes may change. Raises
+        OSError."""
         new = not self.path.exists()
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with open(fd, "r+b", buffering=0) as file:
@@ -160,7 +144,7 @@ class RangeWriter(Descriptor):
             return
         with explain_store_errors(self._folder, self._needed):
             os.fsync(self._fd)
-            self._presence.mark(verified)
+            self._presence.mark(verified, present=True)
         with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -256,7 +240,7 @@ class ShardCopy:
         """Records that these ranges are missing."""
         with explain_store_errors(self.path):
             for part in parts:
-                self.presence(part.layer).clear(part.ranges)
+                self.presence(part.layer).mark(part.ranges, present=False)
 
     def verify(self, share: NodeShare, *, fast: bool = False) -> list[LayerRanges]:
         """Ranges of `share` that should be here and do not have their hash (crc32 if `fast`, else sha256); all of a
@@ -303,7 +287,8 @@ class ShardCopy:
 
     def presence(self, layer: int) -> Presence:
         """The bits of the layer's blob."""
-        return Presence.of(self.pack, layer)
+        path = self.pack.blob_path(layer)
+        return Presence(path.parent / f"{path.name}.present", self.pack.layout(layer).range_count)
 
     def close(self) -> None:
         """Others may evict it."""
@@ -340,5 +325,5 @@ class ShardCopy:
                     os.link(source, new)
                 except OSError:  # another disk, or a file system without hard links
                     new.symlink_to(source)
-            self.presence(layer).mark(self.pack.layout(layer).ranges())
+            self.presence(layer).mark(self.pack.layout(layer).ranges(), present=True)
         return True

@@ -250,7 +250,15 @@ class CheckpointSource(TensorSource):
         tensor = self._tensors[name]
         if isinstance(tensor, SourceTensor):
             # Checked when asked for: a checkpoint may hold integers that no spec names.
-            _check_tensor(name, tensor)
+            if tensor.dtype not in ("F32", "F16", "BF16"):
+                raise UserError(
+                    f"tensor {name} of {tensor.file} is {tensor.dtype}; only F32, F16 and BF16 can be packed"
+                )
+            itemsize = numpy_dtype(tensor.dtype).itemsize
+            if tensor.offset < 0 or tensor.nbytes != math.prod(tensor.shape) * itemsize:
+                raise UserError(
+                    f"tensor {name} of {tensor.file} has {tensor.nbytes} bytes, not those of its shape"
+                )
         return tensor
 
 
@@ -268,13 +276,3 @@ def _lines_of_files(tensors: Iterable[StoredTensor]) -> bytes:
             raise UserError(f"cannot open {file}: {error.strerror}") from None
         lines.append(_line(file.name, stat.st_size, stat.st_mtime_ns))
     return b"".join(lines)
-
-
-def _check_tensor(name: str, tensor: SourceTensor) -> None:
-    if tensor.dtype not in ("F32", "F16", "BF16"):
-        raise UserError(
-            f"tensor {name} of {tensor.file} is {tensor.dtype}; only F32, F16 and BF16 can be packed"
-        )
-    itemsize = numpy_dtype(tensor.dtype).itemsize
-    if tensor.offset < 0 or tensor.nbytes != math.prod(tensor.shape) * itemsize:
-        raise UserError(f"tensor {name} of {tensor.file} has {tensor.nbytes} bytes, not those of its shape")

@@ -123,5 +123,5 @@ def model_spec_from_json(value: object) -> ModelSpec:
     """Raises UserError for anything but the JSON form of a ModelSpec."""
     try:
         return msgspec.convert(value, ModelSpec)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # of a key that is half a surrogate pair
         raise UserError(f"pack layout: {sanitised_line(error, 200)}: pack again") from None

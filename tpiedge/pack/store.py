@@ -194,28 +194,23 @@ class ShardStore:
         return int(text) if text.isascii() and text.isdigit() else None
 
     def _usages(self) -> list[PackUsage]:
-        return [used for identity in self.pack_ids if (used := self._usage_of(identity)) is not None]
-
-    def _usage_of(self, identity: str) -> PackUsage | None:
-        folder = self._folder_of(identity)
-        with contextlib.suppress(TpiedgeError, OSError):
-            pack = Pack(folder, load_manifest(folder))
-            layers, in_use = pack.unique_layers, folder / _IN_USE
-            return PackUsage(
-                identity,
-                pack.num_layers,
-                pack.precision.value,
-                sum(allocated_bytes(pack.blob_path(layer)) for layer in layers),
-                sum(pack.layout(layer).nbytes for layer in layers),
-                self._used_at(identity),
-                _is_locked(in_use),
-            )
-        return None
-
-    def _used_at(self, identity: str) -> float:
-        folder = self._folder_of(identity)
-        in_use = folder / _IN_USE
-        return (in_use if in_use.exists() else folder).stat().st_mtime
+        found = []
+        for identity in self.pack_ids:
+            folder = self._folder_of(identity)
+            in_use = folder / _IN_USE
+            with contextlib.suppress(TpiedgeError, OSError):
+                pack = Pack(folder, load_manifest(folder))
+                usage = PackUsage(
+                    identity,
+                    pack.num_layers,
+                    pack.precision.value,
+                    sum(allocated_bytes(pack.blob_path(layer)) for layer in pack.unique_layers),
+                    sum(pack.layout(layer).nbytes for layer in pack.unique_layers),
+                    (in_use if in_use.exists() else folder).stat().st_mtime,
+                    in_use.exists() and FileLock(in_use).is_held(),
+                )
+                found.append(usage)
+        return found
 
     def _held_bytes(self) -> int:
         return sum(allocated_bytes(entry) for entry in self._blobs.iterdir())
@@ -279,7 +274,3 @@ def _ensure_blob(path: Path, layout: BlobLayout) -> None:
     path.unlink(missing_ok=True)
     with open(path, "xb") as file:
         file.truncate(layout.nbytes)
-
-
-def _is_locked(path: Path) -> bool:
-    return path.exists() and FileLock(path).is_held()

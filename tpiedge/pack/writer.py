@@ -24,6 +24,7 @@ from tpiedge.pack.dtypes import STORED, convert, numpy_dtype
 from tpiedge.pack.files import (
     DIRECT_REFUSED,
     Descriptor,
+    array_bytes,
     check_free_space,
     explain_write_errors,
     lock_target,
@@ -118,7 +119,12 @@ def _write_blobs(
     ids: dict[str | int, str] = {}
     for key, spec in _blobs(wanted.spec, wanted.distinct_layers).items():
         layout, path = wanted.storage.layout(key, spec), folder / "incoming"
-        table = write_blob(path, spec, layout, source, quantiser, count)
+        with BlobSink(path, (item.length for item in layout.ranges())) as sink:
+            for part in _parts(spec, layout, source, quantiser):
+                data = array_bytes(part)
+                sink.write(data)
+                count(len(data))
+            table = sink.finish()
         ids[key] = blob_id(layout, table)
         path.rename(folder / ids[key])
         write_synced(folder / f"{ids[key]}.hashes", table)
@@ -170,6 +176,7 @@ def _check_sources(spec: ModelSpec, source: TensorSource, distinct: int) -> None
 
 
 _BUFFER_BYTES = 8 << 20
+_DIRECT = getattr(os, "O_DIRECT", 0)  # not on macOS
 
 
 class BlobSink(Descriptor):
@@ -180,7 +187,9 @@ class BlobSink(Descriptor):
 
     def __init__(self, path: Path, lengths: Iterable[int]) -> None:
         self._hasher = RangeHasher(lengths)
-        self._fd = _create(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, _DIRECT)
         self._buffers = [memoryview(mmap.mmap(-1, _BUFFER_BYTES)) for _ in range(2)]
         self._filled = 0
         self._pending: Future[None] | None = None
@@ -224,26 +233,12 @@ class BlobSink(Descriptor):
     def _hash_and_write(self, data: memoryview) -> None:
         self._hasher.update(data)
         while len(data):
-            data = data[self._write_some(data) :]
-
-    def _write_some(self, data: memoryview) -> int:
-        try:
-            return os.write(self._fd, data)
-        except OSError as error:
-            if error.errno not in DIRECT_REFUSED:
-                raise
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, 0)  # without O_DIRECT
-            return os.write(self._fd, data)
-
-
-def _create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
-    except OSError as error:
-        if error.errno not in DIRECT_REFUSED:
-            raise
-        return os.open(path, flags, 0o644)
+            try:
+                data = data[os.write(self._fd, data) :]
+            except OSError as error:
+                if error.errno not in DIRECT_REFUSED or not fcntl.fcntl(self._fd, fcntl.F_GETFL) & _DIRECT:
+                    raise
+                fcntl.fcntl(self._fd, fcntl.F_SETFL, 0)
 
 
 # About four arrays of a tile live at a time. Strips of a transposed source are larger because each of their
@@ -270,23 +265,6 @@ def tiles(matrix: RowLayout, max_rows: int) -> Iterator[Tile]:
         yield Tile(unit * per_unit, min(group, whole_units - unit), per_unit, matrix.padded_rows)
     for unit in range(whole_units if group else 0, matrix.units):
         yield from _pieces_of_unit(matrix, unit, max_rows)
-
-
-def write_blob(
-    path: Path,
-    spec: BlobSpec,
-    layout: BlobLayout,
-    source: TensorSource,
-    quantiser: Quantiser,
-    on_bytes: Callable[[int], None],
-) -> bytes:
-    """Write the blob to `path`, durably, and return its hashes. `on_bytes` is told of each step."""
-    with BlobSink(path, (item.length for item in layout.ranges())) as sink:
-        for part in _parts(spec, layout, source, quantiser):
-            data = part.reshape(-1).view(np.uint8).data
-            sink.write(data)
-            on_bytes(len(data))
-        return sink.finish()
 
 
 def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: Quantiser) -> Iterator[Array]:

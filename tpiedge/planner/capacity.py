@@ -21,9 +21,8 @@ from tpiedge.planner.prediction import (
     Prediction,
     least_step_s,
     machine_bounds,
-    node_facts,
+    measured,
     predict,
-    with_speeds,
     without_idle,
 )
 from tpiedge.planner.solve import Plan, ShareWeight, partition
@@ -69,7 +68,7 @@ def allocate(
         return Infeasible(
             f"{len(machines) - 1} of {counted(demand.min_workers, 'worker')} here: waiting for {missing} more"
         )
-    filled = with_speeds(machines)
+    filled = measured(machines)
     if weights is None:
         return _fastest(demand, machines, filled)
     members = [
@@ -211,17 +210,18 @@ def without_native(demand: Demand, isa: str) -> SpareReason | None:
 
 def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
     """Why no plan has a part for a worker with so little memory; None where one can."""
-    (node,), shape, nothing = node_facts([machine]), demand.model.shape, Share(0, 0)
+    shape, nothing = demand.model.shape, Share(0, 0)
     last_tile = NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles))  # which may be a short one
     kv_head = NodeShare(Share(0, shape.group_size), nothing)
     least = min(
-        smallest_bytes(demand.model, 1, share, node, demand.capacity_tokens) for share in (last_tile, kv_head)
+        smallest_bytes(demand.model, 1, share, machine, demand.capacity_tokens)
+        for share in (last_tile, kv_head)
     )
-    if node.memory_bytes is None or node.memory_bytes >= least:
+    if machine.memory_bytes is None or machine.memory_bytes >= least:
         return None
     return SpareReason(
         "too small",
-        f"it offers {format_bytes(node.memory_bytes)}, but the least that works for {demand.model_name} is "
+        f"it offers {format_bytes(machine.memory_bytes)}, but the least that works for {demand.model_name} is "
         f"{format_least(least)}: start it again with --memory {format_least(least).replace(' ', '')} or more",
     )
 
@@ -231,16 +231,16 @@ def master_too_small(
 ) -> str | None:
     """Why no plan works with a master's machine of so little memory, however many workers join; None where one may.
     `weights` are those of --shares, the master's first; without them it may have no part of any layer."""
-    model, (node,) = demand.model, node_facts([machine])
-    nothing = NodeShare(Share(0, 0), Share(0, 0))
+    model, nothing = demand.model, NodeShare(Share(0, 0), Share(0, 0))
     share = nothing if weights is None else partition(model.shape, weights)[0]
-    least = smallest_bytes(model, 0, share, node, demand.capacity_tokens)
-    if node.memory_bytes is None or node.memory_bytes >= least:
+    least = smallest_bytes(model, 0, share, machine, demand.capacity_tokens)
+    if machine.memory_bytes is None or machine.memory_bytes >= least:
         return None
     part = "alone, whatever workers compute," if weights is None else "and its part of --shares"
+    needed = format_least(least)
     return (
-        f"the master may use {format_bytes(node.memory_bytes)}, but its program and the LM head of {demand.model_name} "
-        f"{part} need {format_least(least)}: give --memory {format_least(least).replace(' ', '')} or more"
+        f"the master may use {format_bytes(machine.memory_bytes)}, but its program and the LM head of "
+        f"{demand.model_name} {part} need {needed}: give --memory {needed.replace(' ', '')} or more"
     )
 
 
@@ -254,10 +254,9 @@ def why_in(
     need: NodeNeed,
 ) -> str:
     """Why machine `index` of the `filled`, which has a speed, gets `fraction` of the layers beside the `members`."""
-    speed = filled[index].weight_bytes_per_s
-    assumed = "" if machine.weight_bytes_per_s > 0 else " (assumed, not measured)"
-    by_speed = speed / sum(filled[member].weight_bytes_per_s for member in members)
-    (node,), limit, rank = node_facts([filled[index]]), "", members.index(index)
+    node, limit, rank = filled[index], "", members.index(index)
+    assumed = "" if machine.speed > 0 else " (assumed, not measured)"
+    by_speed = node.speed / sum(filled[member].speed for member in members)
     # What keeps the machine from the part that its speed alone would give it.
     for words, nbytes, alone in (
         ("free disk", node.free_disk_bytes, replace(node, memory_bytes=None)),
@@ -268,7 +267,7 @@ def why_in(
             by_speed, limit = part, f"; limited by {words} {format_bytes(nbytes)}"
     if need.streamed_bytes:
         limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
-    return f"{format_bytes(speed)}/s of weights{assumed}, {fraction:.0%} of the cluster{limit}"
+    return f"{format_bytes(node.speed)}/s of weights{assumed}, {fraction:.0%} of the cluster{limit}"
 
 
 def why_out(

@@ -12,8 +12,7 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.pack.specs import Precision
 from tpiedge.units import MIB, format_bytes, format_least
-from tpiedge.wire.fields import KVPrecision
-from tpiedge.wire.weights import ALL_PINNED, Keeping, WeightMemory
+from tpiedge.wire.fields import ALL_PINNED, Keeping, KVPrecision, WeightMemory
 
 #: What a node weighs beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
@@ -116,11 +115,6 @@ class NodeNeed:
     def total_bytes(self) -> int:
         return self.weight_bytes + self.kv_bytes + self.base_bytes
 
-    @property
-    def words(self) -> str:
-        weights, kv, base = map(format_bytes, (self.weight_bytes, self.kv_bytes, self.base_bytes))
-        return f"weights {weights}, KV cache {kv}, program {base}"
-
 
 @dataclass(frozen=True)
 class Infeasible:
@@ -209,10 +203,11 @@ def node_need(
     if node.streams:
         return _held(model, rank, share, whole, node)
     if node.memory_bytes is not None and whole.total_bytes > node.memory_bytes:
+        weights, kv, base = map(format_bytes, (whole.weight_bytes, whole.kv_bytes, whole.base_bytes))
         return Infeasible(
-            f"node {rank} needs {format_bytes(whole.total_bytes)} ({whole.words}) but may use "
-            f"{format_bytes(node.memory_bytes)}: {format_bytes(whole.total_bytes - node.memory_bytes)} too "
-            f"little; {_REMEDY}"
+            f"node {rank} needs {format_bytes(whole.total_bytes)} (weights {weights}, KV cache {kv}, program {base}) "
+            f"but may use {format_bytes(node.memory_bytes)}: "
+            f"{format_bytes(whole.total_bytes - node.memory_bytes)} too little; {_REMEDY}"
         )
     return replace(whole, weights=WeightMemory(0, 0, "all", node.keeping.direct))
 

@@ -19,11 +19,11 @@ between nodes connects is said here, too.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, permutations
 from math import inf, isfinite
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 from tpiedge.errors import InternalError
 from tpiedge.units import format_bytes, format_seconds
@@ -50,18 +50,6 @@ def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
         yield [Hop(a, b, part) for a in range(size) for b in range(size) if a != b]
 
 
-# Fitted to `tpiedge bench allreduce` over loopback on two Zen 4 cores (CURVE, f32, 4 B to 1 MiB): star among 4 nodes
-# 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8 nodes 0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and
-# 0.42 ms. A bare ping-pong of pyzmq with CURVE used 29 to 35 us of CPU for a small message at either end.
-MESSAGE_S: Final = 20e-6
-"""What sending or receiving a message costs, whatever its size, where an all-reduce is one native call."""
-STEPWISE_S: Final = 70e-6
-"""The same where it is not. Two-shot on the same cores: 50 to 100 us."""
-BYTE_S: Final = 0.65e-9
-"""What every byte of it adds: encryption or decryption, copies, the kernel."""
-WAKE_S: Final = 25e-6
-"""Once per phase: what waking up a receiver that waited costs."""
-
 TIE: Final = 0.05
 """Where the predictions of two collectives differ by no more than this part, the simpler one is chosen."""
 
@@ -73,6 +61,26 @@ Host = str | int
 _Port = tuple[str, Host]
 _PortSide = tuple[_Port, str]
 """A port sends ("out") and receives ("in")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What messages cost, in seconds, at either end. Fitted to `tpiedge bench allreduce` over loopback on two Zen 4
+    cores (CURVE, f32, 4 B to 1 MiB): star among 4 nodes 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8
+    nodes 0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and 0.42 ms. A bare ping-pong of pyzmq with CURVE used 29 to 35
+    us of CPU for a small message at either end."""
+
+    #: Of a message, whatever its size, where an all-reduce is one native call.
+    message_s: float = 20e-6
+    #: Of its bytes: encryption or decryption, copies, the kernel.
+    byte_s: float = 0.65e-9
+    #: Once per phase: waking up a receiver that waited.
+    wake_s: float = 25e-6
+    #: As `message_s`, where an all-reduce is no native call. Two-shot on the same cores: 50 to 100 us.
+    stepwise_s: float = 70e-6
+
+
+_COSTS: Final = Costs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +100,9 @@ class PairFacts:
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
         """The link that an empty echo tells of, and the rate at which the bytes of another came on top. Processing is
         taken out, because predictions add it; no limit is known where hardly more than that remains."""
-        latency_s = max(0.0, round_trip_s / 2 - 2 * MESSAGE_S - WAKE_S)
-        byte_s = 1 / bytes_per_s - 2 * BYTE_S if bytes_per_s >= 1 else 0.0
-        return PairFacts(latency_s, 1 / byte_s if byte_s > BYTE_S else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What processing messages costs, in seconds: per message and per byte, at either end, and per phase."""
-
-    message_s: float = MESSAGE_S
-    byte_s: float = BYTE_S
-    wake_s: float = WAKE_S
-    stepwise_s: float = STEPWISE_S
+        latency_s = max(0.0, round_trip_s / 2 - 2 * _COSTS.message_s - _COSTS.wake_s)
+        byte_s = 1 / bytes_per_s - 2 * _COSTS.byte_s if bytes_per_s >= 1 else 0.0
+        return PairFacts(latency_s, 1 / byte_s if byte_s > _COSTS.byte_s else None)
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class NetworkFacts:
     links: Mapping[tuple[int, int], PairFacts]
     hosts: tuple[Host, ...]
     cores: Mapping[Host, int] = field(default_factory=dict)
-    costs: Costs = field(default_factory=Costs)
+    costs: Costs = _COSTS
     round_trips_s: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -155,37 +153,18 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectivePrediction:
-    """How long one all-reduce takes: the parts of its longest chain of messages that wait for each other."""
-
-    latency_s: float = 0.0
-    transfer_s: float = 0.0
-    processing_s: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.latency_s + self.transfer_s + self.processing_s
-
-    def __add__(self, other: "CollectivePrediction") -> "CollectivePrediction":
-        latency_s, transfer_s = self.latency_s + other.latency_s, self.transfer_s + other.transfer_s
-        return CollectivePrediction(latency_s, transfer_s, self.processing_s + other.processing_s)
-
-
-@dataclass(frozen=True, slots=True)
 class ChosenCollective:
-    """`predictions`: of every collective that the links allow. `why` is a sentence for people."""
+    """`why` is a sentence for people."""
 
     collective: CollectiveName
-    predictions: Mapping[CollectiveName, CollectivePrediction]
     why: str
 
 
 def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
     """The fastest of star, mesh and two-shot for `nbytes` per node, as they travel: half of them with bf16 on the wire.
     Two nodes always exchange their parts: that is one latency, and no more bytes or messages than any other way."""
-    known = {name: predict(name, nbytes, facts) for name in get_args(CollectiveName)}
-    predictions = {name: found for name, found in known.items() if found is not None}
-    seconds = {name: predictions[name].seconds for name in _CHOICES if name in predictions}
+    known = {name: predict(name, nbytes, facts) for name in _CHOICES}
+    seconds = {name: taken_s for name, taken_s in known.items() if taken_s is not None}
     near = [name for name, taken_s in seconds.items() if taken_s <= (1 + TIE) * min(seconds.values())]
     chosen: CollectiveName = "mesh" if facts.size == 2 else near[0]
     apart = [pair for pair in combinations(range(facts.size), 2) if facts.link(*pair) is None]
@@ -199,26 +178,25 @@ def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
         times = ", ".join(f"{name} {format_seconds(taken_s)}" for name, taken_s in seconds.items())
         why = f"predicted for {format_bytes(nbytes)}: {times}"
         why += f"; {chosen} is the simplest within {TIE:.0%} of the fastest" * (len(near) > 1)
-    return ChosenCollective(chosen, predictions, why)
+    return ChosenCollective(chosen, why)
 
 
-def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> CollectivePrediction | None:
-    """One all-reduce of `nbytes` per node, as they travel. None where two nodes that would have to cannot reach each
-    other."""
-    ready = [CollectivePrediction()] * facts.size
+def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float | None:
+    """Seconds of one all-reduce of `nbytes` per node, as they travel. None where two nodes that would have to cannot
+    reach each other."""
+    ready = [0.0] * facts.size
     message_s = facts.costs.message_s if collective in _NATIVE else facts.costs.stepwise_s
     for phase in phases(collective, facts.size):
-        if any(facts.link(hop.source, hop.target) is None for hop in phase):
-            return None
         load, after = _Load(phase, nbytes, message_s, facts), list(ready)
         for hop in phase:
-            start, message = ready[hop.source], load.prediction(hop)
-            left = start + replace(message, latency_s=0.0)  # then its sender goes on
-            for rank, end in ((hop.target, start + message), (hop.source, left)):
-                if end.seconds > after[rank].seconds:
-                    after[rank] = end
+            link = facts.link(hop.source, hop.target)
+            if link is None:
+                return None
+            left = ready[hop.source] + load.message_s(hop, link)  # then its sender goes on
+            after[hop.source] = max(after[hop.source], left)
+            after[hop.target] = max(after[hop.target], left + link.one_way_latency_s)
         ready = after
-    return max(ready, key=lambda found: found.seconds)
+    return max(ready)
 
 
 class _Load:
@@ -238,17 +216,14 @@ class _Load:
                 self._rank_s[rank, side] += work_s
                 self._host_s[facts.hosts[rank], side] += work_s
 
-    def prediction(self, hop: Hop) -> CollectivePrediction:
+    def message_s(self, hop: Hop, link: PairFacts) -> float:
+        """The transfer and the processing of a message."""
         source, target, part = hop
-        link = self._facts.link(source, target)
-        assert link is not None  # `predict` has looked
         ports = self._facts.ports(source, target)
         busy_s = [self._port_bytes[port] / self._facts.port_rates.get(port, inf) for port in ports]
-        return CollectivePrediction(
-            link.one_way_latency_s,
-            max(self._nbytes * part / (link.bytes_per_s or inf), *busy_s),
-            self._work_s(source, "out") + self._work_s(target, "in") + self._facts.costs.wake_s,
-        )
+        transfer_s = max(self._nbytes * part / (link.bytes_per_s or inf), *busy_s)
+        work_s = self._work_s(source, "out") + self._work_s(target, "in")
+        return transfer_s + work_s + self._facts.costs.wake_s
 
     def _work_s(self, rank: int, side: str) -> float:
         host = self._facts.hosts[rank]

@@ -7,6 +7,7 @@ where the last one had made its ranges durable (every 64 MB or 2 s).
 """
 
 import contextlib
+import functools
 import logging
 import threading
 from collections import deque
@@ -16,14 +17,13 @@ from typing import Self
 
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import Cancelled, DiskFull, PeerError, ProtocolError
-from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.manifest import MAX_MANIFEST_BYTES
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.shard_copy import LayerRanges, RangeWriter, ShardCopy
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store import ShardStore
 from tpiedge.progress import ProgressCallback
-from tpiedge.shipping.window import LEAST_CHUNK, ArrivedBytes, RequestedBytes, RequestWindow
+from tpiedge.shipping.window import LEAST_CHUNK, RequestedBytes, RequestWindow
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.epochs import Prepare, Stock
@@ -75,79 +75,60 @@ def fetch(
             for pack in local:
                 copy.import_from(pack)
             _fetch_tables(window, copy, share)
-            _Filling(window, store, copy, share, progress, sync_bytes, clock).run(evict=evict)
+            missing = copy.missing(share)
+            left = sum(part.nbytes for part in missing)
+            total = sum(copy.pack.share_bytes(layer, share) for layer in copy.pack.unique_layers)
+            if missing and evict:
+                store.make_room(left)
+            elif missing:  # so that another share, which may be needed before, finds room
+                store.check_spare_room(left, total)
+
+            def count(arrived: int) -> None:
+                nonlocal left
+                left -= arrived
+                progress(total - left, total)
+
+            count(0)
+            for _ in range(_ATTEMPTS):
+                if missing:
+                    missing = _transfer(window, copy, missing, count, _Commits(sync_bytes, clock))
+            if missing:
+                raise PeerError(
+                    f"{missing[0].ranges[0].label} of layer {missing[0].layer} arrived damaged {_ATTEMPTS} times (its "
+                    "sha256 differs): run `tpiedge pack --verify` on the master, and check the memory of both computers"
+                )
     except BaseException:
         copy.close()
         raise
     return copy
 
 
-class _Filling:
-    """Fetches the missing ranges of a share."""
-
-    def __init__(
-        self,
-        window: RequestWindow,
-        store: ShardStore,
-        copy: ShardCopy,
-        share: NodeShare,
-        progress: ProgressCallback,
-        sync_bytes: int,
-        clock: Clock,
-    ) -> None:
-        self._window = window
-        self._store = store
-        self._copy = copy
-        self._missing = copy.missing(share)
-        self._progress = progress
-        self._sync_bytes = sync_bytes
-        self._clock = clock
-        self._total = sum(copy.pack.share_bytes(layer, share) for layer in copy.pack.unique_layers)
-        self._left = sum(part.nbytes for part in self._missing)
-
-    def run(self, *, evict: bool) -> None:
-        if self._missing and evict:
-            self._store.make_room(self._left)
-        elif self._missing:  # so that another share, which may be needed before, finds room
-            self._store.check_spare_room(self._left, self._total)
-        self._progress(self._total - self._left, self._total)
-        for _ in range(_ATTEMPTS):
-            if not self._missing:
-                return
-            self._missing = self._transfer(self._missing)
-        part = self._missing[0]
-        raise PeerError(
-            f"{part.ranges[0].label} of layer {part.layer} arrived damaged {_ATTEMPTS} times (its sha256 differs): run "
-            "`tpiedge pack --verify` on the master, and check the memory of both computers"
-        )
-
-    def _transfer(self, parts: Sequence[LayerRanges]) -> list[LayerRanges]:
-        """Fetch `parts` and return what of them arrived damaged."""
-        damaged = []
-        arriving = self._window.stream(span for part in parts for span in _spans(self._copy.pack, part))
-        with _Commits(self._sync_bytes, self._clock) as commits:
-            for part in parts:
-                bad = self._fill(part, arriving, commits)
-                if bad:
-                    damaged.append(LayerRanges(part.layer, tuple(bad)))
-        self._left += sum(part.nbytes for part in damaged)
-        return damaged
-
-    def _fill(
-        self, part: LayerRanges, arriving: Iterator[ArrivedBytes], commits: "_Commits"
-    ) -> list[HashedRange]:
-        writer = self._copy.writer(part)
-        try:
-            while not writer.complete:
-                arrived = next(arriving)
-                writer.write(arrived.data)
-                self._left -= len(arrived.data)
-                self._progress(self._total - self._left, self._total)
-                commits.tick(writer, len(arrived.data))
-        finally:
-            # Also where the transfer breaks off: what is verified need not be fetched again.
-            commits.finish(writer)
-        return writer.damaged
+def _transfer(
+    window: RequestWindow,
+    copy: ShardCopy,
+    parts: Sequence[LayerRanges],
+    count: Callable[[int], None],
+    commits: "_Commits",
+) -> list[LayerRanges]:
+    """Fetches `parts`, tells `count` how many bytes arrive, and returns what arrived damaged."""
+    damaged = []
+    arriving = window.stream(span for part in parts for span in _spans(copy.pack, part))
+    with commits:
+        for part in parts:
+            writer = copy.writer(part)
+            try:
+                while not writer.complete:
+                    data = next(arriving).data
+                    writer.write(data)
+                    count(len(data))
+                    commits.tick(writer, len(data))
+            finally:
+                # Also where the transfer breaks off: what is verified need not be fetched again.
+                commits.finish(writer)
+            if writer.damaged:
+                damaged.append(LayerRanges(part.layer, tuple(writer.damaged)))
+    count(-sum(part.nbytes for part in damaged))
+    return damaged
 
 
 class _Commits:
@@ -237,6 +218,7 @@ class Provision:
         self._store = store
         self._clock = clock
         self._local = local
+        self._fetch = functools.partial(fetch, store=store, local=local, clock=clock)
         self._told: set[str] = set()
         self._turn = threading.Lock()  # the master takes one connection of this worker
 
@@ -251,17 +233,22 @@ class Provision:
                 with self._store.open(order.pack) as copy:
                     copy.forget(copy.verify(share, fast=True))
             with self._connect() as spoke:
-                copy = fetch(
+                copy = self._fetch(
                     spoke,
-                    self._store,
-                    order.pack,
-                    share,
-                    _Rate(report, self._clock),
-                    local=self._local,
+                    identity=order.pack,
+                    share=share,
+                    progress=_rated(report, self._clock),
                     stopped=cancelled.is_set,
-                    clock=self._clock,
                 )
-        self._tell_of_strangers(copy)
+        if copy.id not in self._told:
+            self._told.add(copy.id)
+            for pack in self._local:
+                if not copy.overlaps(pack):  # a folder that the user named in vain
+                    _log.warning(
+                        "%s is not the model that the master serves (no layer is the same): the weights come from the "
+                        "master",
+                        pack.path,
+                    )
         return copy
 
     def stock(self, order: Stock, cancelled: threading.Event) -> None:
@@ -269,16 +256,10 @@ class Provision:
         full: DiskFull | None = None
         with self._turns(cancelled), self._connect() as spoke:
             for attention, ffn in order.shares:
+                share = NodeShare(Share(*attention), Share(*ffn))
                 try:
-                    fetch(
-                        spoke,
-                        self._store,
-                        order.pack,
-                        NodeShare(Share(*attention), Share(*ffn)),
-                        local=self._local,
-                        evict=False,
-                        stopped=cancelled.is_set,
-                        clock=self._clock,
+                    self._fetch(
+                        spoke, identity=order.pack, share=share, evict=False, stopped=cancelled.is_set
                     ).close()
                 except DiskFull as error:  # others may lack less
                     full = error
@@ -303,35 +284,18 @@ class Provision:
         finally:
             self._turn.release()
 
-    def _tell_of_strangers(self, copy: ShardCopy) -> None:
-        """Once per pack: a folder that the user named in vain."""
-        if copy.id in self._told:
-            return
-        self._told.add(copy.id)
-        for pack in self._local:
-            if not copy.overlaps(pack):
-                _log.warning(
-                    "%s is not the model that the master serves (no layer is the same): the weights come from the "
-                    "master",
-                    pack.path,
-                )
 
-
-class _Rate:
+def _rated(report: Report, clock: Clock) -> ProgressCallback:
     """Turns bytes done into reports with a rate, a few times a second."""
+    started = due = clock.now()
+    first: int | None = None
 
-    def __init__(self, report: Report, clock: Clock) -> None:
-        self._report = report
-        self._clock = clock
-        self._started = clock.now()
-        self._first: int | None = None
-        self._due = self._started
+    def progress(done: int, total: int) -> None:
+        nonlocal due, first
+        now = clock.now()
+        first = done if first is None else first
+        if now >= due or done >= total:
+            due = now + 0.3
+            report(done, total, rate_of(done - first, max(now - started, 1e-3)))
 
-    def __call__(self, done: int, total: int) -> None:
-        now = self._clock.now()
-        if self._first is None:
-            self._first = done
-        if now < self._due and done < total:
-            return
-        self._due = now + 0.3
-        self._report(done, total, rate_of(done - self._first, max(now - self._started, 1e-3)))
+    return progress

@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import PeerError, TpiedgeError, UserError
@@ -20,14 +19,12 @@ from tpiedge.pack.files import OpenFile
 from tpiedge.pack.hashes import RECORD_BYTES
 from tpiedge.pack.manifest import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
-from tpiedge.sanitise import RateLimitedLog
+from tpiedge.sanitise import RateLimitedLog, sanitised_line
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, LinkReset, Unreachable
 from tpiedge.wire.codec import FLAT_BYTES, encode
-from tpiedge.wire.files import Fetch, FetchFailed, FileChunk, FilePart
-from tpiedge.wire.limits import MAX_FILE_CHUNK
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.data import Fetch, FetchFailed, FileChunk
+from tpiedge.wire.fields import MAX_FILE_CHUNK, TensorHeader
 
-_MAX_OPEN_REQUESTS = 8  # per worker; as many chunks may wait in the transport besides
 _BUSY_S = 0.1
 _FORGET_S = 30.0
 _log = logging.getLogger(__name__)
@@ -39,17 +36,11 @@ class _ServedPack:
     def __init__(self, pack: Pack) -> None:
         self.manifest = manifest_bytes(pack.path)
         private = {pack.blob_id("embedding"), pack.blob_id("head")}
-        self.layers = {pack.blob_id(layer): layer for layer in range(pack.num_layers)}
-        self.layers = {blob: layer for blob, layer in self.layers.items() if blob not in private}
-        self._pack = pack
-
-    def file(self, blob: str, part: FilePart) -> tuple[Path, int]:
-        """The file of a layer's blob, or of its table of hashes, and its size."""
-        layer = self.layers[blob]
-        path, layout = self._pack.blob_path(layer), self._pack.layout(layer)
-        if part == "blob":
-            return path, layout.nbytes
-        return path.parent / f"{blob}.hashes", layout.range_count * RECORD_BYTES
+        self.files = {
+            blob: (pack.blob_path(layer), pack.layout(layer))
+            for layer in pack.unique_layers
+            if (blob := pack.blob_id(layer)) not in private
+        }
 
 
 @dataclass
@@ -106,7 +97,8 @@ class ShipServer:
                 if isinstance(request, Fetch):
                     customer = self._customers.setdefault(envelope.sender, _Customer())
                     customer.seen_at = self._clock.now()
-                    if len(customer.queue) < _MAX_OPEN_REQUESTS and request not in customer.queue:
+                    # As many chunks may wait in the transport besides.
+                    if len(customer.queue) < 8 and request not in customer.queue:
                         customer.queue.append(request)
             except LinkReset as error:
                 # Of the connection before: the worker has asked again, or will.
@@ -129,7 +121,7 @@ class ShipServer:
             frame = self._answer(request)
         except TpiedgeError as error:
             self._warnings.warning("refused a request of %s: %s", name, error)
-            frame = encode(FetchFailed(request.epoch, request.number, str(error)[:1000]))
+            frame = encode(FetchFailed(request.epoch, request.number, sanitised_line(error)))
         try:
             self._hub.send_frame(frame, name, 0.0)
         except Unreachable:
@@ -149,23 +141,24 @@ class ShipServer:
             raise UserError(f"the pack {request.pack[:12]} is not served here")
         if not 1 <= request.length <= MAX_FILE_CHUNK:
             raise UserError(f"{request.length} bytes at once: 1 to {MAX_FILE_CHUNK} are given")
+        length = request.length
+        into = self._frame[FLAT_BYTES : FLAT_BYTES + length]
         if request.part == "manifest":
-            part = pack.manifest[request.offset : request.offset + request.length]
-            return self._chunk(request, len(pack.manifest), len(part), part)
-        if request.blob not in pack.layers:
-            raise UserError(f"{request.blob[:12]} is no layer of the pack {request.pack[:12]}")
-        path, nbytes = pack.file(request.blob, request.part)
-        end = request.offset + request.length
-        if end > nbytes:
-            raise UserError(f"bytes {request.offset} to {end} of a file of {nbytes}")
-        into = self._frame[FLAT_BYTES : FLAT_BYTES + request.length]
-        with OpenFile(path) as file:
-            file.read(request.offset, into)
-        return self._chunk(request, nbytes, request.length)
-
-    def _chunk(self, request: Fetch, total: int, length: int, data: bytes = b"") -> memoryview:
+            data = pack.manifest[request.offset : request.offset + length]
+            total, length = len(pack.manifest), len(data)
+            into[:length] = data
+        else:
+            if request.blob not in pack.files:
+                raise UserError(f"{request.blob[:12]} is no layer of the pack {request.pack[:12]}")
+            path, layout = pack.files[request.blob]
+            total = layout.nbytes
+            if request.part == "hashes":
+                path = path.parent / f"{request.blob}.hashes"
+                total = layout.range_count * RECORD_BYTES
+            if request.offset + length > total:
+                raise UserError(f"bytes {request.offset} to {request.offset + length} of a file of {total}")
+            with OpenFile(path) as file:
+                file.read(request.offset, into)
         header = encode(FileChunk(request.epoch, request.number, total, TensorHeader("u8", (length,))))
         self._frame[:FLAT_BYTES] = header
-        if data:
-            self._frame[FLAT_BYTES : FLAT_BYTES + length] = data
         return self._frame[: FLAT_BYTES + length]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, PeerError, ProtocolError
 from tpiedge.transport.endpoint import DuplicateName, Endpoint, Unreachable
-from tpiedge.wire.files import Fetch, FetchFailed, FileChunk, FilePart
+from tpiedge.wire.data import Fetch, FetchFailed, FileChunk, FilePart
 
 LEAST_CHUNK = 1 << 16
 """Bytes that one request may always bring."""
@@ -40,7 +40,6 @@ class ArrivedBytes:
 
 @dataclass(slots=True)
 class _Request:
-    message: Fetch
     requested: RequestedBytes
     sent: bool = False
     answer: ArrivedBytes | None = None
@@ -79,10 +78,7 @@ class RequestWindow:
             while span is not None and len(self._open) < 8:
                 length = min(span.length, self._chunk)
                 self._number = (self._number + 1) % (1 << 32)
-                message = Fetch(
-                    self._epoch, self._number, self._pack, span.part, span.blob, span.offset, length
-                )
-                self._open[self._number] = _Request(message, replace(span, length=length))
+                self._open[self._number] = _Request(replace(span, length=length))
                 left = span.length - length
                 span = replace(span, offset=span.offset + length, length=left) if left else next(spans, None)
             if not self._open:
@@ -102,11 +98,13 @@ class RequestWindow:
 
     def _ask(self) -> None:
         """Send what was not sent yet; where there is no connection, the next call tries again."""
-        for request in self._open.values():
+        for number, request in self._open.items():
             if request.sent:
                 continue
+            span = request.requested
+            place = span.part, span.blob, span.offset, span.length
             try:
-                self._spoke.send(request.message, timeout_s=0.0)
+                self._spoke.send(Fetch(self._epoch, number, self._pack, *place), timeout_s=0.0)
             except Unreachable:
                 return
             request.sent = True

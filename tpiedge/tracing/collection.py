@@ -10,22 +10,17 @@ import json
 import os
 import shutil
 import tempfile
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tpiedge.errors import DiskFull, TpiedgeError, UserError
-from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, TracePart, read_part
+from tpiedge.tracing.tracer import LANES, Interval, TraceEvent, TracePart, read_part, union, without
 
 DROPPED = "tpiedge_dropped"
 """The key of the events that had no room, by rank."""
 
-_US = 1e6
-_PAGE = 4096
 _LANE_THREADS = 100
 _NODE_THREADS = len(LANES) * _LANE_THREADS * 10
 
@@ -83,15 +78,13 @@ class Collection:
             write_trace(unfinished, map(read_part, paths), min(starts))
             unfinished.replace(self._path)
         elif missing:  # perhaps for want of room, of which what they had begun has taken the rest
-            unfinished.write_bytes(bytes(_PAGE))
+            unfinished.write_bytes(bytes(4096))
         return Joined(events, dropped, missing)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder)
 
 
@@ -135,24 +128,20 @@ def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None
 
 def _records(part: TracePart, origin_s: float) -> Iterator[_Record]:
     pid = part.rank + 1  # 0 is the kernel's
-    yield _name("process_name", pid, 0, f"node {part.rank}")
-    threads = {_thread(part.rank, number, 0): lane for number, lane in enumerate(LANES)}
-    for thread, event in _laid_out(part):
-        threads.setdefault(thread, f"{event.lane} {thread % _LANE_THREADS + 1}")
-        yield _record(pid, thread, event, origin_s)
-    for thread, label in threads.items():
-        yield _name("thread_name", pid, thread, label)
-        order = {"sort_index": thread}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": order}
-
-
-def _laid_out(part: TracePart) -> Iterator[tuple[int, TraceEvent]]:
-    """Every event in a thread of its lane in which nothing else goes on at that time."""
+    named: _Record = {"ph": "M", "pid": pid}
+    yield {**named, "name": "process_name", "tid": 0, "args": {"name": f"node {part.rank}"}}
     events = tuple(_compute_or_wait(part.events))
     for number, lane in enumerate(LANES):
+        # A thread for what goes on at the same time, the first one with the lane's own name.
+        first = pid * _NODE_THREADS + number * _LANE_THREADS
+        threads = {first: lane}
         of_lane = [event for event in events if event.lane == lane]
         for event, row in zip(of_lane, rows(event.span for event in of_lane), strict=True):
-            yield _thread(part.rank, number, row), event
+            threads.setdefault(first + row, f"{lane} {row + 1}")
+            yield _record(pid, first + row, event, origin_s)
+        for thread, label in threads.items():
+            yield {**named, "name": "thread_name", "tid": thread, "args": {"name": label}}
+            yield {**named, "name": "thread_sort_index", "tid": thread, "args": {"sort_index": thread}}
 
 
 def _compute_or_wait(events: tuple[TraceEvent, ...]) -> Iterator[TraceEvent]:
@@ -164,14 +153,6 @@ def _compute_or_wait(events: tuple[TraceEvent, ...]) -> Iterator[TraceEvent]:
             continue
         for start, end in without(event.span, waits):
             yield replace(event, start_s=start, end_s=end)
-
-
-def _thread(rank: int, lane: int, row: int) -> int:
-    return (rank + 1) * _NODE_THREADS + lane * _LANE_THREADS + row
-
-
-def _name(kind: str, pid: int, thread: int, label: str) -> _Record:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "args": {"name": label}}
 
 
 def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Record:
@@ -188,38 +169,10 @@ def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Recor
         "cat": event.lane,
         "pid": pid,
         "tid": thread,
-        "ts": round((event.start_s - origin_s) * _US, 3),
-        "dur": round((event.end_s - event.start_s) * _US, 3),
+        "ts": round((event.start_s - origin_s) * 1e6, 3),
+        "dur": round((event.end_s - event.start_s) * 1e6, 3),
         "args": arguments,
     }
-
-
-def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """What is covered by any of them; stretches that are `gap` apart or less become one."""
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start - found[-1][1] <= gap:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        elif end > start:
-            found.append((start, end))
-    return found
-
-
-def without(stretch: Interval, holes: Sequence[Interval]) -> list[Interval]:
-    """What is left of `stretch` outside a union."""
-    left, start = [], stretch[0]
-    for hole_start, hole_end in within(stretch, holes):
-        left.append((start, hole_start))
-        start = hole_end
-    left.append((start, stretch[1]))
-    return [(start, end) for start, end in left if end > start]
-
-
-def within(stretch: Interval, others: Sequence[Interval]) -> Iterator[Interval]:
-    """What of a union lies in `stretch`."""
-    first = bisect_right(others, stretch[0], key=itemgetter(1))
-    last = bisect_left(others, stretch[1], key=itemgetter(0))
-    return clip(others[first:last], *stretch)
 
 
 def rows(intervals: Iterable[Interval]) -> Iterator[int]:
@@ -229,10 +182,3 @@ def rows(intervals: Iterable[Interval]) -> Iterator[int]:
         row = next((row for row, until in enumerate(busy_until) if until <= start), len(busy_until))
         busy_until[row : row + 1] = [end]
         yield row
-
-
-def clip(intervals: Iterable[Interval], start: float, end: float) -> Iterator[Interval]:
-    """What of them lies between `start` and `end`."""
-    for first, last in intervals:
-        if first < end and last > start:
-            yield max(first, start), min(last, end)

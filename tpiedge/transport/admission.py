@@ -21,7 +21,7 @@ from tpiedge.errors import UserError
 from tpiedge.transport.cutting import TcpConnection, is_open
 from tpiedge.transport.endpoint import Counters
 from tpiedge.transport.keys import is_key
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _log = logging.getLogger(__name__)
@@ -125,21 +125,18 @@ class Admission:
             self._guests.pop(name, None)
             self._replace({**kept, key: name})
 
-    def revoke(self, name: str) -> None:
-        """What `name` still sends is dropped and counted from now on, and it cannot connect again, nor as a guest."""
+    def revoke(self, name: str, key: str = "") -> None:
+        """What `name` still sends is dropped and counted from now on, and it cannot connect again, nor as a guest,
+        until it is admitted; nor can `key`, where its name is not known here."""
         with self._lock:
-            gone = [key for key, other in self._names.items() if other == name]
             guest = self._guests.pop(name, None)
-            for key in [*gone, *([guest.key] if guest else [])]:
-                self._deny(key)
-            self._replace({key: other for key, other in self._names.items() if other != name})
-
-    def deny(self, key: str) -> None:
-        """`key` is no guest here, now or later, until it is admitted."""
-        with self._lock:
-            self._deny(key)
-            self._guests = {name: guest for name, guest in self._guests.items() if guest.key != key}
-            self._replace(self._names)
+            gone = [known for known, other in self._names.items() if other == name]
+            if self._policy is not None:
+                for one in filter(None, (*gone, guest.key if guest else "", key)):
+                    self._denied[one] = None
+                while len(self._denied) > 10_000:
+                    del self._denied[next(iter(self._denied))]
+            self._replace({known: other for known, other in self._names.items() if other != name})
 
     def dismiss(self, name: str) -> None:
         """`name`, if it is a guest, is none any more; it may come back."""
@@ -209,8 +206,6 @@ class Admission:
         policy, caller = self._policy, self._others.get(name)
         if policy is None or policy.takes is None or caller is None or caller.introduced:
             return None
-        if caller.key in self._denied:
-            return None
         has_ticket = policy.takes(ticket, name)
         with self._lock:
             if (
@@ -261,41 +256,51 @@ class Admission:
         self._guests = {name: guest for name, guest in self._guests.items() if name not in names}
         self._replace(self._names)
 
-    def _deny(self, key: str) -> None:
-        if self._policy is None:
-            return
-        self._denied[key] = None
-        if len(self._denied) > 10_000:
-            del self._denied[next(iter(self._denied))]
-
     def _replace(self, names: dict[str, str]) -> None:
         self._names = names
         self.admitted = frozenset((*names.values(), *self._guests))
         self.changes.value += 1
 
 
-class Gatekeeper:
-    """The thread that answers ZAP requests of `context`; it ends when the context is terminated."""
+class ZmqContext:
+    """A context, and the thread that answers its ZAP requests once it has a hub. Close the endpoints first: `close`
+    waits for them, and ends every thread.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    With `io_threads` > 1 the encryption of different connections runs in parallel.
+    """
+
+    def __init__(self, io_threads: int = 1) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
         self._domains: dict[bytes, Admission] = {}
-        # Bound before any hub exists: a hub without a ZAP handler would admit every key.
-        self._socket = context.socket(zmq.REP)
-        self._socket.linger = 0
-        self._socket.bind(_ZAP_ADDRESS)
-        self._thread = threading.Thread(target=self._serve, name="tpiedge-zap", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
-    def guard(self, domain: bytes, admission: Admission) -> None:
+    def socket(self, kind: int) -> zmq.Socket[bytes]:
+        return self._context.socket(kind)
+
+    def guard(self, admission: Admission) -> bytes:
+        """A new ZAP domain whose connections `admission` judges. Set it on a socket before it is bound."""
+        if self._thread is None:
+            # Bound before any hub exists: a hub without a ZAP handler would admit every key.
+            requests = self._context.socket(zmq.REP)
+            requests.linger = 0
+            requests.bind(_ZAP_ADDRESS)
+            self._thread = threading.Thread(
+                target=self._serve, args=(requests,), name="tpiedge-zap", daemon=True
+            )
+            self._thread.start()
+        domain = f"hub-{len(self._domains)}".encode()
         self._domains[domain] = admission
+        return domain
 
-    def join(self) -> None:
-        self._thread.join()
+    def close(self) -> None:
+        self._context.term()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _serve(self) -> None:
-        with contextlib.closing(self._socket), contextlib.suppress(zmq.ContextTerminated):
+    def _serve(self, requests: zmq.Socket[bytes]) -> None:
+        with contextlib.closing(requests), contextlib.suppress(zmq.ContextTerminated):
             while True:
-                self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+                requests.send_multipart(self._answer(requests.recv_multipart()))
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         version, number, domain, address, _identity, mechanism, *credentials = request

@@ -21,19 +21,15 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.cutting import FAREWELL_S, Cutter, TcpConnection, borrowed, connection_of
+from tpiedge.transport.cutting import FAREWELL_S, TcpConnection, borrowed, connection_of, cut
 from tpiedge.units import KIB
-
-
-class _Stay(NamedTuple):
-    address: str
-    until: float
 
 
 class Strangers:
@@ -42,8 +38,8 @@ class Strangers:
     def __init__(self, limit: int, each: int) -> None:
         self._limit = limit
         self._each = each
-        self._stays: dict[TcpConnection, _Stay] = {}  # the longest here first
-        self._crowds: Counter[str] = Counter()
+        #: Their address, and until when; the longest here first.
+        self._stays: dict[TcpConnection, tuple[str, float]] = {}
 
     def __contains__(self, connection: TcpConnection) -> bool:
         return connection in self._stays
@@ -51,27 +47,23 @@ class Strangers:
     def came(self, connection: TcpConnection, address: str, until: float) -> TcpConnection | None:
         """A connection from an IP address is a stranger, perhaps again, until `until`. Returns who goes for it."""
         self.left(connection)
-        self._stays[connection] = _Stay(address, until)
-        self._crowds[address] += 1
-        if self._crowds[address] <= self._each:
+        self._stays[connection] = address, until
+        crowds = Counter(one for one, _ in self._stays.values())
+        if crowds[address] <= self._each:
             if len(self._stays) <= self._limit:
                 return None
-            address = self._crowds.most_common(1)[0][0]
-        gone = next(one for one, stay in self._stays.items() if stay.address == address)
+            address = crowds.most_common(1)[0][0]
+        gone = next(one for one, (other, _) in self._stays.items() if other == address)
         self.left(gone)
         return gone
 
     def left(self, connection: TcpConnection) -> None:
         """The connection is no stranger, or ended. Does nothing where it was none."""
-        stay = self._stays.pop(connection, None)
-        if stay is not None:
-            self._crowds[stay.address] -= 1
-            if not self._crowds[stay.address]:
-                del self._crowds[stay.address]
+        self._stays.pop(connection, None)
 
     def overdue(self, now: float) -> tuple[TcpConnection, ...]:
         """Those whose time is over."""
-        late = tuple(one for one, stay in self._stays.items() if stay.until <= now)
+        late = tuple(one for one, (_, until) in self._stays.items() if until <= now)
         for connection in late:
             self.left(connection)
         return late
@@ -120,35 +112,23 @@ class Arrived(NamedTuple):
     segments: int
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """One connection, from an IP address. The hub's owner adds to `taken` the wire bytes of every message that it
-    receives, and sets `route` and `name` when the peer is introduced."""
+    receives, and sets `route` and `name` when the peer is introduced. `cut`: the connection was ended here, where it
+    `flooded` for what it sent. `left`: bytes that waited when it was last looked at."""
 
-    __slots__ = (
-        "_idle_since",
-        "_other",
-        "_taken",
-        "address",
-        "cut",
-        "flooded",
-        "left",
-        "name",
-        "route",
-        "taken",
-    )
-
-    def __init__(self, address: str = "") -> None:
-        self.address = address
-        self.route = b""
-        self.name = ""
-        self.taken = 0
-        #: Whether the connection was ended here, and whether for what it sent.
-        self.cut = self.flooded = False
-        #: Bytes that waited when it was last looked at.
-        self.left = 0
-        self._taken = self._idle_since = 0
-        # Bytes that were received and are none of this connection's: of the one before it, whose name it has.
-        self._other = 0
+    address: str = ""
+    route: bytes = b""
+    name: str = ""
+    taken: int = 0
+    cut: bool = False
+    flooded: bool = False
+    left: int = 0
+    _taken: int = 0
+    _idle_since: int = 0
+    # Bytes that were received and are none of this connection's: of the one before it, whose name it has.
+    _other: int = 0
 
     def waiting(self, arrived: Arrived, taken: int) -> Arrived:
         """The bytes that have come and were not received, and the segments that have come since anything was received.
@@ -177,7 +157,6 @@ class Backlog:
         self._admission = admission
         self._strangers = Strangers(MAX_STRANGERS, STRANGERS_EACH)
         self._flows: dict[TcpConnection, Flow] = {}
-        self._cutter = Cutter()
         self._due = 0.0
         self._looked = self._received_until = 0.0
         self._ended_bytes = 0
@@ -256,7 +235,7 @@ class Backlog:
                 self._ended_bytes += self._flows.pop(connection).left
                 self._strangers.left(connection)
             elif flow.cut:
-                self._cutter.cut(connection)  # again: it needs a descriptor, which there may not have been
+                cut(connection)  # again: it needs a descriptor, which there may not have been
             else:
                 self._judge(connection, flow, flow.waiting(arrived, taken))
         for connection in self._strangers.overdue(self._received_until):
@@ -296,7 +275,7 @@ class Backlog:
     def _cut(self, connection: TcpConnection, flow: Flow) -> None:
         self._strangers.left(connection)
         flow.cut = True
-        self._cutter.cut(connection)
+        cut(connection)
 
 
 def _events_of(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:

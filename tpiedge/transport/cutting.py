@@ -9,8 +9,6 @@ import contextlib
 import errno
 import os
 import socket
-import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -61,27 +59,13 @@ def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
         lent.detach()
 
 
-class Cutter:
-    """Cuts now, or soon, so that what was sent last still leaves."""
-
-    def __init__(self) -> None:
-        self._due: deque[tuple[float, TcpConnection]] = deque()
-
-    def cut(self, connection: TcpConnection) -> None:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as ends:
-            # Stays the same socket, or whatever it is, whatever libzmq closes and opens meanwhile.
-            double = os.dup(connection.descriptor)
-            ends.callback(os.close, double)
-            if os.fstat(double).st_ino == connection.inode:
-                lent = socket.socket(fileno=double)  # OSError where a file has the descriptor by now
-                ends.callback(lent.detach)
-                lent.shutdown(socket.SHUT_RDWR)
-
-    def cut_soon(self, connection: TcpConnection) -> None:
-        """Some time later, by `turn`."""
-        self._due.append((time.monotonic() + FAREWELL_S, connection))
-
-    def turn(self) -> None:
-        """Cut what is due. Call it often."""
-        while self._due and self._due[0][0] <= time.monotonic():
-            self.cut(self._due.popleft()[1])
+def cut(connection: TcpConnection) -> None:
+    """Does nothing where the connection is gone."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as ends:
+        # Stays the same socket, or whatever it is, whatever libzmq closes and opens meanwhile.
+        double = os.dup(connection.descriptor)
+        ends.callback(os.close, double)
+        if os.fstat(double).st_ino == connection.inode:
+            lent = socket.socket(fileno=double)  # OSError where a file has the descriptor by now
+            ends.callback(lent.detach)
+            lent.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,12 @@
 """CURVE key pairs, which are the identity of a node, and what the ZeroMQ library of this computer can do."""
 
+import re
 from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils import z85
+
+_KEY = re.compile(f"[{re.escape(z85.Z85CHARS.decode())}]{{40}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class CurveKeys:
 
 def is_key(text: str) -> bool:
     """Whether `text` is a key in Z85."""
-    return len(text) == 40 and text.isascii() and all(byte in z85.Z85CHARS for byte in text.encode())
+    return _KEY.fullmatch(text) is not None
 
 
 def public_of(secret: str) -> str:

@@ -3,62 +3,38 @@
 Of two nodes one listens and the other connects; afterwards both sides are alike.
 """
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 
 import zmq
 
-from tpiedge.transport.endpoint import Buffer, Counters, EndpointClosed, Envelope, Unreachable
-from tpiedge.transport.framing import TENSOR, Messages, Plane, names_of
+from tpiedge.transport.endpoint import TENSOR, Buffer, Endpoint, EndpointClosed, Unreachable, names_of
 from tpiedge.transport.native_reducer import EndpointReducers, Exchange, Reduce
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.transport.zeromq_endpoint import SLICE_S, ZmqEndpoint
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 
 
-class ZmqMesh(Messages):
-    """An Endpoint. Owns `hub` and `spokes`, named after the peers that they lead to."""
+class ZmqMesh(Endpoint):
+    """Owns `hub` and `spokes`, named after the peers that they lead to."""
 
-    def __init__(
-        self, name: str, hub: ZmqHub | None, spokes: Mapping[str, ZmqSpoke], plane: Plane = TENSOR
-    ) -> None:
-        self.name = name
-        self._plane = plane
+    def __init__(self, name: str, hub: ZmqHub | None, spokes: Mapping[str, ZmqSpoke]) -> None:
+        super().__init__(name, TENSOR)
+        #: Empty where no other node connects to this one.
+        self.address = hub.address if hub else ""
         self._hub = hub
         self._spokes = dict(spokes)
         self._ends: list[ZmqEndpoint] = [*([hub] if hub else []), *self._spokes.values()]
+        self.counters = self._ends[0].counters  # a hub's are those of its admission, too
+        self._lock = self._ends[0].lock
         self._poller = zmq.Poller()
         for end in self._ends:
+            end.counters, end.lock = self.counters, self._lock
             end.register(self._poller)
         self._next = 0
         self._closed = False
-        self._lock = threading.Lock()
         # The hub, where there is one, comes first: it alone admits others.
-        self._reducers = EndpointReducers(
-            self._ends, lambda name: self._spokes.get(name, self._hub), self._lock
-        )
-
-    @property
-    def address(self) -> str:
-        """Where other nodes connect to; empty where none does (without a hub)."""
-        return self._hub.address if self._hub else ""
-
-    @property
-    def bytes_sent(self) -> int:
-        return sum(end.bytes_sent for end in self._ends)
-
-    @property
-    def bytes_received(self) -> int:
-        return sum(end.bytes_received for end in self._ends)
-
-    @property
-    def counters(self) -> Counters:
-        """The counters of all links together."""
-        total = Counters()
-        for end in self._ends:
-            total.add(end.counters)
-        return total
+        self._reducers = EndpointReducers(self._ends, lambda name: self._spokes.get(name, self._hub))
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
@@ -86,10 +62,7 @@ class ZmqMesh(Messages):
 
     def reducer(self, exchange: Exchange) -> Reduce | None:
         """As in Reduces."""
-        return None if self._plane.prompt else self._reducers.reducer(exchange)
-
-    def read(self, sender: str, frame: memoryview) -> Envelope:
-        return self._end(sender).read(sender, frame)
+        return self._reducers.reducer(exchange)
 
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
         self._end(to).post(message, to)
@@ -100,6 +73,8 @@ class ZmqMesh(Messages):
 
     def close(self) -> None:
         self._closed = True
+        for end in self._ends:
+            end.stop()  # or the lock would be waited for
         with self._lock:
             for end in self._ends:
                 end.close()

@@ -20,7 +20,7 @@ import zmq
 import zmq.backend
 
 from tpiedge.native_code import Signatures, find_library, load_library
-from tpiedge.wire.tensors import SummandPrecision
+from tpiedge.wire.fields import SummandPrecision
 
 PRECISIONS: Final[dict[SummandPrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2, "i32": 3}
 """The numbering of Precision in native/wire.h."""
@@ -87,10 +87,6 @@ class TransportLibrary:
         self.zmq = (_pointer * len(zmq_functions))(*zmq_functions)
 
 
-class _Uncertain(Exception):
-    """Why there is no native side."""
-
-
 def transport_library() -> TransportLibrary | None:
     """None where there is none, see above."""
     dll = None if os.environ.get("TPIEDGE_FAST_LINK") == "0" else packing_library()
@@ -116,15 +112,16 @@ def _loaded() -> ctypes.CDLL | None:
 def _with_libzmq(dll: ctypes.CDLL) -> TransportLibrary | None:
     try:
         return TransportLibrary(dll, _zmq_functions())
-    except (_Uncertain, OSError, AttributeError) as error:
+    except (OSError, AttributeError) as error:
         _log.debug("all-reduces step by step: %s", error)
         return None
 
 
 def _zmq_functions() -> list[int]:
-    """Addresses of _FUNCTIONS in the libzmq that pyzmq's extension is bound to."""
+    """Addresses of _FUNCTIONS in the libzmq that pyzmq's extension is bound to. Raises OSError where that is not
+    certain."""
     if not sys.platform.startswith("linux"):
-        raise _Uncertain(f"which libzmq pyzmq uses is not known on {sys.platform}")
+        raise OSError(f"which libzmq pyzmq uses is not known on {sys.platform}")
     extension = sys.modules[zmq.backend.Socket.__module__].__file__
     # The linker binds an extension to the global scope first and then to its own dependencies, where dlsym looks that
     # is given its handle. RTLD_NOLOAD: never a second copy.
@@ -134,7 +131,7 @@ def _zmq_functions() -> list[int]:
     parts = [ctypes.c_int() for _ in range(3)]
     pyzmq.zmq_version(*map(ctypes.byref, parts))
     if tuple(part.value for part in parts) != zmq.zmq_version_info():
-        raise _Uncertain("pyzmq names another version of libzmq")
+        raise OSError("pyzmq names another version of libzmq")
     return addresses
 
 
@@ -142,5 +139,5 @@ def _address_of(name: str, pyzmq: ctypes.CDLL, global_scope: ctypes.CDLL) -> int
     address = ctypes.cast(getattr(pyzmq, name), _pointer).value
     other = getattr(global_scope, name, None)
     if not address or (other is not None and ctypes.cast(other, _pointer).value != address):
-        raise _Uncertain(f"more than one {name}")
+        raise OSError(f"more than one {name}")
     return address

@@ -7,18 +7,16 @@ anything, and the caller goes on step by step: what was received and not used co
 
 import ctypes
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from tpiedge.transport.backlog import Flow, curve_bytes
 from tpiedge.transport.native_library import PRECISIONS, ReducePlan, TransportLibrary, View, transport_library
 from tpiedge.wire.codec import FLAT_BYTES, PLACE_AT, PLACE_BYTES
-from tpiedge.wire.tensors import SummandPrecision
+from tpiedge.wire.fields import SummandPrecision
 
 if TYPE_CHECKING:
     from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
@@ -88,7 +86,7 @@ class ReceivedFrame:
         return len(self.buffer)
 
     def get(self, name: str) -> str:
-        """User-Id, the name that the gatekeeper gave the connection, or __fd, its file descriptor; "" for another
+        """User-Id, the name that `admission` gave the connection, or __fd, its file descriptor; "" for another
         property."""
         return self._properties.get(name, "")
 
@@ -100,7 +98,6 @@ class NativeReducer:
     """
 
     def __init__(self, library: TransportLibrary, exchange: Exchange) -> None:
-        self.names: Final = tuple(exchange.answers)
         precision, (rows, columns) = PRECISIONS[exchange.precision], exchange.shape
         self.frame_bytes: Final = FLAT_BYTES + library.dll.tpiedge_wire_bytes(precision, rows, columns)
         self._dll = library.dll
@@ -146,10 +143,6 @@ class NativeReducer:
         path, whichever receives next."""
         return int(self._run(self.handle, place, tensor))
 
-    def used_up(self, sent: int) -> bool:
-        """Whether a run that left off after sending `sent` messages has used up those of all peers."""
-        return sent > 0 and self._exchange.combine is Combine.SUM
-
     def received(self) -> Iterator[tuple[int, bytes, ReceivedFrame]]:
         """What was received and not used: socket, route and frame, in the order of arrival.
 
@@ -181,20 +174,18 @@ class EndpointReducers:
     Laws: every message goes to the native side or to Python, and those of one peer in the order of arrival. What a
     reducer has kept is handed over to Python before Python receives by itself, and before another reducer runs.
 
-    `links`: the endpoint's; only the first of them may change which peers it admits. `link_of`: the link to a peer.
-    `lock`: the endpoint's own, taken before those of its links; None where the link's lock is the endpoint's.
+    `links` are the endpoint's, with one lock; only the first of them may change which peers it admits. `link_of` gives
+    the link to a peer.
     """
 
     def __init__(
         self,
         links: Sequence["ZmqEndpoint"],
         link_of: Callable[[str], "ZmqEndpoint | None"],
-        lock: "threading.Lock | None" = None,
     ) -> None:
         self._links = links
         self._link_of = link_of
-        self._locks = _Locks([*([lock] if lock else []), *(link.lock for link in links)])
-        self._keeper: _Shape | None = None
+        self._keeper: _Linked | None = None
         #: Whether `hand_over` is due before anything is sent or received.
         self.keeps = False
 
@@ -204,111 +195,86 @@ class EndpointReducers:
         links = [link for name in exchange.answers if (link := self._link_of(name)) is not None]
         if library is None or len(links) < len(exchange.answers):
             return None
-        native = NativeReducer(library, exchange)
+        native = _Linked(library, exchange, links)
         if not FLAT_BYTES < native.frame_bytes <= _MOST_BYTES:
             return None
-        return functools.partial(self._reduce, _Shape(native, links))
+        return functools.partial(self._reduce, native)
 
     def hand_over(self) -> None:
         """What was received ahead comes out of the links' `recv_frame` next."""
-        with self._locks:
+        with self._links[0].lock:
             self._hand_over()
 
     def _hand_over(self) -> None:
         if self._keeper is not None:
             self._keeper.put_back()
-            self._keeper.native.release()
+            self._keeper.release()
             self._keeper, self.keeps = None, False
 
-    def _reduce(self, shape: "_Shape", place: bytes, tensor: int) -> int:
-        with self._locks:
-            if self._keeper is not shape:
+    def _reduce(self, native: "_Linked", place: bytes, tensor: int) -> int:
+        with self._links[0].lock:
+            if self._keeper is not native:
                 self._hand_over()
             for link in self._links:
                 if not link.is_free:
                     return 0
-            native = shape.native
-            if native.handle is None and not shape.open(self._links[0]):
+            if native.handle is None and not native.open_links(self._links[0]):
                 return 0
             sent = native.run(place, tensor)
             if sent >= 0:
-                shape.count_sent(sent)
-                if native.used_up(sent):
-                    shape.count_received()
-                shape.put_back()
+                native.count_sent(sent)
+                if sent and native.sums:  # the parts of all peers are in the sum
+                    native.count_received()
+                native.put_back()
                 self._keeper, self.keeps = None, False
                 # The next one is opened for the routes that there are then.
                 native.close()
                 return sent
             self.keeps = sent != DONE
-            self._keeper = shape if self.keeps else None
-            shape.count_sent()
-            shape.count_received()
+            self._keeper = native if self.keeps else None
+            native.count_sent()
+            native.count_received()
             return DONE
 
 
-class _Shape:
-    """The reducer of one shape, and the counting of its messages. `links`: of each peer, in their order."""
+class _Linked(NativeReducer):
+    """A reducer over the link of each peer, in their order, and the counting of its messages."""
 
-    def __init__(self, native: NativeReducer, links: Sequence["ZmqEndpoint"]) -> None:
-        self.native: Final = native
+    def __init__(self, library: TransportLibrary, exchange: Exchange, links: Sequence["ZmqEndpoint"]) -> None:
+        super().__init__(library, exchange)
         self._links = links
         self._flows: list[Flow] = []
         self._by_socket: dict[int, ZmqEndpoint] = {}
-        self._frame_bytes = native.frame_bytes
-        self._wire_bytes = curve_bytes(native.frame_bytes)
+        self._wire_bytes = curve_bytes(self.frame_bytes)
+        self.sums: Final = exchange.combine is Combine.SUM
 
-    def open(self, first: "ZmqEndpoint") -> bool:
+    def open_links(self, first: "ZmqEndpoint") -> bool:
         """`first` knows of changes."""
         # Read first: a change from here on shows.
         seen = first.changes.value
         ways, self._flows = [], []
-        for link, name in zip(self._links, self.native.names, strict=True):
+        for link, name in zip(self._links, self._exchange.answers, strict=True):
             way = link.way_to(name)
             if way is None:
                 return False
             ways.append((link.underlying, way[0]))
             self._flows.append(way[1])
         self._by_socket = {link.underlying: link for link in self._links}
-        return self.native.open(ways, first.changes, seen)
+        return self.open(ways, first.changes, seen)
 
     def count_sent(self, count: int | None = None) -> None:
         """The own frame, to the first `count` peers."""
         for link in self._links[:count]:
-            link.bytes_sent += self._frame_bytes
+            link.counters.bytes_sent += self.frame_bytes
 
     def count_received(self) -> None:
         """A frame of every peer."""
         for link in self._links:
-            link.bytes_received += self._frame_bytes
+            link.counters.bytes_received += self.frame_bytes
         for flow in self._flows:
             flow.taken += self._wire_bytes
 
     def put_back(self) -> None:
         """What was received and not used."""
-        for socket, route, frame in self.native.received():
+        for socket, route, frame in self.received():
             self._by_socket[socket].put_back(route, frame)
-
-
-class _Locks:
-    """All of them, taken in this order."""
-
-    def __init__(self, locks: Sequence[threading.Lock]) -> None:
-        self._locks = locks
-
-    def __enter__(self) -> None:
-        taken = 0
-        try:
-            for lock in self._locks:
-                lock.acquire()
-                taken += 1
-        except BaseException:  # a signal, perhaps
-            for lock in self._locks[:taken]:
-                lock.release()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for lock in self._locks:
-            lock.release()

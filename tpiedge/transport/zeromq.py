@@ -1,6 +1,6 @@
 """Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-Identity is the key. The gatekeeper turns the key into a name, and the first frame of a connection shows whether
+Identity is the key. `admission` turns the key into a name, and the first frame of a connection shows whether
 the routing id, which the peer chooses as `name/nonce/ticket`, agrees with it; from then on messages go by routing id.
 Only this hub learns the nonce, so no other process can take the route over. The nonce tells a process that
 connects again (same nonce: libzmq hands the route over) from a second process under the same key (other
@@ -13,17 +13,25 @@ import contextlib
 import errno
 import secrets
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import zmq
 
 from tpiedge.errors import UserError
-from tpiedge.transport.admission import Admission, GuestPolicy
+from tpiedge.transport.admission import Admission, GuestPolicy, ZmqContext
 from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, curve_bytes
-from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
-from tpiedge.transport.endpoint import Buffer, DuplicateName, LinkReset, MalformedMessage
-from tpiedge.transport.framing import Plane, frame_of
+from tpiedge.transport.cutting import FAREWELL_S, TcpConnection, connection_of, cut
+from tpiedge.transport.endpoint import (
+    Buffer,
+    DuplicateName,
+    Hub,
+    LinkReset,
+    MalformedMessage,
+    Plane,
+    frame_of,
+)
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.monitor import LinkMonitor
 from tpiedge.transport.zeromq_endpoint import (
@@ -34,10 +42,9 @@ from tpiedge.transport.zeromq_endpoint import (
     SEND_MORE,
     Frame,
     Item,
-    ZmqContext,
     ZmqEndpoint,
 )
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 
 # Connections that wait to be accepted; who calls when there are more tries again only after a second.
 _MOST_CALLS = 1024
@@ -59,7 +66,7 @@ class _Peer:
     flow: Flow
 
 
-class ZmqHub(ZmqEndpoint):
+class ZmqHub(ZmqEndpoint, Hub):
     """Binds `address` (tcp://HOST:PORT, PORT may be *; HOST is one of this computer's own addresses).
 
     `allowed` maps public keys to peer names: no other key gets in, save as a guest for a while where `guests` says so.
@@ -85,7 +92,8 @@ class ZmqHub(ZmqEndpoint):
         self.changes = self.admission.changes
         self._routes: dict[str, bytes] = {}
         self._known: dict[bytes, _Peer] = {}
-        self._cutter = Cutter()
+        #: Connections that are cut when their last word has left, and when that is.
+        self._leaving: deque[tuple[float, TcpConnection]] = deque()
         #: Routes whose connection was ended, and may be made anew.
         self._cut: dict[bytes, TcpConnection | None] = {}
         self._socket.curve_server = 1
@@ -116,21 +124,16 @@ class ZmqHub(ZmqEndpoint):
         return None if peer is None or name not in self.admission.admitted else (route, peer.flow)
 
     def address_of(self, name: str) -> str:
-        """As in Hub. For the owner."""
         peer = self._known.get(self._routes.get(name, b""))
         return "" if peer is None else peer.address
 
     def is_connected(self, name: str) -> bool:
-        """As in Hub. For the owner."""
         with self.lock:
             route = self._routes.get(name)
             return route is not None and not self._closed and self._stands(route)
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear.
-
-        The connection ends at once, or, after a farewell, within the next calls of `recv`. For the owner.
-        """
+        """As in Hub. The connection ends at once, or, after a farewell, within the next calls of `recv`."""
         with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
@@ -150,8 +153,10 @@ class ZmqHub(ZmqEndpoint):
         self._cut[route] = connection
         while len(self._cut) > 1000:
             del self._cut[next(iter(self._cut))]
-        if connection is not None:
-            (self._cutter.cut if at_once else self._cutter.cut_soon)(connection)
+        if connection is not None and at_once:
+            cut(connection)
+        elif connection is not None:
+            self._leaving.append((time.monotonic() + FAREWELL_S, connection))
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
         route = self._routes.get(to or "")
@@ -182,7 +187,8 @@ class ZmqHub(ZmqEndpoint):
             self._held.append(item)
 
     def _receive(self, flags: int) -> Item | None:
-        self._cutter.turn()
+        while self._leaving and self._leaving[0][0] <= time.monotonic():
+            cut(self._leaving.popleft()[1])
         recv = self._recv_part
         try:
             route = recv(flags)
@@ -205,7 +211,7 @@ class ZmqHub(ZmqEndpoint):
 
     def _introduce(self, route: bytes, frame: Frame) -> Item | None:
         """The first frame of a connection, the probe: decide whether `route` is now the way to its sender."""
-        # The name that the gatekeeper gave the connection.
+        # The name that `admission` gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
         address: str = frame.get("Peer-Address")  # type: ignore[assignment]
         self._skip_rest(frame)
@@ -244,7 +250,7 @@ class ZmqHub(ZmqEndpoint):
             return None
         before = None if known is None else self._known.pop(known)
         if before is not None and before.connection is not None and before.flow.route == known:
-            self._cutter.cut(before.connection)  # libzmq keeps one that it handed over
+            cut(before.connection)  # libzmq keeps one that it handed over
         flow = self._backlog.flow(connection)
         flow.route, flow.name = route, user
         self.admission.introduced(user, connection)
@@ -282,13 +288,12 @@ class ZmqSpoke(ZmqEndpoint):
         *,
         hub_name: str,
         plane: Plane,
-        io_threads: int = 1,
         context: ZmqContext | None = None,
         ticket: str = "",
     ) -> None:
         if not is_key(server_key):
             raise UserError(f"not the public key of {hub_name}: {len(server_key)} characters")
-        super().__init__(zmq.DEALER, name, keys, plane, context, io_threads)
+        super().__init__(zmq.DEALER, name, keys, plane, context)
         self.address = address
         self._hub_name = hub_name
         self._flow = Flow()  # counted, but never looked at

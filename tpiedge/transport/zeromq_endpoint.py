@@ -1,10 +1,7 @@
-"""What the hub and the spoke over ZeroMQ share: a context with its gatekeeper, how sockets are set up, and sending,
-receiving, waiting and closing.
-"""
+"""What the hub and the spoke over ZeroMQ share: how sockets are set up, and sending, receiving, waiting and closing."""
 
 import contextlib
 import ctypes
-import itertools
 import os
 import threading
 import time
@@ -16,42 +13,20 @@ from typing import Any, Self
 import zmq
 
 from tpiedge.errors import PeerError, UserError
-from tpiedge.transport.admission import Admission, Gatekeeper
+from tpiedge.transport.admission import ZmqContext
 from tpiedge.transport.backlog import Flow
-from tpiedge.transport.endpoint import Buffer, EndpointClosed, MalformedMessage, Unreachable
-from tpiedge.transport.framing import SEND_TIMEOUT_S, Messaging, Plane, frame_of, messages_of, names_of
+from tpiedge.transport.endpoint import (
+    SEND_TIMEOUT_S,
+    Buffer,
+    Endpoint,
+    EndpointClosed,
+    MalformedMessage,
+    Plane,
+    Unreachable,
+    names_of,
+)
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.native_reducer import EndpointReducers, Exchange, ReceivedFrame, Reduce
-from tpiedge.wire.messages import Message
-
-
-class ZmqContext:
-    """Close the endpoints first: `close` waits for them, and ends every thread.
-
-    With `io_threads` > 1 the encryption of different connections runs in parallel.
-    """
-
-    def __init__(self, io_threads: int = 1) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
-        self._gatekeeper: Gatekeeper | None = None
-        self._numbers = itertools.count()
-
-    def socket(self, kind: int) -> zmq.Socket[bytes]:
-        return self._context.socket(kind)
-
-    def guard(self, admission: Admission) -> bytes:
-        """A new ZAP domain whose connections `admission` judges. Set it on a socket before it is bound."""
-        if self._gatekeeper is None:
-            self._gatekeeper = Gatekeeper(self._context)
-        domain = f"hub-{next(self._numbers)}".encode()
-        self._gatekeeper.guard(domain, admission)
-        return domain
-
-    def close(self) -> None:
-        self._context.term()
-        if self._gatekeeper is not None:
-            self._gatekeeper.join()
-
 
 SLICE_S = 0.02
 """How long a read inside libzmq waits."""
@@ -139,7 +114,7 @@ PROBE = b""
 DUPLICATE = b"duplicate"
 
 
-class ZmqEndpoint(Messaging):
+class ZmqEndpoint(Endpoint):
     """What hub and spoke share. The lock makes `close` safe during a wait; the wake-up ends the wait."""
 
     #: Whom a message without an address is for: a spoke names its hub, a hub has nobody.
@@ -152,7 +127,7 @@ class ZmqEndpoint(Messaging):
         keys: CurveKeys,
         plane: Plane,
         context: ZmqContext | None,
-        io_threads: int,
+        io_threads: int = 1,
     ) -> None:
         if not (is_key(keys.public) and is_key(keys.secret)):
             raise UserError(f"the CURVE keys of {name} are not Z85 text of 40 characters")
@@ -163,7 +138,8 @@ class ZmqEndpoint(Messaging):
         self.changes = ctypes.c_uint32()
         self._closed = False
         self._woken = False
-        self.lock = threading.Lock()
+        #: All ends of a mesh have one, which a wait over all of them holds.
+        self.lock = threading.RLock()
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
         self._owns_context = context is None
@@ -188,7 +164,7 @@ class ZmqEndpoint(Messaging):
             for name in names_of(to):
                 if self._stuck or not self._try_send(frame, name):
                     self._deliver(frame, name, SEND_TIMEOUT_S if timeout_s is None else timeout_s)
-                self.bytes_sent += len(frame)
+                self.counters.bytes_sent += len(frame)
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
@@ -252,24 +228,25 @@ class ZmqEndpoint(Messaging):
         self._woken = True
         self._wakeup.ring()
 
-    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
-        # Encoded here, so that the caller and not the owner learns of a message that cannot be sent.
-        self._posted.extend([(frame_of(one, (), self._plane), to) for one in messages_of(message)])
+    def _queue(self, frames: Sequence[tuple[bytes, str | None]]) -> None:
+        self._posted.extend(frames)
         self._wakeup.ring()
 
     @property
     def posted(self) -> int:
-        """As in Endpoint."""
         return len(self._posted)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """From any thread: end a wait that is under way, and whatever comes later, with EndpointClosed."""
         self._closed = True
         self._wakeup.ring()
+
+    def close(self) -> None:
+        self.stop()
         with self.lock:
             if self._socket.closed:
                 return
             self._drain()
-            self.counters.undeliverable += len(self._posted)
             self._socket.close(linger=LINGER_MS)
             self._wakeup.close()
             if self._owns_context:
@@ -317,12 +294,10 @@ class ZmqEndpoint(Messaging):
         while self._posted:
             frame, to = self._posted[0]
             if self._try_send(frame, to):
-                self.bytes_sent += len(frame)
+                self.counters.bytes_sent += len(frame)
             elif self._waits_for(to):
                 self._stuck = True
                 return
-            else:
-                self.counters.undeliverable += 1
             self._posted.popleft()
         self._stuck = False
 
@@ -357,7 +332,7 @@ class ZmqEndpoint(Messaging):
             self.counters.malformed += 1
             return MalformedMessage(sender, "more than one frame")
         view = frame.buffer
-        self.bytes_received += len(view)
+        self.counters.bytes_received += len(view)
         return sender, view
 
     def _skip_rest(self, frame: Frame) -> None:

@@ -6,6 +6,8 @@
 The second form has FLAT_BYTES in all, so that the tensor follows at once, aligned, in the same frame. No MessagePack
 begins with 0xC1.
 
+A tag is never used for another message; a change of any message's fields raises PROTOCOL.
+
 Everything that is not exactly one valid message raises ProtocolError, on both sides, before it has any effect. msgspec
 checks each bound before it makes what the bound is about, so a hostile message costs at most a few times its bytes.
 """
@@ -18,12 +20,77 @@ from typing import Any, Final, cast
 import msgspec
 
 from tpiedge.errors import ProtocolError
+from tpiedge.wire import control, epochs, join
 from tpiedge.wire import data as d
-from tpiedge.wire.files import FileChunk
+from tpiedge.wire.fields import MAX_CONTROL_HEADER, MAX_DIMENSIONS, DType, Message, TensorHeader
 from tpiedge.wire.join import JOIN_PROTOCOL, JOIN_TAGS
-from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_DIMENSIONS
-from tpiedge.wire.messages import PROTOCOL, TAGS, Message
-from tpiedge.wire.tensors import DType, TensorHeader
+
+PROTOCOL = 22
+
+TAGS: dict[int, type[Message]] = {
+    1: d.StepPlan,
+    2: d.Hidden,
+    3: d.Partial,
+    4: d.Reduced,
+    5: d.Gathered,
+    6: d.Slice,
+    7: d.Survey,
+    8: d.LinkReport,
+    9: d.LeavePages,
+    32: control.Hello,
+    33: control.Assign,
+    34: control.Listening,
+    35: control.Loading,
+    36: control.Ready,
+    37: control.Heartbeat,
+    38: control.Pulse,
+    39: control.Lost,
+    40: control.Generate,
+    41: control.Token,
+    42: control.Finished,
+    43: control.Failed,
+    44: control.Cancel,
+    45: control.AskStats,
+    46: control.Stats,
+    47: control.Shutdown,
+    48: control.PromptScores,
+    49: control.Accused,
+    50: control.Connect,
+    51: control.Halt,
+    52: control.Halted,
+    53: control.Resume,
+    54: control.Embedding,
+    55: control.StepSpans,
+    56: control.Compile,
+    57: control.Compiled,
+    64: join.Enrol,
+    65: join.Enrolled,
+    66: join.Refused,
+    67: join.Knock,
+    68: join.Challenge,
+    69: join.Reveal,
+    70: join.Verdict,
+    80: d.Fetch,
+    81: d.FileChunk,
+    82: d.FetchFailed,
+    96: epochs.Offer,
+    97: epochs.Prepare,
+    98: epochs.Preparing,
+    99: epochs.Spawned,
+    100: epochs.NodeEnded,
+    101: epochs.Release,
+    102: epochs.AgentPulse,
+    103: epochs.MasterPulse,
+    104: epochs.Probe,
+    105: epochs.Echo,
+    106: epochs.AskOffer,
+    107: epochs.Prepared,
+    108: epochs.Launch,
+    109: epochs.Leaving,
+    110: epochs.Spare,
+    111: epochs.Stock,
+    112: epochs.Stocked,
+}
 
 FLAT_MARK: Final = 0xC1
 FLAT_BYTES: Final = 64
@@ -37,7 +104,7 @@ _INTEGERS: Final[dict[Any, str]] = {
     d.Reduced: "IQIIB",
     d.Gathered: "IQIIB",
     d.Slice: "IQIIBBB",
-    FileChunk: "IIQ",
+    d.FileChunk: "IIQ",
 }
 _FLAT: Final = {
     cls: (struct.Struct(f"<BBB{widths}"), attrgetter(*cls.__struct_fields__[:-1]))

@@ -4,8 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from tpiedge.wire.epochs import Echo, Probe
-from tpiedge.wire.fields import rate_of
-from tpiedge.wire.limits import MAX_BLOB
+from tpiedge.wire.fields import MAX_BLOB, rate_of
 
 _EMPTY = 5
 _SHORTEST_S = 1e-6

@@ -5,8 +5,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from tpiedge.wire.fields import U32, U64, Finite, Name
-from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS
+from tpiedge.wire.fields import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS, U32, U64, Finite, Name
 
 SCOPE_CHARACTERS: Final = 32
 GrammarKind = Literal["json", "lark", "regex"]

@@ -10,23 +10,23 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from tpiedge import __version__
 from tpiedge.clock import Clock
 from tpiedge.errors import OutOfMemory, PeerError, ResourceError, TpiedgeError
 from tpiedge.host.addresses import listening_address
-from tpiedge.joining.connecting import introduction
+from tpiedge.joining.enrolment import introduction
 from tpiedge.launch.bootstrap import NodeBootstrap, OwnStalls, Timing
-from tpiedge.launch.offer import LOOK_S, Measurements, MemoryOffer
-from tpiedge.launch.slot import SETTLED_S, NodeSlot, Standby
+from tpiedge.launch.offer import Measurements
+from tpiedge.launch.slot import NodeSlot
 from tpiedge.pack.shard_copy import ShardCopy
 from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.fetcher import Provision
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.units import format_range
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
@@ -45,12 +45,11 @@ from tpiedge.wire.epochs import (
     Spawned,
     Stock,
 )
+from tpiedge.wire.fields import Keeping, Message
 from tpiedge.wire.join import Refused
-from tpiedge.wire.messages import PROTOCOL, Message
-from tpiedge.wire.weights import Keeping
 from tpiedge.worker.background import Background, Prefetch
 from tpiedge.worker.masters import WayState
-from tpiedge.worker.wording import NARROW, computing_line, spare_line, stopped_line
+from tpiedge.worker.wording import NARROW, spare_line, stopped_line
 
 _log = logging.getLogger(__name__)
 
@@ -73,12 +72,9 @@ class AgentSettings:
     master_key: str
     name: str
     host: str
-    threads: int
     free_disk_bytes: int
     disk_bytes_per_s: float
     keeping: Keeping = field(default_factory=Keeping)
-    #: As for NodeSlot.
-    locker: Path | None = None
     timing: Timing = field(default_factory=Timing)
 
 
@@ -89,66 +85,51 @@ class _Part:
     order: Prepare
     keys: CurveKeys
     shards: ShardCopy | None = None
-    #: When the master first said that it serves.
-    served: float | None = None
-    #: Whether a process was made to stand by for the next one.
-    covered: bool = False
 
     def close(self) -> None:
         if self.shards is not None:
             self.shards.close()
 
 
+@dataclass(eq=False)
 class Agent:
-    """One thread calls `run`; any may call `stop`. `say` gets lines for the user. The worker has enrolled on `endpoint`
-    already; the caller closes it."""
+    """One thread calls `run`; any may call `stop`. `say` gets lines for the user. `look` says how the way to the master
+    is, in a thread of its own. The worker has enrolled on `endpoint` already; the caller closes it, but the agent
+    closes `slot`."""
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        endpoint: Endpoint,
-        weights: Provision,
-        clock: Clock,
-        say: Callable[[str], None],
-        measurements: Measurements,
-        look: Callable[[], WayState],
-        memory: MemoryOffer,
-        usable_memory: Callable[[], int],
-        standby: Standby | None = None,
-    ) -> None:
-        """`look` says how the way to the master is, in a thread of its own; `usable_memory` how many bytes this machine
-        may use now, without waiting. `standby` is a process that was started already; the agent owns it from now on."""
-        self._settings = settings
-        self._endpoint = endpoint
-        self._weights = weights
-        self._clock = clock
-        self._say = say
-        self._measurements = measurements
-        self._look = look
-        self._memory = memory
-        self._usable_memory = usable_memory
-        self._report = measurements.recall()
-        self._nonce = secrets.randbits(63)
-        self._offered_bytes = -1  # of memory, as the master was told last
-        self._slot = NodeSlot(settings.threads, standby, memory.offered_bytes, settings.locker)
-        self._preparing: _Part | None = None
-        self._running: _Part | None = None
-        self._distrust = False
+    _settings: AgentSettings
+    _endpoint: Endpoint
+    _weights: Provision
+    _clock: Clock
+    _say: Callable[[str], None]
+    _measurements: Measurements
+    _look: Callable[[], WayState]
+    _slot: NodeSlot
+    _nonce: int = field(default_factory=lambda: secrets.randbits(63))
+    _offered_bytes: int = -1  # of memory, as the master was told last
+    _preparing: _Part | None = None
+    _running: _Part | None = None
+    _distrust: bool = False
+    _silent: bool = False
+    #: Whether the master serves and is not busy.
+    _at_rest: bool = False
+    # What the user was told last: what this machine is for, and that large packets vanish.
+    _standing: str = ""
+    _narrow: bool = False
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._report = self._measurements.recall()
         self._fetching: Background[ShardCopy] = Background("fetch", lambda shards: shards.close())
-        self._prefetch = Prefetch(weights, clock)
+        self._prefetch = Prefetch(self._weights, self._clock)
         self._looking: Background[WayState] = Background("look")
-        self._heard = self._looked = self._weighed = clock.now()
-        self._silent = False
-        #: Whether the master serves and is not busy.
-        self._at_rest = False
-        # What the user was told last: what this machine is for, and that large packets vanish.
-        self._standing, self._narrow = "", False
-        self._stopping = threading.Event()
+        self._heard = self._looked = self._clock.now()
 
     def run(self) -> None:
         """Serves until `stop`; blocks. Raises JoinRefused, MasterMoved, DuplicateName, PeerError; OutOfMemory where the
         memory that this machine offers holds no share of the master's model."""
         try:
+            self._slot.own_locker()  # the master lets in one process of each worker
             self._slot.warm(measure=self._report is None)
             self._serve()
         finally:
@@ -161,12 +142,7 @@ class Agent:
     # --- what it offers
 
     def _make_offer(self) -> None:
-        offer = self._offer()
-        if self._send(offer):
-            self._offered_bytes = offer.memory_bytes
-
-    def _offer(self) -> Offer:
-        """This machine's offer, measured once by the first standby node; blocks up to _REPORT_S for that."""
+        """Offers this machine, measured once by the first standby node; blocks up to _REPORT_S for that."""
         if self._report is None:
             report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
@@ -176,7 +152,7 @@ class Agent:
             self._report = report
             self._measurements.keep(report)
         settings, report = self._settings, self._report
-        return Offer(
+        offer = Offer(
             epoch=0,
             name=settings.name,
             host=settings.host,
@@ -185,13 +161,15 @@ class Agent:
             nonce=self._nonce,
             cpu=report.cpu,
             isa=report.isa,
-            threads=settings.threads,
-            memory_bytes=self._memory.offered_bytes,
+            threads=self._slot.threads,
+            memory_bytes=self._slot.memory_bytes,
             free_disk_bytes=settings.free_disk_bytes,
             capacity=report.capacity,
             disk_bytes_per_s=settings.disk_bytes_per_s,
             keeping=settings.keeping,
         )
+        if self._send(offer):
+            self._offered_bytes = offer.memory_bytes
 
     # --- serving
 
@@ -245,7 +223,7 @@ class Agent:
                 self._release(epoch)
             case Probe(number=number, answer_bytes=count):
                 self._send(Echo(message.epoch, number, bytes(count)))
-            case Spare(kind="too small") if not self._memory.reduced:
+            case Spare(kind="too small") if not self._slot.memory.reduced:
                 raise OutOfMemory(spare_line(message))
             case Spare():
                 self._stand(message.kind, spare_line(message))
@@ -256,17 +234,7 @@ class Agent:
             case MasterPulse():
                 self._at_rest = message.state == "serving" and not message.busy
                 if self._running is not None and message.state == "serving" and message.epoch == self._epoch:
-                    self._serves(self._running)
-
-    def _serves(self, part: _Part) -> None:
-        """The epoch serves: soon a process stands by for the next one, if there is memory for it."""
-        part.served = part.served or self._heard
-        if not part.covered and self._heard - part.served >= SETTLED_S:
-            part.covered = True
-            try:
-                self._slot.warm_ahead()
-            except ResourceError as error:
-                _log.warning("no process stands by for the next epoch: %s", error)
+                    self._slot.serves()
 
     # --- the life of an epoch
 
@@ -317,7 +285,7 @@ class Agent:
         self._preparing, order = None, part.order
         self._drop_node()
         self._at_rest, settings = False, self._settings
-        bootstrap = NodeBootstrap.of(
+        bootstrap = NodeBootstrap(
             order.rank,
             epoch,
             settings.control_address,
@@ -340,7 +308,7 @@ class Agent:
         _log.debug(
             "epoch %d: rank %d of %d, heads %s, FFN tiles %s", epoch, order.rank, order.ranks, heads, tiles
         )
-        self._stand(f"one of {order.ranks}", computing_line(order.ranks))
+        self._stand(f"one of {order.ranks}", f"now computing as one of {order.ranks} machines")
 
     def _stand(self, standing: str, line: str) -> None:
         """Says what this machine is for from now on, unless that is what the user was told last."""
@@ -358,24 +326,23 @@ class Agent:
 
     def _drop_node(self) -> None:
         """Ends the node. If it ended itself for want of memory, the master hears first what it may plan with next."""
-        if self._running is not None and self._slot.out_of_memory:
-            planned, now = self._running.order.planned_bytes, self._clock.now()
-            self._weigh(self._memory.ran_out(planned, self._usable_memory(), now))
-        self._stop_node()
+        self._stop_node(meanwhile=self._offer_anew)
+        self._offer_anew()
 
-    def _stop_node(self, grace_s: float = 0.0) -> None:
+    def _stop_node(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
+        def live_on() -> None:
+            with contextlib.suppress(EndpointClosed):
+                meanwhile()
+                self._send(AgentPulse(self._epoch))
+
         if self._running is not None:
             # Whether the node ended by itself or by Release: its log says if the shards were bad.
             tail = self._slot.log_tail()
             self._distrust = "IntegrityError" in tail or "ReadFault" in tail
             # The end of a large node may take longer than the master waits for a sign of life.
-            self._slot.stop(grace_s, lambda: self._send_if_open(AgentPulse(self._epoch)))
+            self._slot.stop(grace_s, live_on)
             self._running.close()
             self._running = None
-
-    def _send_if_open(self, message: Message) -> None:
-        with contextlib.suppress(EndpointClosed):
-            self._send(message)
 
     # --- what it watches
 
@@ -391,9 +358,8 @@ class Agent:
             self._drop_node()
             self._send(NodeEnded(epoch, "", sanitised_line(cause)))
             self._begin_to_look(now)
-        if now - self._weighed >= LOOK_S:
-            self._weighed = now
-            self._weigh(self._memory.look(self._usable_memory(), now))
+        self._slot.weigh()
+        self._offer_anew()
         if now - self._heard > self._settings.timing.timeout_s and not self._silent and not excused:
             self._silent, self._standing, self._at_rest = True, "", False
             # A preparation goes on: the master may not have noticed the silence, and wait for it.
@@ -402,13 +368,9 @@ class Agent:
         if self._silent and now - self._looked >= 10.0:
             self._begin_to_look(now)
 
-    def _weigh(self, changed: str) -> None:
-        """Says what has changed of the memory that this machine gives, if anything, and offers it to the master, which
-        may not have heard the last offer."""
-        if changed:
-            self._say(changed)
-            self._slot.memory_bytes = self._memory.offered_bytes
-        if self._offered_bytes != self._memory.offered_bytes:
+    def _offer_anew(self) -> None:
+        """Offers the master the memory that this machine gives, unless it has heard that offer."""
+        if self._offered_bytes != self._slot.memory_bytes:
             self._make_offer()
 
     def _begin_to_look(self, now: float) -> None:
@@ -439,7 +401,8 @@ class Agent:
         return True
 
     def _close(self) -> None:
-        self._send_if_open(Leaving(self._epoch))
+        with contextlib.suppress(EndpointClosed):
+            self._send(Leaving(self._epoch))
         # Both end while the node does.
         self._drop_preparation()
         self._prefetch.pause()

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from tpiedge.clock import Clock
@@ -16,26 +16,20 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-@dataclass
-class _Run(Generic[_T]):
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    outcome: _T | TpiedgeError | None = None
-
-
 class Background(Generic[_T]):
     """One piece of work after the other. For one thread; only `close` blocks. `drop` gets results that nobody takes."""
 
     def __init__(self, name: str, drop: Callable[[_T], None] = lambda _result: None) -> None:
         self._name = name
         self._drop = drop
-        self._lock = threading.Lock()
-        self._run: _Run[_T] | None = None
+        self._outcome: Future[_T | TpiedgeError] | None = None
+        self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
         """Whether work is under way, or its outcome was not taken yet."""
-        return self._run is not None
+        return self._outcome is not None
 
     @property
     def ended(self) -> bool:
@@ -45,35 +39,45 @@ class Background(Generic[_T]):
     def begin(self, work: Callable[[threading.Event], _T]) -> None:
         """Cancels the work before, and does `work` once that has ended. It ends soon after its event is set."""
         self.cancel()
-        run = self._run = _Run[_T]()
-        thread = threading.Thread(
-            target=self._do, args=(work, run, self._thread), name=self._name, daemon=True
-        )
+        cancelled, before = self._cancelled, self._thread
+        outcome: Future[_T | TpiedgeError] = Future()
+
+        def run() -> None:
+            if before is not None:  # which may still hold the connection to the master, or a lock
+                before.join()
+            if cancelled.is_set():
+                return
+            try:
+                outcome.set_result(work(cancelled))
+            except TpiedgeError as error:
+                outcome.set_result(error)
+            except Exception as error:
+                outcome.set_result(PeerError(f"{type(error).__name__}: {error}"))
+
+        self._outcome, thread = outcome, threading.Thread(target=run, name=self._name, daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the machine has no thread left, and may have one for the next attempt
-            run.outcome = ResourceError(
-                "cannot start a thread: is this machine short of memory or of threads?"
-            )
+            shortage = "cannot start a thread: is this machine short of memory or of threads?"
+            outcome.set_result(ResourceError(shortage))
         else:
             self._thread = thread
 
     def taken(self) -> _T | TpiedgeError | None:
         """What came of the work, once; None while it is under way."""
-        with self._lock:
-            run = self._run
-            if run is None or run.outcome is None:
-                return None
-            self._run = None
-            return run.outcome
+        outcome = self._outcome
+        if outcome is None or not outcome.done():
+            return None
+        self._outcome = None
+        return outcome.result()
 
     def cancel(self) -> None:
         """Nobody wants the result any more. Idempotent."""
-        with self._lock:
-            run, self._run = self._run, None
-        if run is not None:
-            run.cancelled.set()
-            self._discard(run.outcome)
+        outcome, self._outcome = self._outcome, None
+        if outcome is not None:
+            self._cancelled.set()
+            self._cancelled = threading.Event()
+            outcome.add_done_callback(self._discard)
 
     def close(self) -> None:
         """Cancels, and blocks up to 5 s for the thread. Idempotent."""
@@ -81,29 +85,10 @@ class Background(Generic[_T]):
         if self._thread is not None:
             self._thread.join(5.0)
 
-    def _do(
-        self, work: Callable[[threading.Event], _T], run: _Run[_T], before: threading.Thread | None
-    ) -> None:
-        if before is not None:  # which may still hold the connection to the master, or a lock
-            before.join()
-        if run.cancelled.is_set():
-            return
-        outcome: _T | TpiedgeError
-        try:
-            outcome = work(run.cancelled)
-        except TpiedgeError as error:
-            outcome = error
-        except Exception as error:
-            outcome = PeerError(f"{type(error).__name__}: {error}")
-        with self._lock:
-            if run is self._run:
-                run.outcome = outcome
-                return
-        self._discard(outcome)
-
-    def _discard(self, outcome: _T | TpiedgeError | None) -> None:
-        if outcome is not None and not isinstance(outcome, TpiedgeError):
-            self._drop(outcome)
+    def _discard(self, outcome: "Future[_T | TpiedgeError]") -> None:
+        result = outcome.result()
+        if not isinstance(result, TpiedgeError):
+            self._drop(result)
 
 
 class Prefetch:
@@ -131,7 +116,16 @@ class Prefetch:
         order = self._order
         idle = self._work.ended and not self._work.busy  # a disk that hangs holds the one before
         if order is not None and idle and self._clock.now() >= self._due:
-            self._work.begin(lambda cancelled: self._fetched(order, cancelled))
+
+            def fetch(cancelled: threading.Event) -> Stocked:
+                why = ""
+                try:
+                    self._weights.stock(order, cancelled)
+                except TpiedgeError as error:
+                    why = sanitised_line(error)
+                return Stocked(0, order.number, self._weights.held_bytes(order.pack), not why, why)
+
+            self._work.begin(fetch)
 
     def taken(self) -> Stocked | None:
         """What the master is to know: that all is here, or once why it is not; that is tried again after a minute."""
@@ -153,11 +147,3 @@ class Prefetch:
     def close(self) -> None:
         self._order = None
         self._work.close()
-
-    def _fetched(self, order: Stock, cancelled: threading.Event) -> Stocked:
-        why = ""
-        try:
-            self._weights.stock(order, cancelled)
-        except TpiedgeError as error:
-            why = sanitised_line(error)
-        return Stocked(0, order.number, self._weights.held_bytes(order.pack), not why, why)

@@ -16,7 +16,6 @@ NARROW: Final = (
 
 #: The last words of a process, as `launch/child.py` puts them.
 _ENDED: Final = re.compile(r"its process ended with status \d+ \((.*)\)")
-_USELESS: Final = "this machine is not needed now"
 _SPARE: Final[Mapping[SpareKind, str]] = {
     "no plan": "the master cannot use this machine yet",
     "excluded": "this machine is left out for now",
@@ -29,12 +28,7 @@ _SPARE: Final[Mapping[SpareKind, str]] = {
 
 def spare_line(spare: Spare) -> str:
     """Why the machine computes nothing."""
-    return f"{_SPARE.get(spare.kind, _USELESS)}: {sanitised_line(spare.why)}"
-
-
-def computing_line(ranks: int) -> str:
-    """The machine has a part in the plan from now on."""
-    return f"now computing as one of {ranks} machines"
+    return f"{_SPARE.get(spare.kind, 'this machine is not needed now')}: {sanitised_line(spare.why)}"
 
 
 def stopped_line(cause: str) -> str:

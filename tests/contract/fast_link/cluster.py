@@ -39,10 +39,10 @@ def part(rank: int, block: int = 0, shape: tuple[int, int] = SHAPE) -> torch.Ten
     return torch.randn(shape, generator=generator) * 10.0 ** (rank * 3 % 7)
 
 
-def total(size: int, block: int = 0, shape: tuple[int, int] = SHAPE) -> torch.Tensor:
-    summed = part(0, block, shape)
+def total(size: int, block: int = 0) -> torch.Tensor:
+    summed = part(0, block)
     for rank in range(1, size):
-        summed = summed + part(rank, block, shape)
+        summed = summed + part(rank, block)
     return summed
 
 
@@ -115,7 +115,7 @@ class Cluster:
         array = (part(rank, block) if given is None else given).numpy()
         codec: Any = CODECS[self.wire] if array.dtype.kind == "f" else INTEGERS  # type: ignore[index]
         sender = rank if sender is None else sender
-        header = codec.header(array)
+        header = codec.header(array.shape, array.itemsize)
         message: Any = Partial(epoch, 1, block, 0, flags, sender, header)
         if self.way == "star" and rank == 0:
             message = Reduced(epoch, 1, block, 0, flags, header)

@@ -24,7 +24,7 @@ from tests.contract.fast_link.cluster import (
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.native_reducer import DONE
 from tpiedge.wire.data import CANCEL
-from tpiedge.wire.tensors import wire_bytes
+from tpiedge.wire.fields import wire_bytes
 
 pytestmark = needs_native
 

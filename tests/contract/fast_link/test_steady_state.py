@@ -7,18 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.fast_link.cluster import (
-    SHAPE,
-    WAIT_S,
-    WIRES,
-    assert_total,
-    every_way,
-    needs_native,
-)
+from tests.contract.fast_link.cluster import SHAPE, WAIT_S, WIRES, assert_total, every_way, needs_native
 from tpiedge.collectives.codec import CODECS
 from tpiedge.transport.native_reducer import DONE
 from tpiedge.wire.data import Reduced
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.fields import TensorHeader
 
 pytestmark = needs_native
 
@@ -74,7 +67,7 @@ def test_the_rest_of_a_star_is_served_in_python(make: Any, wire: str) -> None:
     answer = cluster.endpoints[2].recv(WAIT_S)
     codec: Any = CODECS[wire]  # type: ignore[index]
     assert answer is not None
-    assert answer.message == Reduced(1, 1, 4, 0, 0, codec.header(sevens))
+    assert answer.message == Reduced(1, 1, 4, 0, 0, codec.header(sevens.shape))
     assert bytes(answer.tensors[0]) == bytes(codec.encode(sevens))
     assert np.array_equal(result.numpy(), codec.decode(bytes(answer.tensors[0]), SHAPE))
     assert cluster.endpoints[1].recv(0.05) is None

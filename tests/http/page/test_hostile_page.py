@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.browsing.browser import Browser
-from tpiedge.api.origins import Origins
+from tests.fakes.service import FakeService
+from tpiedge.api.guard import Origins
 from tpiedge.api.server import ApiServer
-from tpiedge.testing.service import FakeService
 
 _HTML = Path(__file__).with_name("hostile_page.html").read_bytes()
 #: Browsers know themselves that it leads to this computer, and take it for another site.

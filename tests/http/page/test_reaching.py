@@ -3,7 +3,7 @@
 import pytest
 
 from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import RecordFolder
 
 LIMIT_S = 30.0
 #: The page waits for a minute as for half a second, from the next word on.

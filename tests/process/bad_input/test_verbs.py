@@ -25,7 +25,7 @@ def leaves(command, words=()):
             yield from leaves(child, (*words, name))
 
 
-cli.load_all()
+cli.load()
 LEAVES = dict(leaves(cli))
 
 

@@ -19,10 +19,10 @@ from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import parse_token
 from tpiedge.launch.bootstrap import control_name
 from tpiedge.planner.network import listens
-from tpiedge.transport.endpoint import Envelope, Unreachable
-from tpiedge.transport.framing import CONTROL, TENSOR, Plane
+from tpiedge.transport.endpoint import CONTROL, TENSOR, Envelope, Plane, Unreachable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import Assign, Connect, Heartbeat, Hello, Ready
 from tpiedge.wire.data import Hidden, LinkReport, MeasuredLink, Partial, Reduced, StepPlan, Survey
 from tpiedge.wire.epochs import (
@@ -39,9 +39,7 @@ from tpiedge.wire.epochs import (
     Release,
     Spawned,
 )
-from tpiedge.wire.messages import PROTOCOL
-from tpiedge.wire.tensors import TensorHeader
-from tpiedge.wire.weights import Keeping
+from tpiedge.wire.fields import Keeping, TensorHeader
 
 #: Bytes of weights per second, of everybody else: so slow that links cost nothing beside it.
 SLOW = 1e4

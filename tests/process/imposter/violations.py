@@ -1,12 +1,11 @@
 """What an authorised node or agent may send, above all in the middle of an all-reduce, and what is said of it."""
 
 from tests.process.imposter.imposter import Mischief, Node
-from tpiedge.transport.framing import TENSOR
+from tpiedge.transport.endpoint import TENSOR
 from tpiedge.wire.codec import FLAT_BYTES, encode
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import Reduced, Slice, Survey
-from tpiedge.wire.limits import MAX_TENSOR_BYTES
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.fields import MAX_TENSOR_BYTES, TensorHeader
 
 
 def _truncated(node: Node) -> None:

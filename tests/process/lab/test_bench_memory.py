@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.command import run_command, wait_for
 from tests.process.lab.refused import refusal
-from tpiedge.host.cgroups import Cgroups
+from tpiedge.host.device import Cgroups
 
 FEW = ("--model", "demo", "--threads", 1, "--tokens", 4, "--repeats", 1)
 LIMIT_S = 90.0

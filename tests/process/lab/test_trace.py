@@ -10,8 +10,7 @@ import pytest
 from tests.process.command import run_command
 from tpiedge.cli.main import cli
 from tpiedge.lab.traces import read_trace, total
-from tpiedge.tracing.collection import clip, union
-from tpiedge.tracing.tracer import LANES
+from tpiedge.tracing.tracer import LANES, clip, union
 
 TOKENS = 24
 RUN = (

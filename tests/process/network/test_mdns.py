@@ -19,7 +19,7 @@ from tests.process.serving.serving import START_S
 from tpiedge.host.addresses import Address
 from tpiedge.joining.identity import cluster_name, load_or_create_keys
 from tpiedge.joining.mdns import SERVICE, AnnouncedMaster, announced, labels, masters_nearby
-from tpiedge.wire.messages import PROTOCOL
+from tpiedge.wire.codec import PROTOCOL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 

@@ -21,7 +21,7 @@ from tests.process.network.proxy import Proxy
 from tpiedge.host.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
 from tpiedge.joining.identity import peer_name
 from tpiedge.transport.admission import GuestPolicy
-from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 

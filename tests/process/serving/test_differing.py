@@ -8,7 +8,7 @@ from tests.process.command import run_command, wait_for
 from tests.process.serving.machines import measured
 from tests.process.serving.serving import START_S, Serving, rank_of
 from tpiedge.joining.connecting import enrol, open_link
-from tpiedge.joining.enrolment import own_numerics
+from tpiedge.joining.enrolment import introduction
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import parse_token
 from tpiedge.lab.random_weights import RandomSource
@@ -40,7 +40,7 @@ def another_torch(tmp_path: Path) -> str:
 @pytest.mark.fault("W9", "refused before it joins, with both versions and what to type")
 def test_a_newcomer_with_another_torch(cluster: Serving, another_torch: str, tmp_path: Path):
     """Refused before it is let in; its token stays good."""
-    token, own = cluster.token(), own_numerics().torch
+    token, own = cluster.token(), introduction("").torch
     folders = ("--state", tmp_path / "state", "--cache", tmp_path / "cache")
     measured(tmp_path / "state" / "worker")
     ended = run_command("worker", "--token", token, *folders, "--threads", 1, PYTHONPATH=another_torch)

@@ -17,12 +17,11 @@ from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
 from tpiedge.pack.writer import write_pack
 from tpiedge.shipping.server import ShipServer
-from tpiedge.transport.endpoint import Buffer, Envelope
-from tpiedge.transport.framing import FILES
+from tpiedge.transport.endpoint import FILES, Buffer, Envelope
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.codec import FLAT_BYTES, decode
-from tpiedge.wire.files import Fetch, FileChunk
+from tpiedge.wire.data import Fetch, FileChunk
 
 HIDDEN, FFN, HEAD_DIM, LAYERS = 256, 1024, 32, 4
 HEADS, TILES = HIDDEN // HEAD_DIM, FFN // 128

@@ -16,7 +16,7 @@ from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
 from tpiedge.shipping.server import ShipServer
 from tpiedge.wire.codec import FLAT_BYTES
-from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
+from tpiedge.wire.data import Fetch, FetchFailed, FileChunk
 
 #: Where it is no promise: generous.
 ANSWER_S = 60.0

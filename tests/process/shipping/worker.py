@@ -13,7 +13,7 @@ from tpiedge.errors import TpiedgeError
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store import ShardStore
 from tpiedge.shipping.fetcher import fetch
-from tpiedge.transport.framing import FILES
+from tpiedge.transport.endpoint import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 

@@ -4,9 +4,9 @@ import importlib.util
 
 import pytest
 
+from tests.fakes.service import FakeService
 from tests.unit.api.test_requests import VOCABULARY, chat, completion, service
 from tpiedge.api.errors import ApiError
-from tpiedge.testing.service import FakeService
 
 __all__ = ["service"]
 

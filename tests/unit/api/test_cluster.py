@@ -1,6 +1,8 @@
 """The picture of the cluster, look by look."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +15,9 @@ from tpiedge.api.service import ModelInfo
 from tpiedge.api.timeline import shown_step
 from tpiedge.master.counters import Counted, StepTimeline
 from tpiedge.master.journal import RequestLine
-from tpiedge.master.request_times import Totals
+from tpiedge.master.request_times import Reading, Totals
 from tpiedge.master.status import ClusterStatus, NodeStatus
-from tpiedge.wire.control import Stats, StepSpans
+from tpiedge.wire.control import Stats, StepSpans, WorkerLink
 
 MIB = 1 << 20
 MODEL = ModelInfo("demo", 512, 0)
@@ -59,15 +61,19 @@ def sender(client: str) -> Sender | None:
     return Sender("address", client) if client else None
 
 
+def pictures(*requests: RequestLine) -> ClusterPicture:
+    service: Any = SimpleNamespace(model=lambda: MODEL, request_lines=lambda: requests, events=lambda: ())
+    return ClusterPicture(service, sender)
+
+
 def picture(
     *looks: tuple[float, ClusterStatus],
-    requests: tuple[RequestLine, ...] = (),
     timeline: StepTimeline | None = None,
-) -> dict:
-    one = ClusterPicture()
+) -> dict[str, Any]:
+    one = pictures()
     for now, seen in looks:
         shown = shown_step(timeline, seen.nodes, seen.epoch)
-        found = one.of(seen, MODEL, requests, (), (), shown, now, sender)
+        found: dict[str, Any] = one.of(seen, (), shown, now)
     return found
 
 
@@ -135,8 +141,8 @@ def test_states(said: str, ready: bool, rank: int | None, shown: str) -> None:
 
 def test_what_stands_still_stays_the_same() -> None:
     line = RequestLine("r-1", "paused", 3.25, 4, 5, 9, 1.23456, "why", 2.75, True)
-    one = ClusterPicture()
-    found = [one.of(status(NODE), MODEL, (line,), (), (), None, now, sender) for now in (0.0, 1.0, 2.0)]
+    one = pictures(line)
+    found: list[Any] = [one.of(status(NODE), (), None, now) for now in (0.0, 1.0, 2.0)]
     assert found[1] == found[2]
     assert found[2]["requests"][0] == {
         "id": "r-1",
@@ -215,7 +221,7 @@ BUSY = status(
 
 
 def test_where_the_time_of_a_step_goes_is_the_mean_of_the_last_seconds_of_this_epoch() -> None:
-    one, waits = ClusterPicture(), []
+    one, waits = pictures(), []
     for epoch, at, spans in (
         (1, 10.0, TURNS),
         (1, 10.0, TURNS),
@@ -225,12 +231,12 @@ def test_where_the_time_of_a_step_goes_is_the_mean_of_the_last_seconds_of_this_e
     ):
         seen = replace(BUSY, epoch=epoch)
         shown = shown_step(timeline(*spans, epoch=epoch, at=at), seen.nodes, epoch)
-        found = one.of(seen, MODEL, (), (), (), shown, at, sender)["machines"]
+        found: Any = one.of(seen, (), shown, at)["machines"]
         waits.append([machine["step"]["wait_s"] for machine in found])
     assert waits == [[0.0003] * 2, [0.0003] * 2, [0.00015] * 2, [0.0] * 2, [0.0003] * 2]
     assert found[0]["step"] == {"compute_s": 0.0005, "wait_s": 0.0003, "network_s": 0.0002, "disk_s": 0.0}
     for seen, step in ((BUSY, None), (status(NODE, OTHER), shown)):
-        nothing = one.of(seen, MODEL, (), (), (), step, 19.0, sender)["machines"]
+        nothing: Any = one.of(seen, (), step, 19.0)["machines"]
         assert [machine["step"] for machine in nothing] == [None] * 2
 
 
@@ -256,3 +262,51 @@ def test_whatever_nodes_say_the_spans_are_within_the_step_and_apart(said: list[S
             assert all(0 <= edge <= found["took_s"] for edge in edges)
         holes, left = machine["spans"]["disk"], machine["spans"]["compute"]
         assert not any(low < end and start < high for low, high in holes for start, end in left)
+
+
+def test_what_others_read_of_the_cluster_has_these_names() -> None:
+    """The page, `tpiedge top`, and whoever watches the cluster."""
+    line = RequestLine("r-1", "answering", 3.0, 9, 2, 8, 1.5, "", 0.0, True, Reading(1, 9, 2.0, 4.0), "ann")
+    node = replace(counted(OTHER, 1.0, 3), fetch_total_bytes=9, round_trip_s=0.001, link_bytes_per_s=1e8)
+    seen = replace(status(NODE, node, replace(node, rank=2)), links=(WorkerLink(1, 2, 0.001),))
+    spans = tuple(StepSpans(1, rank, 7, 1, ((0, 5),), (), ()) for rank in range(3))
+    found: Any = pictures(line).of(seen, (), shown_step(StepTimeline(1, 0.0, spans), seen.nodes, 1), 0.0)
+    machine, request, timeline = found["machines"][1], found["requests"][0], found["timeline"]
+    for one, names in (
+        (
+            found,
+            "object model ready reason epoch collective split_shows machines timeline waiting requests events totals",
+        ),
+        (found["model"], "name context_tokens"),
+        (found["collective"], "token chunk why"),
+        (
+            found["totals"],
+            "running queued tokens_per_s drafted accepted kv_pages kv_pages_used finished failed cancelled refused "
+            "prompt_tokens cached_tokens tokens resumed paused_s cut",
+        ),
+        (
+            machine,
+            "name host rank state why left_out_s silent_s heads ffn_tiles share threads speed_bytes_per_s memory disk "
+            "fetching link links sent_bytes_per_s step",
+        ),
+        (machine["share"], "heads ffn"),
+        (
+            machine["memory"],
+            "budget_bytes planned_bytes pinned_bytes window_bytes kv_bytes kv_room_bytes kv_reserved_bytes "
+            "program_bytes free_bytes peak_rss_bytes",
+        ),
+        (machine["disk"], "held_bytes read_bytes_per_s spare_ranges why"),
+        (machine["fetching"], "done_bytes total_bytes bytes_per_s"),
+        (machine["link"], "round_trip_s bytes_per_s"),
+        (machine["links"][0], "name host round_trip_s"),
+        (machine["step"], "compute_s wait_s network_s disk_s"),
+        (
+            request,
+            "id state age_s prompt_tokens tokens max_tokens tokens_per_s why paused_s attended reading sender",
+        ),
+        (request["reading"], "done_tokens of_tokens tokens_per_s left_s"),
+        (request["sender"], "kind name"),
+        (timeline, "step at tokens took_s machines"),
+        (timeline["machines"][1], "name host rank compute_s wait_s network_s disk_s spans"),
+    ):
+        assert set(one) == set(names.split())

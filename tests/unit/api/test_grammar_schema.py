@@ -167,13 +167,6 @@ def test_what_cannot_be_held_is_left_out_and_named(schema: dict[str, Any], left_
     fits(held.schema, 1)
 
 
-@pytest.mark.parametrize("required", [None, []])
-def test_a_tag_stands_where_nothing_else_is_required(required: object) -> None:
-    several = [of(t={"const": "a"}), of(t={"const": "b"})]
-    schema = {"required": required, "oneOf": several, "discriminator": {"propertyName": "t"}}
-    assert grammar_schema(schema).schema["required"] == ["t"]
-
-
 def test_places_within_long_names_are_short() -> None:
     parts = [{"type": "array", "uniqueItems": True}] * 3
     left_out = grammar_schema(of(**{"n" * 10_000: {"prefixItems": parts}})).left_out
@@ -183,10 +176,11 @@ def test_places_within_long_names_are_short() -> None:
     assert max(map(len, left_out)) < 400
 
 
-def test_a_tag_is_written_though_it_has_a_default() -> None:
+@pytest.mark.parametrize("required", [{}, {"required": None}, {"required": []}])
+def test_a_tag_is_written_though_it_has_a_default(required: dict[str, object]) -> None:
     """As pydantic writes unions with a discriminator, whose tags are not required."""
     kinds = [of("n", k={"const": kind, "default": kind}, n=NUMBER) for kind in "ab"]
-    schema = of(x={"oneOf": kinds, "discriminator": {"propertyName": "k", "mapping": {}}})
+    schema = of(x={"oneOf": kinds, "discriminator": {"propertyName": "k", "mapping": {}}, **required})
     held = grammar_schema(schema).schema
     assert fits(held, {"x": {"k": "b", "n": 1}})
     assert not fits(held, {"x": {"n": 1}})

@@ -38,7 +38,7 @@ def pieces_of(
 
 def openai(tokenizer: Tokenizer | None, form: FormatName = "completion", top: int = 2) -> OpenAIFormat:
     reply = Reply(form, False, False, top, (), False)
-    return OpenAIFormat(AnswerHead("r-1", 0, "babbler", reply, (1,), (0,), tokenizer))
+    return OpenAIFormat(AnswerHead("r-1", 0, "babbler", reply, 1, (0,), tokenizer))
 
 
 def scores_of(tokenizer: Tokenizer, ids: list[int], *others: int, chat: bool = False) -> tuple[str, dict]:

@@ -7,17 +7,17 @@ from typing import Any, Final
 
 import pytest
 
+from tests.fakes.service import FakeService
 from tests.http.conftest import KnowingTemplate
 from tests.unit.api.test_strange_requests import READERS, refusal_of
-from tpiedge.api.app import Api
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.lookups import LOOKUPS, looked_up
 from tpiedge.api.openapi import document
+from tpiedge.api.server import Api
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeService
 
 DEMO: Final = Path(__file__).parents[3] / "tpiedge" / "model" / "demo"
 METHODS: Final = {"get", "post", "delete"}
@@ -76,17 +76,17 @@ def test_its_references_lead_somewhere() -> None:
 @pytest.mark.parametrize("path", [*READERS, *OTHERS])
 def test_every_field_in_it_is_read(service: FakeService, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """A field that is read and not in it is a defect, which every test of that field finds."""
-    table, read, raw, nested = tables()[path]["properties"], set(), BodyFields.raw, BodyFields.nested
+    table, read, get, nested = tables()[path]["properties"], set(), BodyFields.get, BodyFields.nested
 
-    def noting(fields: BodyFields, key: str) -> Any:
+    def noting(fields: BodyFields, key: str, default: Any = None) -> Any:
         read.update({key} if fields._table.keys() == table.keys() else ())
-        return raw(fields, key)
+        return get(fields, key, default)
 
     def noting_nested(fields: BodyFields, key: str) -> Any:
         noting(fields, key)
         return nested(fields, key)
 
-    monkeypatch.setattr(BodyFields, "raw", noting)
+    monkeypatch.setattr(BodyFields, "get", noting)
     monkeypatch.setattr(BodyFields, "nested", noting_nested)
     needed = {key: SHOWN[key] for key in tables()[path]["required"] if key in SHOWN}
     for more in MORE.get(path, [{}]):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpiedge.api.proxies import Proxies
+from tpiedge.api.guard import Proxies
 from tpiedge.errors import UserError
 
 NAMED = ["127.0.0.1", "10.1.0.0/16", "2001:db8::/32"]

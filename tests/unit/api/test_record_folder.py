@@ -11,8 +11,7 @@ import pytest
 
 from tests.unit.api.test_records import ACCEPTED
 from tpiedge.answers.record import FoundAnswer
-from tpiedge.api.record_folder import RecordFolder
-from tpiedge.api.records import accepted_lines
+from tpiedge.api.records import RecordFolder, accepted_lines
 from tpiedge.errors import UserError
 from tpiedge.master.journal import GUILTY
 from tpiedge.wire.control import Token
@@ -110,7 +109,7 @@ def test_what_is_deleted_does_not_wait_for_the_disk_and_the_end_waits_for_it(
 
     records = RecordFolder(folder, "pack-1")
     file = records.begin(ACCEPTED)
-    monkeypatch.setattr("tpiedge.api.record_folder.os.write", slow)
+    monkeypatch.setattr(os, "write", slow)
     writer = threading.Thread(target=file.add, args=(0, TOKENS[0]))
     writer.start()
     assert stalled.wait(WAIT_S)
@@ -170,7 +169,7 @@ def test_those_of_another_model_stay_and_one_line_says_so(
 def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_than_it_takes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tpiedge.api.record_folder.MOST_OTHERS", 3)
+    monkeypatch.setattr("tpiedge.api.records.MOST_OTHERS", 3)
     ours = begun(folder)
     left = [begun(folder, "pack-2") for _ in range(5)]
     left[4] = left[4].rename(left[4].with_suffix(".aside"))

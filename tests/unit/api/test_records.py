@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from tpiedge.answers.record import RecordedEvent, event_line
 from tpiedge.api.asked import Asked, Choice, Reply, named_choices
 from tpiedge.api.records import (
     RECORD_VERSION,
     AcceptedRequest,
     DamagedRecord,
-    RecordedEvent,
     UnknownRecordVersion,
     accepted_lines,
-    event_line,
     key_mark,
     marks,
     read_head,

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.service import FakeService
 from tpiedge.api.body import MAX_DEPTH, parse_object
 from tpiedge.api.errors import ApiError
 from tpiedge.api.openai_request import CHAT, COMPLETION
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeService
-from tpiedge.wire.limits import MAX_ANSWER_TOKENS
+from tpiedge.wire.fields import MAX_ANSWER_TOKENS
 
 DEMO = Path(__file__).parents[3] / "tpiedge" / "model" / "demo"
 VOCABULARY = 2048

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.service import FakeService
 from tests.http.conftest import DEMO, KnowingTemplate
 from tpiedge.api.asked import AnsweredAtOnce
 from tpiedge.api.completions import ANSWER_FORMS
@@ -17,7 +18,6 @@ from tpiedge.api.errors import ApiError
 from tpiedge.api.lookups import looked_up
 from tpiedge.api.service import Service
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeService
 
 CORPUS: Final = Path(__file__).parents[2] / "corpus"
 READERS: Final[dict[str, Callable[[dict[str, object], Service, str], object]]] = {

@@ -5,12 +5,11 @@ import json
 import jsonschema
 import pytest
 
+from tests.fakes.service import FakeService
 from tests.unit.api.test_requests import VOCABULARY, InstantTemplate, chat, service, vain
 from tpiedge.api.errors import ApiError
 from tpiedge.api.fields import MAX_TEXT_VALUES, BodyFields, body
-from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeService
 
 __all__ = ["service"]
 
@@ -74,12 +73,9 @@ def test_a_call_that_is_required_is_a_grammar(knowing, choice, name, several):
     request, reply = chat(knowing, tools=tools, tool_choice=choice, parallel_tool_calls=several)
     assert reply.several == several
     text = request.grammar.text
-    if knowing.form == "hermes":
-        assert request.grammar.kind == "lark"
-        assert ('"\\n" call)*' in text) == several
-        schema = json.loads(text[text.index("%json ") + 6 :])
-    else:
-        schema = json.loads(text)
+    assert request.grammar.kind == "lark"
+    assert knowing.form != "hermes" or ('"\\n" call)*' in text) == several
+    schema = json.loads(text[text.index("%json ") + 6 :])
     good = ("weather", {"city": "x"}) if name == "weather" else ("link", {"a": "x", "b": "y"})
     jsonschema.validate(texts_of(knowing.form, good), schema)
     for bad in ((good[0], {"city": 1, "a": "z"}), ("other", {}), ("link", {"b": "z"})):
@@ -100,7 +96,7 @@ def test_arguments_are_an_object(knowing, parameters):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     request, _ = chat(knowing, tools=[tool("f", parameters)], tool_choice="required")
     text = request.grammar.text
-    schema = json.loads(text[text.index("%json ") + 6 :] if knowing.form == "hermes" else text)
+    schema = json.loads(text[text.index("%json ") + 6 :])
     jsonschema.validate(texts_of(knowing.form, ("f", {})), schema)
     for bad in (None, "x"):
         with pytest.raises(jsonschema.ValidationError):
@@ -176,9 +172,3 @@ def test_an_answer_of_a_form_has_no_thoughts(service):
     )
     assert closed.startswith(begun)
     assert closed.removeprefix(begun) == "</think>\n\n"
-
-
-def test_the_template_s_own_text_says_what_it_knows():
-    both = ChatTemplate({"default": "plain", "tool_use": "with tools"}, {})
-    assert (both.source(tools=False), both.source(tools=True)) == ("plain", "with tools")
-    assert ChatTemplate({"default": "plain"}, {}).source(tools=True) == "plain"

@@ -8,8 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tpiedge.cli.listing import LateGroup
 from tpiedge.cli.main import VERBS
+from tpiedge.cli.settings import ConfiguredGroup
 
 VERB = """
 import click
@@ -24,10 +24,10 @@ NAMES = ("late_walk", "late_talk")
 
 
 @pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LateGroup:
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfiguredGroup:
     """With two commands, `late_walk` and `late_talk`, each in a module of its name."""
     monkeypatch.syspath_prepend(tmp_path)
-    made = LateGroup("root")
+    made = ConfiguredGroup("root")
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(VERB.format(name=name))
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -39,14 +39,14 @@ def imported() -> list[str]:
     return [name for name in NAMES if name in sys.modules]
 
 
-def test_help_lists_and_imports_nothing(group: LateGroup) -> None:
+def test_help_lists_and_imports_nothing(group: ConfiguredGroup) -> None:
     shown = CliRunner().invoke(group, ["--help"])
     assert "late_talk  What late_talk does." in shown.output
     assert "late_walk  What late_walk does." in shown.output
     assert imported() == []
 
 
-def test_what_is_run_is_imported_and_nothing_else(group: LateGroup) -> None:
+def test_what_is_run_is_imported_and_nothing_else(group: ConfiguredGroup) -> None:
     for _ in range(2):
         done = CliRunner().invoke(group, ["late_walk", "--much", "3"])
         assert (done.exit_code, done.output) == (0, "late_walk 3\n")

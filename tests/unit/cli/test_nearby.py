@@ -15,7 +15,7 @@ from tpiedge.joining import mdns
 from tpiedge.joining.identity import cluster_name
 from tpiedge.joining.mdns import AnnouncedMaster
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.messages import PROTOCOL
+from tpiedge.wire.codec import PROTOCOL
 
 DESK = AnnouncedMaster("desk", Address("192.168.1.10", 7070), PROTOCOL)
 HOME, SHED = CurveKeys.generate().public, CurveKeys.generate().public

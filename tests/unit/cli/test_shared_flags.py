@@ -1,8 +1,7 @@
-"""Flags of masters and of `run`, from wherever they are set, and the types that they all have."""
+"""Flags of masters and of `run`, and the types that they all have."""
 
 import copy
 import json
-from pathlib import Path
 
 import click
 import pytest
@@ -16,38 +15,23 @@ from tpiedge.cli.settings import ConfiguredGroup
 from tpiedge.wire.control import SPECULATE_AUTO
 
 FLAGS = ("parallel", "kv_tokens", "speculate", "collective", "wire")
-FILE = '[master]\nparallel = 4\nkv-tokens = 20000\nspeculate = 3\ncollective = "two-shot"\nwire = "bf16"\n'
-USUAL = (16, None, SPECULATE_AUTO, "auto", "f32")
 
 
-def invoke(verb: str, *arguments: object, **environment: str) -> Result:
+def invoke(verb: str, *arguments: str) -> Result:
     """`tpiedge master` or `tpiedge run` with a body that only tells its flags."""
     root = ConfiguredGroup("tpiedge")
     for command in map(copy.copy, (master, run)):
         command.callback = lambda **values: click.echo(json.dumps([values.get(name) for name in FLAGS]))
         root.add_command(command)
-    words = [str(argument) for argument in arguments]
-    return CliRunner().invoke(root, [verb, "--model", "m", *words], env=environment)
+    return CliRunner().invoke(root, [verb, "--model", "m", *arguments])
 
 
-@pytest.mark.parametrize(
-    ("flags", "environment", "values"),
-    [
-        ("", {}, (4, 20_000, 3, "two-shot", "bf16")),
-        ("", {"PARALLEL": "8", "SPECULATE": "auto"}, (8, 20_000, SPECULATE_AUTO, "two-shot", "bf16")),
-        ("--speculate off --wire int8", {"SPECULATE": "5"}, (4, 20_000, 0, "two-shot", "int8")),
-    ],
-)
-def test_the_nearest_word_counts(
-    tmp_path: Path, flags: str, environment: dict[str, str], values: tuple[object, ...]
-) -> None:
-    path = tmp_path / "t.toml"
-    path.write_text(FILE)
-    variables = {f"TPIEDGE_MASTER_{name}": value for name, value in environment.items()}
-    assert json.loads(invoke("master", "--config", path, *flags.split(), **variables).output) == list(values)
-    # Without a word links decide, nothing is rounded, and there are as many guesses as pay.
-    assert json.loads(invoke("master").output) == list(USUAL)
-    assert json.loads(invoke("run").output) == [None, *USUAL[1:]]
+def test_without_a_word_links_decide_nothing_is_rounded_and_there_are_as_many_guesses_as_pay() -> None:
+    usual = [None, SPECULATE_AUTO, "auto", "f32"]
+    assert json.loads(invoke("master").output) == [16, *usual]
+    assert json.loads(invoke("run").output) == [None, *usual]
+    words = ("--speculate", "off", "--wire", "int8")
+    assert json.loads(invoke("run", *words).output) == [None, None, 0, "auto", "int8"]
 
 
 @pytest.mark.parametrize(
@@ -69,18 +53,25 @@ def test_other_words_are_refused_with_what_there_is(flag: str, value: str, words
 
 
 def test_every_verb_has_our_types_and_can_be_configured() -> None:
-    """An empty path, and a number that is NaN, are refused by these types, and settings are read by --config."""
+    """An empty path, and a number that is NaN, are refused by these types, and settings are read by --config. What a
+    group takes before a subcommand, the subcommand takes as well."""
+
+    def flags(command: click.Command) -> set[str]:
+        return {flag for param in command.params if isinstance(param, click.Option) for flag in param.opts}
 
     def commands(command: click.Command, words: tuple[str, ...]) -> None:
         for param in command.params:
             assert not isinstance(param.type, click.Path) or isinstance(param.type, Location), (words, param)
             assert not isinstance(param.type, click.FloatRange) or isinstance(param.type, Number), words
         children = command.commands if isinstance(command, click.Group) else {}
+        shared = flags(command) - {"--all"} if words else set()  # `tpiedge nodes --all` lists
+        for child in children.values():
+            assert shared <= flags(child), words
         if words and words[0] not in ("config", "completion") and not command.hidden:
             configurable = any("--config" in param.opts for param in command.params)
             assert configurable or children, words
         for name, child in children.items():
             commands(child, (*words, name))
 
-    cli.load_all()
+    cli.load()
     commands(cli, ())

@@ -1,9 +1,11 @@
 """The token of a master's start: there as long as the master runs; in a file for its owner alone, and waited for."""
 
 import pytest
+from click.testing import CliRunner
 
 from tests.redeeming import redeem
 from tpiedge.cli.token import await_token, invitation, offered
+from tpiedge.cli.token import token as verb
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.tokens import TokenStore, parse_token
@@ -81,3 +83,21 @@ def test_each_start_invites_one_worker_until_the_master_ends(state):
             assert redeem(state, secret) == "ok"
             assert redeem(state, secret) == "used"
         assert TokenStore(state).list() == ()
+
+
+def test_a_token_for_a_given_address_needs_nothing_of_a_master(tmp_path):
+    """Whatever a master that ran here left."""
+    note = tmp_path / "master" / "admin.json"
+    note.parent.mkdir(mode=0o700)
+    note.write_text("damaged")
+    note.chmod(0o600)
+
+    def create(*flags):
+        return CliRunner().invoke(verb, ["create", "--state", str(tmp_path), *flags])
+
+    assert "is damaged" in str(create().exception)
+    made = create("--host", "desk:7000")
+    assert made.exception is None
+    assert parse_token(made.stdout.strip()).address == Address("desk", 7000)
+    note.write_text('{"workers": "192.168.1.9:7171"}')
+    assert parse_token(create().stdout.strip()).address == Address("192.168.1.9", 7171)

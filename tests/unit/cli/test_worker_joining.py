@@ -12,8 +12,8 @@ from tpiedge.cli import worker as joining
 from tpiedge.errors import PeerError, TpiedgeError, UserError
 from tpiedge.host.addresses import Address
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.join import Enrolled
-from tpiedge.wire.messages import PROTOCOL
 
 NAMED = Address("kitchen.test", 7070)
 THERE = Address("10.0.0.1", 7070)

@@ -11,7 +11,7 @@ from tpiedge.collectives.summation import F32Array, IntArray
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.data import Hidden
-from tpiedge.wire.tensors import INT8_GROUP, TensorHeader
+from tpiedge.wire.fields import INT8_GROUP, TensorHeader
 
 SHAPES = [(0, 64), (1, 1), (1, 64), (3, 65), (2, 63), (4, 192), (5, 100)]
 # Half a step, and what the rounding of scale and product adds.
@@ -21,7 +21,7 @@ HALF = 0.5 + 127 * 2.0**-22
 def through(codec: Codec, array: F32Array) -> F32Array:
     """What others get of `array`."""
     encoded = codec.encode(array)
-    assert memoryview(encoded).nbytes == codec.header(array).nbytes
+    assert memoryview(encoded).nbytes == codec.header(array.shape, array.itemsize).nbytes
     return codec.decode(bytes(encoded), array.shape)
 
 
@@ -111,7 +111,7 @@ def test_integers_keep_every_bit_and_their_width(array: IntArray) -> None:
     assert np.array_equal(got, array)
     assert INTEGERS.exact
     assert rounded(INTEGERS, array) is array
-    header = INTEGERS.header(array)
+    header = INTEGERS.header(array.shape, array.itemsize)
     assert header.dtype == {4: "i32", 8: "i64"}[array.itemsize]
     assert np.array_equal(read_array(envelope(header, array.tobytes()), 3, array.shape, INTEGERS), array)
 

@@ -75,6 +75,6 @@ def test_bytes_need_not_be_aligned(name: str, offset: int) -> None:
 @pytest.mark.parametrize("difference", [-1, 1])
 def test_other_than_all_its_bytes_are_refused(name: str, difference: int) -> None:
     one = CODECS[name]  # type: ignore[index]
-    count = one.header(np.zeros((2, 70), np.float32)).nbytes + difference
+    count = one.header((2, 70)).nbytes + difference
     with pytest.raises(ValueError, match=f"{count} bytes"):
         codec.native_decode(one.name, bytes(count), (2, 70))

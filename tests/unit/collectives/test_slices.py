@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tpiedge.collectives.codec import CODECS
 from tpiedge.collectives.direct import check_slices, cut
 from tpiedge.errors import Misconduct, ProtocolError
-from tpiedge.wire.tensors import INT8_GROUP
+from tpiedge.wire.fields import INT8_GROUP
 
 COLUMNS = st.one_of(st.integers(1, 200), st.integers(0, 6).map(lambda groups: groups * INT8_GROUP))
 

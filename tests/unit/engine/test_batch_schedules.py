@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
-from tpiedge.kv.pages import KVRoom, PagePool, root_name
+from tpiedge.kv.pages import KVRoom, PagePool
 from tpiedge.wire.data import Segment
-from tpiedge.wire.limits import MAX_PAGES
+from tpiedge.wire.fields import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
 SIZE = 4
@@ -100,7 +100,7 @@ class Engine:
         cost: StepCost | None = None,
         model: Model = wandering,
     ) -> None:
-        self.pool = PagePool(pages, size, b"key", root_name(b"", "a pack"))
+        self.pool = PagePool(pages, size, b"key")
         limits = BatchLimits(step_tokens, sequences, speculate)
         room = KVRoom(pages, grain) if grain else None
         self.cost = StepCost() if cost is None else cost

@@ -2,30 +2,25 @@
 
 from collections.abc import Sequence
 
-from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
-from tpiedge.engine.sequence import RunningSequence
-from tpiedge.engine.step_cost import StepCost
-from tpiedge.kv.pages import PagePool, root_name
+from tests.unit.engine.test_batch_schedules import SIZE as PAGE
+from tests.unit.engine.test_batch_schedules import Engine
+from tpiedge.engine.batcher import Batch
+from tpiedge.engine.sequence import RunningSequence, StepPiece
 from tpiedge.wire.requests import GenerationRequest
 
-PAGE = 4
 
+class World(Engine):
+    """Its answers continue 1, 2, 3, ... from the prompt's last token on. Pages may be of an earlier epoch, whose tokens
+    no node remembers."""
 
-class World:
-    """A batcher whose answers continue 1, 2, 3, ... from the prompt's last token on, and what its steps were."""
-
-    def __init__(
-        self,
-        pages: int = 8,
-        sequences: int = 3,
-        speculate: int = 0,
-        step_tokens: int = 16,
-    ) -> None:
-        self.pool = PagePool(pages, PAGE, b"key", root_name(b""))
-        self.cost = StepCost()
-        limits = BatchLimits(step_tokens, sequences, speculate)
-        self.batcher = Batcher(self.pool, limits, self.cost)
-        self.ended: list[str] = []
+    def __init__(self, pages: int = 8, sequences: int = 3, speculate: int = 0, step_tokens: int = 16) -> None:
+        super().__init__(
+            pages,
+            sequences=sequences,
+            speculate=speculate,
+            step_tokens=step_tokens,
+            model=lambda ids: ids[-1] % 9 + 1,
+        )
 
     def ask(self, name: str, prompt: Sequence[int], count: int = 3, scope: str = "") -> RunningSequence:
         request = GenerationRequest(name, tuple(prompt), count, keep_prefix=True, scope=scope)
@@ -34,39 +29,30 @@ class World:
     def step(self) -> Batch | None:
         batch = self.batcher.plan()
         for piece in batch.pieces if batch else ():
-            self.decide(piece.sequence, batch, piece)
-        self.check()
-        return batch
-
-    def decide(self, sequence: RunningSequence, _batch: object, piece: object) -> None:
-        drawn: list[int] = []
-        if piece.draws:  # type: ignore[attr-defined]
-            text = list(sequence.ids)
-            guesses = list(piece.ids[len(piece.ids) - piece.drafted :])  # type: ignore[attr-defined]
-            for guess in (*guesses, None):
-                drawn.append(text[-1] % 9 + 1)
-                text.append(drawn[-1])
-                if drawn[-1] != guess or sequence.answer_tokens + len(drawn) >= sequence.request.max_tokens:
-                    break
-        self.batcher.decided(piece, drawn)  # type: ignore[arg-type]
-        if drawn and sequence.answer_tokens >= sequence.request.max_tokens:
-            self.batcher.end(sequence)
-            self.ended.append(sequence.request.id)
-
-    def check(self) -> None:
-        running = [one for one in self.batcher.sequences if one.slot >= 0]
-        carried = [one.carried for one in self.batcher.sequences if one.carried is not None]
+            self.decide(piece)
+        running, waiting = self.running, self.batcher.sequences[len(self.running) :]
+        carried = [one.carried for one in waiting if one.carried is not None]
         assert self.pool.held == len({page for one in (*running, *carried) for page in one.pages})
         assert len({one.slot for one in running}) == len(running)
         assert all(one.done <= len(one.pages) * PAGE for one in running)
-        assert all(not one.pages for one in self.batcher.sequences if one.slot < 0)
+        assert not any(one.pages for one in waiting)
+        return batch
 
-    def run(self, most: int = 400) -> None:
-        while not self.batcher.idle and most:
-            self.step()
-            most -= 1
-        assert self.batcher.idle, "a sequence starves"
+    def decide(self, piece: StepPiece) -> None:
+        sequence = piece.sequence
+        self.batcher.decided(piece, self.drawn(piece) if piece.draws else ())
+        if sequence.answer_tokens >= sequence.request.max_tokens:
+            self.end(sequence)
+
+    def run(self, most: int = 400) -> list[Batch]:
+        batches = super().run(most)
         assert self.pool.held == 0
+        return batches
+
+    @property
+    def names(self) -> list[str]:
+        """The requests that have ended."""
+        return [one.request.id for one in self.ended]
 
 
 def shape(batch: Batch | None) -> list[tuple[str, int, int]]:
@@ -99,21 +85,6 @@ def test_another_client_finds_nothing_and_waits_for_nothing() -> None:
     assert [one.cached for one in again] == [8, 8, 0, 0]
     assert not set(again[0].pages) & set(again[1].pages)
     world.run()
-
-
-def test_a_sequence_that_is_held_lets_others_go_first() -> None:
-    world = World()
-    held = world.ask("held", [1, 2, 3])
-    held.held = True
-    assert world.batcher.idle
-    assert world.step() is None
-    world.ask("next", [4, 5, 6])
-    assert not world.batcher.idle
-    world.step()
-    assert held.slot < 0
-    held.held = False
-    world.run()
-    assert sorted(world.ended) == ["held", "next"]
 
 
 def test_what_is_forced_is_drafted_before_anything_was_won() -> None:
@@ -161,10 +132,10 @@ def test_an_answer_that_is_not_drawn_gives_up_its_pages_for_older_ones() -> None
         if piece.sequence is young:
             world.batcher.undrawn(piece)
         else:
-            world.decide(piece.sequence, batch, piece)
+            world.decide(piece)
     assert young.undrawn
     while young.slot >= 0:
         world.step()
     assert not young.undrawn
     world.run()
-    assert world.ended == ["old", "young"]
+    assert world.names == ["old", "young"]

@@ -173,7 +173,7 @@ def follow(walker: Walker, constraint: Constraint, kill: Callable[[], None]) -> 
 
 
 def kill_grammar() -> None:
-    """As the OOM killer would."""
+    """Kills the process as the OOM killer would."""
     (grammar,) = first_process().children()
     with ending([grammar.pid]):
         grammar.kill()
@@ -226,7 +226,7 @@ def test_a_process_that_cannot_be_started_leaves_no_socket(
     kept = []  # so that nothing is closed by chance
     with closing(Grammars(tmp_path, 400)) as grammars:
         for _ in range(3):
-            with pytest.raises(ChildLost, match="no room for the process") as raised:
+            with pytest.raises(ChildLost, match="no room for the process of a text or a grammar") as raised:
                 next(grammars.begin(asked, again=False).masks(shared=False))
             kept.append(raised)
         assert psutil.Process().num_fds() == before

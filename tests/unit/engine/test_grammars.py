@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tests.unit.model.vocabularies import KINDS
 from tpiedge.engine.grammar_process import FATE, GrammarLink, GrammarProcess
 from tpiedge.engine.grammars import Constraint, Grammars
 from tpiedge.errors import ChildLost, GrammarRefused, UserError
 from tpiedge.model.text_child import HEAD
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 END = 2
@@ -190,7 +190,7 @@ class Child:
         grammar = Grammar("regex", "a*")
         self.grammar = GrammarProcess(grammar, self._fork, self.clock.now, again=again)
         request = GenerationRequest("r", (1,), 99, stop_ids=(END,), grammar=grammar)
-        self.constraint = Constraint(self.grammar, request, grammar, (END, 16), self.clock.now, again=again)
+        self.constraint = Constraint(self.grammar, request, (END, 16), self.clock.now, again=again)
         assert not self.constraint.ready()
         assert json.loads(self.hear()[1]) == {"kind": "regex", "text": "a*", "again": again}
         if compiled:

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
+from tests.fakes.service import FakeService
 from tests.unit.engine.test_grammars import Child
 from tests.unit.model.vocabularies import byte_level
 from tpiedge.api.call_grammars import begun_call_grammar, call_or_form_grammar
 from tpiedge.api.grammar_schema import grammar_schema
-from tpiedge.api.tools import AskedTools, text_parameters
+from tpiedge.api.tools import AskedTools, text_names
 from tpiedge.engine.constraints import LateConstraint, begin_constraint
 from tpiedge.engine.grammars import Grammars, await_any
 from tpiedge.model.call_reader import CALL_MARKS, CallBegun, CallEnded, CallForm, ReadTool
 from tpiedge.model.speech import SpeechForm, SpeechReader
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.testing.service import FakeService
 from tpiedge.wire.requests import GenerationRequest, Grammar
 
 END = 2
@@ -190,7 +190,7 @@ def test_a_call_is_free_in_everything_but_what_it_calls(model: Model, form: Call
             assert set(free) == {None}
             assert set(draw(late, model.ids(call))) == {True}
             assert set(draw(late, model.ids("\n}</tool_call>] and so on</s>"))) == {None}
-            tools = tuple(map(ReadTool, TOOLS.names, text_parameters(TOOLS)))
+            tools = tuple(map(ReadTool, TOOLS.names, tuple(map(text_names, TOOLS.schemas))))
             said = SpeechReader(SpeechForm(form, tools)).feed(opener + call)
             assert isinstance(said[0], CallBegun)
             assert isinstance(said[-1], CallEnded)
@@ -309,12 +309,12 @@ def late_with(child: Child, answer: Sequence[int]) -> LateConstraint:
     return LateConstraint(child.constraint, grammar, request)
 
 
-def test_an_answer_is_held_until_its_calls_are_caught_up_with() -> None:
+def test_an_answer_waits_until_its_calls_are_caught_up_with() -> None:
     """One frame for each call; those that began and ended are not the last one's."""
     with closing(Child(again=True)) as child:
         late = late_with(child, [5, 7, 8, 9, 6, 7, 3, 4])
         for asked, kept in (([8, 9, 6, 7, 3, 4], 2), ([3, 4], 2)):
-            assert not late.ready()
+            assert not late.known()
             assert child.hear() == (b"b", array("I", asked).tobytes())
             assert not late.ready()
             child.say(b"f", kept.to_bytes(4, "little"))

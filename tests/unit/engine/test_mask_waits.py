@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tpiedge.engine.constraints import AnswerConstraint, MaskWaits
-from tpiedge.testing.clock import ManualClock
 
 
 class Waits:

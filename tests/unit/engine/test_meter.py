@@ -9,13 +9,12 @@ from tpiedge.tracing.tracer import Tracer, read_part
 
 
 def a_step(meter: Meter) -> None:
-    """As rank 0 takes its second step: the plan comes before the meter's own number of it."""
-    meter.step = 1
+    """As rank 0 takes its second step."""
+    meter.step = 2
     with meter.embedding_span:
         pass
     with meter.announce_span:
         pass
-    meter.step = 2
     with meter.broadcast_span:
         pass
     with meter.attention_span.of(3):
@@ -32,7 +31,7 @@ def a_step(meter: Meter) -> None:
 
 def test_every_lap_is_recorded_with_its_layer_and_step(tmp_path: Path) -> None:
     meter, tracer = Meter(), Tracer(20)
-    meter.trace(tracer)
+    meter.record(tracer, traced=True)
     a_step(meter)
     tracer.write(tmp_path / "part", 0)
     events = read_part(tmp_path / "part").events

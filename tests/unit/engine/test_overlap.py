@@ -55,7 +55,7 @@ class Recorder:
 
 def chunk_rows(x_TH: Tensor, count: int) -> list[ChunkRows]:
     height = x_TH.shape[0] // count
-    return [ChunkRows.of(x_TH, Chunk(i, i * height, (i + 1) * height, ())) for i in range(count)]
+    return [ChunkRows.of(x_TH, Chunk(i, i * height, (i + 1) * height)) for i in range(count)]
 
 
 def overlapped(recorder: Recorder, wire: WirePrecision = "f32") -> OverlappedReduces:
@@ -74,7 +74,7 @@ def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_
         for rows in chunk_rows(x_TH, chunks):
             if data.draw(st.booleans()):
                 one.settle(rows)
-            one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.chunk.index), None, wait=False)
+            one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.index), None, wait=False)
             assert recorder.under_way <= 2
     one.settle()
     assert recorder.under_way == 0
@@ -93,7 +93,7 @@ def test_a_cancel_ends_the_step_where_every_node_sees_it(cancel_at: Tag) -> None
         for block in range(2):
             for rows in chunk_rows(x_TH, 2):
                 one.settle(rows)
-                one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.chunk.index), None, wait=False)
+                one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.index), None, wait=False)
         one.settle()
     assert recorder.calls[-1] == ("finish", cancel_at.block, cancel_at.chunk)
     expected = 2.0 * cancel_at.block

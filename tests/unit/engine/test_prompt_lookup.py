@@ -1,6 +1,5 @@
 """Guesses from a sequence's own text: by hand, against a search through the whole text, and on copied texts."""
 
-import random
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -79,35 +78,3 @@ def test_guesses_on_the_way_are_at_least_as_good(text: list[int], asked: set[int
         places = range(len(text) - len(tail))
         followed = [text[place + len(tail)] for place in places if text[place : place + len(tail)] == tail]
         assert found.ids[0] in followed
-
-
-def accepted_in_steps(prompt: Sequence[int], answer: Sequence[int], most: int) -> tuple[int, int]:
-    """(Steps, accepted tokens) where every guess is drafted."""
-    lookup = PromptLookup(prompt)
-    steps = accepted = done = 0
-    while done < len(answer):
-        right = 0
-        rest = answer[done:]
-        for drafted, token in zip(lookup.draft(most).ids, rest, strict=False):
-            if drafted != token:
-                break
-            right += 1
-        came = rest[: right + 1]
-        for token in came:
-            lookup.append(token)
-        done += len(came)
-        accepted += right
-        steps += 1
-    return steps, accepted
-
-
-def test_a_text_rewritten_with_a_word_changed_here_and_there() -> None:
-    draw = random.Random(1)
-    text = [min(int(draw.paretovariate(0.7)), 30_000) for _ in range(400)]
-    answer = list(text)
-    for place in range(20, 400, 40):
-        answer[place] = 40_000 + place
-    steps, accepted = accepted_in_steps([*text, 1, 2], answer, 15)
-    changes = 10
-    assert accepted >= 400 - steps
-    assert steps <= 400 / 16 + 2.5 * changes, "after a change the copy is guessed again at once"

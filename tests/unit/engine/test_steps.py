@@ -42,12 +42,13 @@ def test_every_position_is_in_exactly_one_piece(
     lengths: list[int], chunk_tokens: int, start: int, apart: int
 ) -> None:
     segments = [(slot, start + slot, length) for slot, length in enumerate(lengths)]
-    parts = chunks(plan(*segments, chunk_tokens=chunk_tokens, apart=min(apart, sum(lengths))))
+    given = plan(*segments, chunk_tokens=chunk_tokens, apart=min(apart, sum(lengths)))
+    parts = chunks(given)
     rows = [
-        (segment.slot, segment.start + row - segment.first_row)
+        (segment.slot, segment.start + i)
         for chunk in parts
-        for segment in chunk.segments
-        for row in range(segment.first_row, segment.last_row)
+        for segment in chunk.segments(given)
+        for i in range(segment.length)
     ]
     assert rows == [(slot, first + i) for slot, first, length in segments for i in range(length)]
     assert all(chunk.last_row - chunk.first_row <= chunk_tokens for chunk in parts)

@@ -5,8 +5,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.device import (
+    Cgroups,
     MemoryLimits,
     available_memory_bytes,
     default_memory_bytes,

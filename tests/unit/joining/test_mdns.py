@@ -17,8 +17,8 @@ CLUSTER = "0f3a9bc2"
 SAID = {b"protocol": str(PROTOCOL).encode(), b"cluster": CLUSTER.encode()}
 
 
-def desk(name=f"desk.{SERVICE}", addresses=("192.168.1.10",), port=7070, said=SAID):
-    return heard(name, addresses, port, said, OWN)
+def desk(addresses=("192.168.1.10",)):
+    return heard(f"desk.{SERVICE}", addresses, 7070, SAID, OWN)
 
 
 def test_a_master_is_found_under_its_name_and_address():
@@ -44,7 +44,7 @@ def test_a_master_is_found_under_its_name_and_address():
     ],
 )
 def test_only_addresses_of_networks_that_this_machine_is_on(addresses, found):
-    master = desk(addresses=addresses)
+    master = desk(addresses)
     assert (master and master.address.host) == found
 
 

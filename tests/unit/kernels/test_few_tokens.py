@@ -1,14 +1,10 @@
 """The native operations that are not products, against float64 and bit for bit against themselves."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
-from tests.unit.kernels.paged import attend
-from tests.unit.kernels.test_attention import HEADS, cache, naive
-from tests.unit.kernels.test_linear import open_library, opened, weights
+from tests.unit.kernels.test_linear import opened, weights
 from tpiedge.kernels.elementwise import rms_norm, rope, swiglu, tables
 from tpiedge.kernels.ffn import ffn
 from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Pool
@@ -16,13 +12,6 @@ from tpiedge.kernels.linear import Arithmetic
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [2, 20, 60, 64, 100, 128, 256]
-
-
-@pytest.fixture(params=AVAILABLE)
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    opened_pool = Pool(open_library(request.param), 2)
-    yield opened_pool
-    opened_pool.close()
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 64), (16, 100), (3, 2048), (5, 4, 20), (2, 3, 129)])
@@ -50,20 +39,6 @@ def test_swiglu_equals_float64_for_all_magnitudes(pool: Pool) -> None:
     # e^88 is the exponential's upper bound: below -88 the result is no longer relative, but 0 to 1e-35.
     torch.testing.assert_close(out.double(), expected, rtol=1e-6, atol=1e-35)
     assert torch.equal(out[-3:], torch.zeros(3))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 1, 5, 64, 70])
-@pytest.mark.parametrize("kv", HEADS.values(), ids=HEADS.keys())
-def test_attention_equals_the_definition(
-    pool: Pool, kv: tuple[int, ...], window: int | None, dtype: torch.dtype
-) -> None:
-    for tokens, before, width in [(1, 0, 8), (1, 200, 64), (5, 63, 100), (16, 3, 20), (2, 130, 256)]:
-        k, v = (cache(max(kv) + 1, before + tokens, width, dtype) for _ in range(2))
-        q = torch.randn(tokens, len(kv), width)
-        out = attend(q, k, v, kv, before, window=window, pool=pool)
-        expected = naive(q, k, v, kv, before, window)
-        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -1,7 +1,6 @@
 """Quantised rows of the KV cache: the bytes that the format names, the same from torch and every instruction set."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,23 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.kv_rows import decode, encode
 from tests.unit.kernels.paged import PagedCache
-from tests.unit.kernels.test_linear import open_library
 from tpiedge.kernels.attention import append_pages
 from tpiedge.kernels.kv_format import KV_GROUP, KVFormat
 from tpiedge.kernels.library import Pool
 
 WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256]
 FORMATS = ["q8", "q4"]
-
-
-@pytest.fixture(params=AVAILABLE)
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    opened_pool = Pool(open_library(request.param), 1)
-    yield opened_pool
-    opened_pool.close()
 
 
 def test_bytes_of_q8_are_as_described() -> None:

@@ -135,6 +135,15 @@ def _prefixes(most: int) -> list[tuple[int, int]]:
     return [(0, tokens) for tokens in range(most)]
 
 
+@pytest.mark.parametrize("engine", AVAILABLE)
+def test_rows_for_outputs_take_no_product_with_inputs_as_rows(
+    large: dict[tuple[int, bool], Quantised], engine: str
+) -> None:
+    """A kernel would read the units of this matrix as panels of another size, beyond their end."""
+    with opened(engine, INT8) as linear, pytest.raises(ValueError, match="row-parallel"):
+        linear.project_into(torch.randn(2, 250), large[4, True].matrix, torch.empty(2, 290))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("engine", AVAILABLE)
 def test_what_is_no_number_spoils_its_row_alone(

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tpiedge.errors import InternalError
-from tpiedge.kv.pages import KVRoom, PagePool, root_name, usual_grain
+from tpiedge.kv.pages import KVRoom, PagePool, usual_grain
 
 SIZE = 4
 PAGES = 6
 
 
 def make(pages: int = PAGES) -> PagePool:
-    return PagePool(pages, SIZE, b"key", root_name(b"", "a pack"))
+    return PagePool(pages, SIZE, b"key")
 
 
 def filled(pool: PagePool, ids: list[int], scope: str = "") -> list[int]:
@@ -156,29 +156,13 @@ TestLedger = Ledger.TestCase
 TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_names_depend_on_key_root_and_all_tokens_before() -> None:
+def test_names_depend_on_key_and_all_tokens_before() -> None:
     pool = make()
-    names = pool.names([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    names = [*pool.names([1, 2, 3, 4, 5, 6, 7, 8, 9])]
     assert len(names) == 2
     assert names == [pool.name_of(pool.scope_name(""), [1, 2, 3, 4]), pool.name_of(names[0], [5, 6, 7, 8])]
-    others = (
-        PagePool(PAGES, SIZE, b"another key", root_name(b"", "a pack")),
-        PagePool(PAGES, SIZE, b"key", root_name(b"", "another pack")),
-    )
-    for other in others:
-        assert not set(other.names([1, 2, 3, 4, 5, 6, 7, 8])) & set(names)
-    assert root_name(b"", "a", "b") != root_name(b"", "ab") != root_name(b"k", "ab")
-
-
-def test_a_colliding_name_never_leads_past_the_first_foreign_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = make()
-    monkeypatch.setattr(pool, "name_of", lambda _before, _tokens: b"the same for all")
-    pages = filled(pool, [1, 2, 3, 4, 5, 6, 7, 8])
-    filled(pool, [9, 9, 9, 9])
-    assert pool.find([1, 2, 3, 4, 1, 2, 3, 4, 5]) == pages[:1], "the same tokens, but after others"
-    assert pool.find([9, 9, 9, 9, 5]) == []
-    pool.give_back(pages)
-    assert pool.find([1, 2, 3, 4, 5]) == pages[:1]
+    other = PagePool(PAGES, SIZE, b"another key")
+    assert not set(other.names([1, 2, 3, 4, 5, 6, 7, 8])) & set(names)
 
 
 # --- how much memory they keep

@@ -17,7 +17,7 @@ import pytest
 
 from tests.process.command import wait_for
 from tpiedge.errors import OutOfMemory, PeerError, ResourceError
-from tpiedge.host.cgroups import Cgroups
+from tpiedge.host.device import Cgroups
 from tpiedge.launch.child import Child
 
 WAITS = "import sys; sys.stdin.readlines()"

@@ -19,7 +19,7 @@ from tpiedge.wire.epochs import Capacity
 
 WEEK_S = 7 * 86400.0
 NOW = 1e9
-REPORT = NodeReport(42, "cpu", "avx2", Capacity(2, 1e9, 2e9))
+REPORT = NodeReport("cpu", "avx2", Capacity(2, 1e9, 2e9))
 GB = 10**9
 
 
@@ -42,7 +42,7 @@ def test_a_report_comes_back_without_the_process_that_made_it(
     kept: Path, threads: int, age_s: float, known: bool
 ) -> None:
     found = recall(kept, threads, NOW + age_s)
-    assert found == (NodeReport(0, "cpu", "avx2", REPORT.capacity) if known else None)
+    assert found == (REPORT if known else None)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,7 @@ def test_a_report_comes_back_without_the_process_that_made_it(
         lambda values: values["conditions"].update(version="0"),
         lambda values: values["conditions"].update(kernels="another"),
         lambda values: values["report"]["capacity"].pop("threads"),
+        lambda values: values["report"].update({"\ud800": 1}),
     ],
 )
 def test_what_makes_no_sense_is_measured_anew(kept: Path, damage: Callable[[dict[str, Any]], object]) -> None:

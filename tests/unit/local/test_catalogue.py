@@ -22,7 +22,7 @@ from tpiedge.local.catalogue import (
     stored_packs,
     the_pack_of,
 )
-from tpiedge.local.packing import import_gguf_file
+from tpiedge.local.packing import pack_model
 from tpiedge.local.prepare import prepare
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.source import resolve_model
@@ -44,7 +44,7 @@ def cache(tmp_path: Path) -> Path:
 def pack_of(gguf: Path, cache: Path, precision: str | None = None, name: str | None = None) -> Path:
     model = GgufModel.open(gguf)
     storage = model.storage(Precision(precision) if precision else None)
-    return import_gguf_file(model, storage, cache, name=name).report.path
+    return pack_model(model, storage, cache, name=name).report.path
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from tests.fakes.inprocess import InProcessSpoke
 from tpiedge.launch.bootstrap import control_name
 from tpiedge.planner.network import listens
-from tpiedge.testing.inprocess import InProcessSpoke
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import (
     AskStats,
     Assign,
@@ -40,9 +41,8 @@ from tpiedge.wire.epochs import (
     Release,
     Spawned,
 )
-from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.fields import Keeping, Message
 from tpiedge.wire.requests import GenerationRequest
-from tpiedge.wire.weights import Keeping
 
 if TYPE_CHECKING:
     from tests.unit.master.stories import Story
@@ -94,9 +94,11 @@ class FakeRankZero:
         less, self.memory_bytes = self.memory_bytes, max(self.memory_bytes, self.usable_bytes)
         return self.memory_bytes > less
 
-    def warm_ahead(self) -> None:
+    def warm_if_possible(self) -> None:
         self.calls.append("warm")
-        self._refuse()
+
+    def serves(self) -> None:
+        self.calls.append("serves")
 
     def launch(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         self.calls.append(f"start {epoch}")

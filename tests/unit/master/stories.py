@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
+from tests.fakes.clock import ManualClock
+from tests.fakes.inprocess import InProcessHub
 from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan, Served
@@ -14,10 +16,8 @@ from tpiedge.master.session_manager import RankZero
 from tpiedge.master.status import NodeStatus
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.capacity import SpareReason
-from tpiedge.testing.clock import ManualClock
-from tpiedge.testing.inprocess import InProcessHub
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.units import counted
 from tpiedge.wire.control import Finished, Token
@@ -60,8 +60,6 @@ class Story:
         self.foreseen: list[tuple[str, ...]] = []
         self.plan: Callable[[tuple[Machine, ...]], tuple[Assignment, ...] | str] = self._everyone
         self.step_s: Callable[[tuple[Machine, ...]], float] = lambda _machines: 0.0
-        #: For how much memory of the master's own machine plans were to be made.
-        self.own_memory: list[int] = []
         #: Why the plan has no part for a machine.
         self.spare: dict[str, SpareReason] = {}
         self.begin_master(served, queue_limit)
@@ -83,7 +81,6 @@ class Story:
             cast(RankZero, self.rank_zero),
             self.door,
             queue_limit=queue_limit,
-            follow_memory=self.own_memory.append,
             known=known,
         )
 

@@ -10,10 +10,10 @@ from tpiedge.errors import PeerLost
 from tpiedge.master.session import Phase
 from tpiedge.master.session_manager import STAR_S
 from tpiedge.planner.network import listens
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import Assign, Failed, Hello, Listening, Ready
 from tpiedge.wire.epochs import NodeEnded
 from tpiedge.wire.fields import CollectiveChoice
-from tpiedge.wire.messages import PROTOCOL
 
 SILENT = str(PeerLost(2, "the all-reduce of step 1", "it does not answer"))
 JUNK = "node-2 sent a malformed message: too short"

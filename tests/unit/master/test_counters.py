@@ -20,11 +20,10 @@ from tpiedge.master.counters import (
     Counted,
     CounterLog,
     Pace,
-    Timelines,
     note_speeds,
 )
 from tpiedge.master.roster import Machine, Roster
-from tpiedge.wire.control import AskStats, Stats, StepSpans
+from tpiedge.wire.control import AskStats, Stats
 
 
 def test_the_time_is_that_between_arrivals_of_the_last_seconds() -> None:
@@ -47,23 +46,6 @@ def test_what_came_long_ago_says_nothing() -> None:
     log.take(after(STATS, 12), 61.0)
     assert log.counted(62.0) == Counted(after(STATS, 12), after(STATS, 9), 1.0)
     assert log.counted(3600.0) == Counted(after(STATS, 12), after(STATS, 12), 0.0)
-
-
-def spans(rank: int, step: int) -> StepSpans:
-    return StepSpans(3, rank, step, 1, ((0, 5),), (), ())
-
-
-def test_a_node_that_tells_of_other_steps_spoils_nothing_for_good() -> None:
-    one = Timelines(2)
-    for rank, step in ((0, 7), (1, 1 << 60), (0, 9)):
-        one.take(spans(rank, step), 1.0)
-        assert one.latest is None
-    one.take(spans(1, 9), 3.0)
-    found = one.latest
-    assert found is not None
-    assert found.spans[0].step == 9
-    one.take(spans(1, 11), 4.0)
-    assert one.latest is found
 
 
 _NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 8))

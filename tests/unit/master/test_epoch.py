@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.clock import ManualClock
 from tpiedge.errors import (
     InternalError,
     OutOfMemory,
@@ -15,7 +16,7 @@ from tpiedge.errors import (
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.planner.network import listens
-from tpiedge.testing.clock import ManualClock
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import (
     Assign,
     Connect,
@@ -31,9 +32,7 @@ from tpiedge.wire.control import (
     Shutdown,
     Token,
 )
-from tpiedge.wire.fields import CollectiveChoice
-from tpiedge.wire.messages import PROTOCOL, Message
-from tpiedge.wire.weights import ALL_PINNED
+from tpiedge.wire.fields import ALL_PINNED, CollectiveChoice, Message
 
 
 def at(rank: int) -> str:

@@ -90,7 +90,7 @@ def test_a_flood_does_not_keep_the_master_from_its_work(
 
     with monkeypatch.context() as patch:
         patch.setattr(story.hub, "recv", flooded)
-        patch.setattr("tpiedge.master.reception._BURST", _BURST)
+        patch.setattr("tpiedge.master.master._BURST", _BURST)
         story.join("w-2")
         story.wait(2.0)
         assert story.ready
@@ -111,7 +111,7 @@ def test_a_crowd_that_sends_faster_than_it_is_heard_holds_no_heartbeat_up(
 
     with monkeypatch.context() as patch:
         patch.setattr(story.hub, "recv", next_of_the_crowd)
-        patch.setattr("tpiedge.master.reception.FLOOD", 1 << 30)
+        patch.setattr("tpiedge.master.master.FLOOD", 1 << 30)
         began, told = story.clock.now(), agent.count(MasterPulse)
         for _ in range(20):
             story.master.turn()

@@ -116,16 +116,13 @@ def test_everybody_hears_of_the_master(story: Story) -> None:
     assert story.root.count(Pulse) > 0
 
 
-def test_a_process_stands_by_for_the_next_epoch_once_one_has_served_for_a_while(story: Story) -> None:
-    two_machines(story)
-    calls = story.rank_zero.calls
-    calls.clear()
-    story.wait(4.0)
-    assert calls == []
-    story.wait(2.0)
-    assert calls == ["warm"]
-    story.wait(60.0)
-    assert calls == ["warm"], "one that has ended, or for which there is no memory, is not tried for ever"
+def test_rank_0_hears_that_its_epoch_serves_with_every_heartbeat(story: Story) -> None:
+    story.join("w-1")
+    assert "serves" not in story.rank_zero.calls
+    story.settle()
+    story.rank_zero.calls.clear()
+    story.wait(1.0)
+    assert set(story.rank_zero.calls) == {"serves"}
 
 
 # --- workers that come and go

@@ -29,8 +29,8 @@ def placement(
     weights: tuple[ShareWeight, ...] | None = None,
     model: ModelFacts = MODEL,
 ) -> NodePlacement:
-    own = prediction.MachineFacts(OWN_NAME, 1e9, memory_bytes)
-    return NodePlacement(Demand(model, 64, min_workers), own, 2, weights)
+    own = prediction.MachineFacts(1e9, memory_bytes, name=OWN_NAME)
+    return NodePlacement(Demand(model, 64, min_workers), lambda: own, 2, weights)
 
 
 def machine(

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
+from tests.fakes.clock import ManualClock
 from tests.unit.master.stories import request
 from tpiedge.errors import InternalError, PeerLost, TpiedgeError, UserError
 from tpiedge.master.journal import GUILTY, SUSPECT, Paused, PendingAnswer, TakenUp
 from tpiedge.master.reconciler import NotServing
 from tpiedge.master.request_queue import POSTPONED_LIMIT, Dismissed, QueueFull, RequestQueue
 from tpiedge.master.request_times import Reading, Totals
-from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import Failed, Finished, Heartbeat, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 

@@ -58,7 +58,7 @@ def test_of_an_earlier_masters_request_only_what_is_seen_here_counts() -> None:
 
 @given(st.lists(st.floats(0.0, 1e6)))
 def test_every_value_is_counted_below_its_bound(values: list[float]) -> None:
-    found = Histogram.empty()
+    found = Histogram()
     for value in values:
         found.observe(value)
     below = 0

@@ -15,44 +15,42 @@ def members(block: int = 0) -> list[Member]:
 
 def running() -> RequestWatch:
     """A request began at 0."""
-    watch = RequestWatch(LIMIT_S)
+    watch = RequestWatch()
     watch.look(members(), 0.0)
     watch.begin("r-1", 0.0)
     return watch
 
 
 def test_without_a_request_nothing_is_stuck() -> None:
-    watch = RequestWatch(LIMIT_S)
-    assert watch.stuck_s(1e6) is None
+    watch = RequestWatch()
+    assert watch.quiet_s(1e6) == 0.0
     watch = running()
     watch.end("r-1", 1.0)
     watch.advance(1.0)
-    assert watch.stuck_s(1e6) is None
+    assert watch.quiet_s(1e6) == 0.0
 
 
 def test_without_news_a_request_is_stuck() -> None:
     watch = running()
-    assert not watch.stalled(LIMIT_S / 2)
-    assert watch.stalled(LIMIT_S / 2 + 0.1)
-    assert watch.stuck_s(LIMIT_S) is None
+    assert watch.quiet_s(LIMIT_S) <= LIMIT_S
     watch.look(members(), LIMIT_S)
-    assert watch.stuck_s(LIMIT_S + 1.0) == LIMIT_S + 1.0
+    assert watch.quiet_s(LIMIT_S + 1.0) == LIMIT_S + 1.0
 
 
 def test_news_of_one_request_is_news_of_all() -> None:
     watch = running()
     watch.begin("r-2", 50.0)
     assert watch.running == {"r-1", "r-2"}
-    assert watch.stuck_s(61.0) == 61.0, "that another one came is none"
+    assert watch.quiet_s(61.0) == 61.0, "that another one came is none"
     watch.advance(61.0)
-    assert watch.stuck_s(121.0) is None
+    assert watch.quiet_s(121.0) <= LIMIT_S
     watch.end("r-1", 121.0)
-    assert watch.stuck_s(181.0) is None
-    assert watch.stuck_s(182.0) == 61.0, "the other one still runs"
+    assert watch.quiet_s(181.0) <= LIMIT_S
+    assert watch.quiet_s(182.0) == 61.0, "the other one still runs"
     watch.end("r-2", 182.0)
-    assert watch.stuck_s(1e6) is None
+    assert watch.quiet_s(1e6) == 0.0
     watch.begin("r-3", 1e6)
-    assert watch.stuck_s(1e6 + 60.0) is None
+    assert watch.quiet_s(1e6 + 60.0) <= LIMIT_S
 
 
 def test_a_node_that_goes_back_and_forth_makes_no_progress() -> None:
@@ -60,7 +58,7 @@ def test_a_node_that_goes_back_and_forth_makes_no_progress() -> None:
     watch.look(members(block=1), 10.0)
     for second in range(11, 70):
         watch.look(members(block=second % 2), float(second))
-    assert watch.stuck_s(71.0) == 61.0
+    assert watch.quiet_s(71.0) == 61.0
 
 
 def test_what_rank_0_measures_is_news_once_it_changes() -> None:
@@ -68,11 +66,11 @@ def test_what_rank_0_measures_is_news_once_it_changes() -> None:
     watch = running()
     watch.measured(STATS, 20.0)
     watch.measured(structs.replace(STATS, peak_rss_bytes=2, kv_bytes=2, kv_pages=2, kv_pages_used=2), 30.0)
-    assert watch.stuck_s(61.0) == 61.0
+    assert watch.quiet_s(61.0) == 61.0
     watch.measured(structs.replace(STATS, bytes_received=9, dropped=9, refused=9), 60.5)
-    assert watch.stuck_s(61.0) == 61.0, "who knocks at its port is no progress"
+    assert watch.quiet_s(61.0) == 61.0, "who knocks at its port is no progress"
     watch.measured(structs.replace(STATS, compute_s=1.0), 61.0)
-    assert watch.stuck_s(121.0) is None
+    assert watch.quiet_s(121.0) <= LIMIT_S
     watch.advance(121.0)
     watch.measured(structs.replace(STATS, compute_s=9.0), 140.0)
-    assert watch.stuck_s(182.0) == 61.0
+    assert watch.quiet_s(182.0) == 61.0

@@ -5,14 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tests.unit.master.stories import SERVED, assignments_of, request
 from tpiedge.errors import PeerError, PeerLost
 from tpiedge.launch.bootstrap import Timing
 from tpiedge.master.assignments import Assignments, Served
 from tpiedge.master.blame import Failure
 from tpiedge.master.session import Phase, Session
-from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import (
     Assign,
     Failed,
@@ -21,11 +22,11 @@ from tpiedge.wire.control import (
     Listening,
     Loading,
     Ready,
+    StepSpans,
     Token,
 )
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing
-from tpiedge.wire.fields import Compute, WirePrecision
-from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.fields import Compute, Message, WirePrecision
 
 EPOCH = 5
 KEYS = [CurveKeys.generate().public for _ in range(3)]
@@ -120,6 +121,20 @@ def test_the_phases_of_a_good_epoch() -> None:
     session.end()
     assert session.phase is Phase.ENDED
     assert session.failure is None
+
+
+def test_a_node_that_tells_of_other_steps_spoils_nothing_for_good() -> None:
+    run = Run("w-1")
+    run.ready()
+    for rank, step in ((0, 7), (1, 1 << 60), (0, 9)):
+        run.node(rank, StepSpans(EPOCH, rank, step, 1, ((0, 5),), (), ()))
+        assert run.session.timeline is None
+    run.node(1, StepSpans(EPOCH, 1, 9, 1, ((0, 5),), (), ()))
+    found = run.session.timeline
+    assert found is not None
+    assert (found.epoch, found.spans[0].step) == (EPOCH, 9)
+    run.node(1, StepSpans(EPOCH, 1, 11, 1, ((0, 5),), (), ()))
+    assert run.session.timeline is found
 
 
 @pytest.mark.parametrize(

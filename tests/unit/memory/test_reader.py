@@ -1,12 +1,11 @@
 import errno
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tpiedge.errors import InternalError, ReadFault
+from tpiedge.errors import ReadFault
 from tpiedge.memory.arena import Arena, Extent
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
 
@@ -29,13 +28,14 @@ def path(tmp_path: Path, content: bytes) -> Path:
     return tmp_path / "blob"
 
 
-def read_all(path: Path, *, direct: bool = True, max_read_bytes: int = 8 << 20) -> bytes:
+def read_all(path: Path, *, direct: bool = True) -> bytes:
     arena = Arena(SIZE)
     into = arena.buffer(Extent(0, SIZE))
     quarter = SIZE // 4
-    with DirectReader(3, max_read_bytes) as reader, DirectFile(path, direct=direct) as file:
+    with DirectReader(3) as reader, DirectFile(path, direct=direct) as file:
         jobs = [ReadJob(file, at, into[at : at + quarter], accept) for at in range(0, SIZE, quarter)]
-        assert reader.run(jobs) == reader.bytes_read == SIZE
+        read = [reader.submit(job) for job in jobs]
+        assert sum(job.result() for job in read) == reader.bytes_read == SIZE
     return bytes(into)
 
 
@@ -44,7 +44,6 @@ def test_read_with_o_direct(path: Path, content: bytes) -> None:
         if not file.is_direct:
             pytest.skip("system: this file system refuses O_DIRECT")
     assert read_all(path) == content
-    assert read_all(path, max_read_bytes=8192) == content
 
 
 def test_read_through_the_page_cache(path: Path, content: bytes) -> None:
@@ -100,27 +99,3 @@ def test_a_short_file_is_a_read_fault(path: Path, content: bytes, direct: bool, 
     path.write_bytes(content[:-cut])
     with pytest.raises(ReadFault, match="the file ends before"):
         read_all(path, direct=direct)
-
-
-def test_after_a_failure_nobody_writes_into_the_memory(path: Path) -> None:
-    started, go_on = threading.Event(), threading.Event()
-
-    def wait(data: memoryview) -> None:
-        started.set()
-        assert go_on.wait(10)
-
-    def refuse(data: memoryview) -> None:
-        assert started.wait(10)
-        raise InternalError("refused")
-
-    arena = Arena(SIZE)
-    into = arena.buffer(Extent(0, SIZE))
-    with DirectReader(2) as reader, DirectFile(path) as file:
-        checks = [refuse, wait, *[accept] * 20]
-        jobs = [ReadJob(file, at * 4096, into[at * 4096 :][:4096], check) for at, check in enumerate(checks)]
-        timer = threading.Timer(0.05, go_on.set)
-        timer.start()
-        with pytest.raises(InternalError, match="refused"):
-            reader.run(jobs)
-        assert go_on.is_set()  # run waited for the job that had begun
-        timer.join()

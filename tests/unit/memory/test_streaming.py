@@ -37,7 +37,7 @@ def stream(make_pack: MakePack) -> Iterator[Callable[..., NodeWeights]]:
     yield make
     for weights in made:
         weights.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "memory"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpiedge-read")]
 
 
 def sweep_through(weights: NodeWeights) -> list[torch.Tensor]:
@@ -180,3 +180,43 @@ def test_a_disk_that_brings_nothing_is_an_error(disk: SlowDisk) -> None:
     with pytest.raises(TpiedgeError, match="the disk brought nothing for"):
         memory.enter(0)
     memory.close()
+
+
+def test_no_read_begins_after_the_end(disk: SlowDisk) -> None:
+    """Not that of a reading thread either, whose pool may be closing: it would wait for itself."""
+    memory = scheduler(disk)
+    thread, _ = in_thread(lambda: memory.settle(lambda: None))
+    disk.finish()
+    disk.finish()
+    thread.join(DEADLINE_S)
+    memory.enter(0)
+    memory.close()
+    memory.leave()
+    assert not disk.reads
+
+
+def test_what_fails_in_a_reading_thread_is_raised_where_it_is_waited_for(
+    disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Scheduler(Residency([[1], [1]], 2, frozenset(), 1), disk)
+    thread, errors = in_thread(lambda: memory.settle(lambda: None))
+    disk.await_reads(1)
+    monkeypatch.setattr(disk, "read", lambda _order, _done: int("a bug"))
+    disk.bring()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    (error,) = errors
+    assert str(error).startswith("the memory scheduler failed: ValueError: ")
+
+
+def test_a_system_without_room_for_a_thread_is_an_error_that_a_node_reports(
+    disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_order: Read, _done: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(disk, "read", refuse)
+    with pytest.raises(
+        InternalError, match="the memory scheduler failed: RuntimeError: can't start new thread"
+    ):
+        scheduler(disk).settle(lambda: None)

@@ -1,6 +1,7 @@
 """Checkpoint folders: whole, sharded, cached, incomplete and hostile."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.checkpoint import Checkpoint, sources_of
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.specs import ModelSpec
@@ -26,13 +27,7 @@ def spec(small_config: dict[str, Any]) -> ModelSpec:
 @pytest.fixture
 def tensors(spec: ModelSpec) -> Tensors:
     """What the checkpoint of the small model holds."""
-    found: Tensors = {}
-    for blob in (spec.embedding, *spec.layers, spec.head):
-        for matrix in blob.matrices:
-            found[matrix.source] = ("F32", list(matrix.source_shape), matrix.rows * matrix.cols * 4)
-        for vector in blob.vectors:
-            found[vector.source] = ("F32", [vector.length], vector.length * 4)
-    return found
+    return {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in sources_of(spec)}
 
 
 def write_index(folder: Path, weight_map: Mapping[str, object]) -> None:

@@ -201,6 +201,17 @@ def test_any_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
     assert config is None or ModelConfig.from_json(config.to_json()) == config
 
 
+@pytest.mark.parametrize("where", [(), ("rope",)])
+def test_a_key_that_is_no_unicode_is_refused(where: tuple[str, ...]) -> None:
+    ours: Any = json.loads(json.dumps(parse(preset("qwen3-0.6b")).to_json()))
+    inner = ours
+    for key in where:
+        inner = inner[key]
+    inner["\ud800"] = 1
+    with pytest.raises(UserError, match=r"model config: .*surrogates not allowed"):
+        ModelConfig.from_json(ours)
+
+
 @settings(max_examples=100)
 @given(data=st.data())
 @pytest.mark.fault("F4", "read, or refused by name")

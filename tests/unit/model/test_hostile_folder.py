@@ -1,6 +1,7 @@
 """A model's folder made by a stranger: nothing outside of it is read, no name becomes a path, no code of it runs."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.checkpoint import Checkpoint, sources_of
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ChatTemplate
@@ -21,15 +22,6 @@ from tpiedge.pack.specs import Precision
 from tpiedge.pack.writer import write_pack
 
 INDEX = "model.safetensors.index.json"
-SMALL_LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "vocab_size": 8,
-    "max_position_embeddings": 16,
-}
 READERS: dict[str, Callable[[Path], object]] = {
     "config.json": ModelConfig.open,
     "generation_config.json": ModelConfig.open,
@@ -45,12 +37,8 @@ READERS: dict[str, Callable[[Path], object]] = {
 def whole(folder: Path, make_safetensors: Callable[..., bytes]) -> Path:
     """A folder with everything that the small model needs, besides a tensor for nobody."""
     spec = model_spec(ModelConfig.open(folder))
-    tensors: dict[str, tuple[str, list[int], int]] = {"../../evil": ("F32", [1], 4)}
-    for blob in (spec.embedding, *spec.layers, spec.head):
-        for matrix in blob.matrices:
-            tensors[matrix.source] = ("F32", list(matrix.source_shape), matrix.rows * matrix.cols * 4)
-        for vector in blob.vectors:
-            tensors[vector.source] = ("F32", [vector.length], vector.length * 4)
+    tensors = {name: ("F32", list(shape), 4 * math.prod(shape)) for name, shape in sources_of(spec)}
+    tensors["../../evil"] = ("F32", [1], 4)
     (folder / "model.safetensors").write_bytes(make_safetensors(tensors))
     return folder
 
@@ -76,7 +64,7 @@ def test_no_link_leads_out_of_the_folder(folder: Path, secret: Path, name: str, 
 
 @pytest.mark.parametrize("name", list(READERS))
 def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
-    tmp_path: Path, secret: Path, name: str
+    tmp_path: Path, small_config: dict[str, Any], secret: Path, name: str
 ) -> None:
     """Not to another model's blobs, nor to a folder in its own."""
     entry = tmp_path / "models--org--name"
@@ -89,7 +77,7 @@ def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
         (snapshot / "config.json").unlink(missing_ok=True)
         (snapshot / name).unlink(missing_ok=True)
         if name != "config.json":
-            (entry / "blobs" / "config").write_text(json.dumps(SMALL_LLAMA))
+            (entry / "blobs" / "config").write_text(json.dumps(small_config))
             (snapshot / "config.json").symlink_to("../../blobs/config")
         (snapshot / name).symlink_to(blobs / "1")
         with pytest.raises(UserError, match="links to a file outside"):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.hub_server import Hub, Repo, commit_of, running_hub
 from tpiedge.errors import HubError, TpiedgeError, UserError
-from tpiedge.model.hub.client import PullReport, pull
+from tpiedge.model.hub import PullReport, pull
 from tpiedge.model.presets import preset
 from tpiedge.model.source import HubCache, HubName, parse_hub_name, resolve_model
 from tpiedge.pack.files import lock_target
@@ -48,7 +48,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
             huggingface_hub, "get_token", lambda: None
         )  # the developer's own is not for tests
         monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts
-        monkeypatch.setattr("tpiedge.model.hub.client._CHUNK", 10_000)
+        monkeypatch.setattr("tpiedge.model.hub._CHUNK", 10_000)
         hub.repos[NAME] = Repo(dict(FILES))
         yield hub
 
@@ -164,7 +164,7 @@ def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):
 
 
 def test_who_pulls_the_same_model_is_told_to_wait(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tpiedge.model.hub.client._LOCK_S", 0.0)
+    monkeypatch.setattr("tpiedge.model.hub._LOCK_S", 0.0)
     entry = HubCache().entry(NAME)
     entry.mkdir(parents=True)
     with lock_target(entry, 0.0):
@@ -222,6 +222,13 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_come(
     hub.repos[NAME] = Repo(files)
     assert named in refusal()
     assert not any(path.endswith((".bin", ".gguf", ".safetensors")) for path, _ in hub.requests)
+
+
+def test_a_broken_index_is_told_of_the_repository(hub: Hub):
+    files = {"config.json": hub.repos[NAME].files["config.json"], "model.safetensors.index.json": b"{}"}
+    hub.repos[NAME] = Repo(files)
+    words = f"{NAME} cannot be used: model.safetensors.index.json: weight_map is missing or empty"
+    assert refusal().endswith(words)
 
 
 @pytest.mark.parametrize(

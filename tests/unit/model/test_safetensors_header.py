@@ -115,10 +115,6 @@ def test_header_over_the_cap_is_refused_unread(tmp_path: Path) -> None:
         read(path)
 
 
-NAMES = st.text("abc.xyz_01", min_size=1, max_size=8)
-SHAPES = st.lists(st.integers(0, 4), max_size=3)
-
-
 @settings(max_examples=100)
 @given(data=st.data())
 @pytest.mark.fault("F1", "any damage is refused or harmless")

@@ -1,11 +1,15 @@
-"""Names that users type for models."""
+"""Names that users type for models, and the files of configs/models."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.model import source
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.presets import aliases, preset
+from tpiedge.model.source import HubName, parse_hub_name
 
 
 @pytest.mark.parametrize(
@@ -68,3 +72,15 @@ def test_a_folder_of_gguf_files_is_told_from_a_model(tmp_path: Path, folder: Pat
     with pytest.raises(UserError, match=f"use tpiedge import-gguf {files}/m.gguf first"):
         source.resolve_model(str(files))
     assert source.resolve_model(str(folder)) == folder
+
+
+@pytest.mark.parametrize("name", list(aliases()))
+def test_an_alias_is_complete_and_its_shape_is_the_presets(name: str) -> None:
+    alias = aliases()[name]
+    assert alias.name == alias.shape == name
+    assert parse_hub_name(name) == HubName(alias.repo, alias.revision) == parse_hub_name(alias.repo)
+    assert alias.licence
+    assert alias.gated == alias.repo.startswith(("meta-llama/", "mistralai/"))
+    assert alias.config == ModelConfig.from_huggingface(preset(name))
+    size = re.search(r"([\d.]+)b$", name)
+    assert size is None or size[1] in re.findall(r"[\d.]+", alias.repo.lower())

@@ -9,6 +9,7 @@ import torch
 
 from tpiedge.errors import UserError
 from tpiedge.lab.random_weights import RandomSource
+from tpiedge.model.checkpoint import sources_of
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.reader import Pack
@@ -25,14 +26,6 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def sources(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for blob in (spec.embedding, *spec.layers, spec.head):
-        found |= {matrix.source: matrix.source_shape for matrix in blob.matrices}
-        found |= {vector.source: (vector.length,) for vector in blob.vectors}
-    return found
-
-
 @pytest.mark.parametrize("changes", CASES, ids=str)
 def test_tensors_are_those_of_transformers(small_config: dict[str, Any], changes: dict[str, Any]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -44,7 +37,7 @@ def test_tensors_are_those_of_transformers(small_config: dict[str, Any], changes
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if spec.tied:
         del expected["lm_head.weight"]
-    assert sources(spec) == expected
+    assert dict(sources_of(spec)) == expected
 
 
 class TestPackOfAConfig:

@@ -268,6 +268,11 @@ def test_thoughts(thinking: Thinking, text: str, said: list[SpokenText | Call]) 
     assert read(SpeechForm(thinking=thinking), [text]) == said
 
 
+def test_the_end_of_thoughts_is_no_content_before_what_only_looks_like_a_call() -> None:
+    said = read(SpeechForm("llama3", TOOLS, thinking="marked"), ['<think>Hm.</think>\n{"a": 1} b'])
+    assert said == [SpokenText("Hm.", True), SpokenText('{"a": 1} b')]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

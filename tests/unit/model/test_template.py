@@ -91,6 +91,7 @@ class TestOpen:
         for kind in ("files", "config"):
             found = ChatTemplate.open(tmp_path / kind, TOKENS)
             assert (found.source(tools=False), found.source(tools=True)) == ("plain", "tools")
+        assert ChatTemplate({"default": "plain"}, {}).source(tools=True) == "plain"
 
     @pytest.mark.parametrize("config", [None, "{}", '{"chat_template": null}', '{"chat_template": []}'])
     def test_no_template_gets_advice(self, tmp_path: Path, config: str | None) -> None:
@@ -259,3 +260,13 @@ def test_a_process_that_is_killed_again_is_no_fault_of_the_template(monkeypatch:
     assert killed.began == 2
     answer = of_exception(raised.value)
     assert (answer.status, answer.headers) == (503, {"Retry-After": "5"})
+
+
+@pytest.mark.parametrize("name", ["socket.socketpair", "subprocess.Popen"])
+def test_no_room_for_a_process_asks_for_another_try(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(name, full)
+    with pytest.raises(ChildLost, match=r"no room for the process of a text \(Too many open files\)"):
+        render(CHATML)

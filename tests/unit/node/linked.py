@@ -12,12 +12,11 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.launch.bootstrap import NodeBootstrap, Timing
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.node.control_link import ClusterLiveness
-from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
+from tpiedge.node.data_plane import DataPlane, join_data_plane
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.codec import PROTOCOL
 from tpiedge.wire.control import Assign, Connect, Hello, Listening
-from tpiedge.wire.fields import CollectiveChoice
-from tpiedge.wire.messages import PROTOCOL, Message
-from tpiedge.wire.weights import ALL_PINNED
+from tpiedge.wire.fields import ALL_PINNED, CollectiveChoice, Message
 
 EPOCH = 4
 WAIT_S = 20.0
@@ -69,17 +68,15 @@ class Joining:
         keys = self._keys[rank]
         bootstrap = NodeBootstrap(
             rank=rank,
+            epoch=EPOCH,
             control_address=f"tcp://{self._host}:1",
             master_key=keys.public,
-            public_key=keys.public,
-            secret_key=keys.secret,
+            keys=keys,
             threads=1,
-            heartbeat_s=1.0,
-            timeout_s=0.1,
-            stall_s=60.0,
+            timing=Timing(1.0, 0.1),
             data_address=f"tcp://{self._host}:*",
         )
-        plane = DataPlaneJoin(
+        plane = join_data_plane(
             self.part(rank),
             bootstrap,
             self.alive[rank],
@@ -87,7 +84,7 @@ class Joining:
             self._listening,
             lambda: self._connect(rank),
             self._resources[rank],
-        ).run()
+        )
         self.planes[rank] = plane
         return plane
 

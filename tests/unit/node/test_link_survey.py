@@ -16,7 +16,7 @@ from tpiedge.transport.endpoint import Unreachable
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import LinkReport, MeasuredLink, Partial, Survey
 from tpiedge.wire.epochs import Echo, Probe
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 
 LINK = MeasuredLink(0, 0.001, 1e9)
 Play = Callable[["Player"], None]

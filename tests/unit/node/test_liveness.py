@@ -2,9 +2,10 @@
 
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tpiedge.errors import PeerLost
-from tpiedge.node.control_link import ClusterLiveness, Progress
-from tpiedge.testing.clock import ManualClock
+from tpiedge.node.control_link import ClusterLiveness
+from tpiedge.wire.control import PeerPulse
 
 
 def make() -> tuple[ManualClock, ClusterLiveness]:
@@ -16,7 +17,7 @@ def test_a_wait_goes_on_while_the_master_is_heard_and_the_peer_advances() -> Non
     clock, liveness = make()
     for second in range(100):
         liveness.heard_master()
-        liveness.report(1, Progress(1, second, 0))
+        liveness.report(PeerPulse(1, 1, second, 0, "computing"))
         liveness.check(1, "allreduce")
         clock.advance(1.0)
 
@@ -48,10 +49,10 @@ def test_a_lost_peer_ends_the_wait_for_anyone_with_its_name_and_cause() -> None:
 
 def test_a_peer_that_lives_but_does_not_advance_is_lost() -> None:
     clock, liveness = make()
-    liveness.report(1, Progress(3, 4, 0))
+    liveness.report(PeerPulse(1, 3, 4, 0, "computing"))
     for _ in range(31):
         liveness.heard_master()
-        liveness.report(1, Progress(3, 4, 0))
+        liveness.report(PeerPulse(1, 3, 4, 0, "computing"))
         liveness.check(1, "allreduce")
         clock.advance(1.0)
     liveness.heard_master()

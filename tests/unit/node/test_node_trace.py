@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.launch.bootstrap import NodeBootstrap, Timing
 from tpiedge.node.node import Node
 from tpiedge.transport.keys import CurveKeys
 
@@ -14,11 +14,7 @@ def test_a_trace_that_cannot_be_written(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys, path = CurveKeys.generate(), str(tmp_path / trace) if trace else ""
-    node = Node(
-        NodeBootstrap(
-            1, "tcp://127.0.0.1:9", keys.public, keys.public, keys.secret, 1, 0.3, 1.5, 60.0, trace=path
-        )
-    )
+    node = Node(NodeBootstrap(1, 1, "tcp://127.0.0.1:9", keys.public, keys, 1, Timing(), trace=path))
     node.close()
     line = f"tpiedge: the trace of node 1 is lost: cannot write {path}: No such file or directory\n"
     assert capsys.readouterr().err == (line if trace else "")

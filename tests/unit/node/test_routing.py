@@ -11,8 +11,7 @@ from tpiedge.collectives.communicator import Route
 from tpiedge.node.data_plane import route, worker_links
 from tpiedge.planner.network import NetworkFacts, PairFacts
 from tpiedge.wire.control import WorkerLink
-from tpiedge.wire.fields import CollectiveChoice, CollectiveName, WirePrecision
-from tpiedge.wire.limits import MAX_ARRAY
+from tpiedge.wire.fields import MAX_ARRAY, CollectiveChoice, CollectiveName, WirePrecision
 
 ROW, CHUNK = 8192, 1 << 20
 MBIT300 = 300e6 / 8

@@ -226,6 +226,6 @@ def test_a_disk_that_fills_up_and_one_that_is_read_only(
         with pytest.raises(UserError, match=r"cannot write to the shard store .*: Read-only file system"):
             act()
     pack = Pack.open(disk / "pack")
-    assert verify_pack(pack) == pack.nbytes
+    verify_pack(pack)
     with pytest.raises(UserError, match=f"cannot write to {disk}: Read-only file system"):
         write_pack(spec, source, Precision.F32, disk / "other")

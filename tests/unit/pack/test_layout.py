@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from tpiedge.pack.layout import (
     PanelLayout,
     RowLayout,
     group_size,
-    share_bytes,
     share_of_matrix,
 )
+from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import (
     BlobSpec,
@@ -152,8 +153,9 @@ def test_any_share_is_one_aligned_range_of_its_units(
             assert 0 <= matrix.unit_nbytes(unit) - matrix.shape(unit).nbytes < ALIGN
 
 
-def test_share_of_a_layer(spec: ModelSpec) -> None:
-    layout = BlobLayout.of(spec.layers[0], F32)
+def test_share_of_a_layer(make_pack: Callable[..., Pack]) -> None:
+    pack = make_pack()
+    layout = pack.layout(0)
     share = NodeShare(Share(1, 4), Share(1, 2))
     assert group_size(layout) == 2
     held = {name: share_of_matrix(name, share, 2) for name in ("q", "o", "k", "v", "gate", "up", "down")}
@@ -161,10 +163,10 @@ def test_share_of_a_layer(spec: ModelSpec) -> None:
     assert held["k"] == held["v"] == Share(0, 2)  # the KV heads that cover query heads 1, 2, 3
     assert held["gate"] == held["down"] == Share(1, 2)
     head, tile = 32 * 256, 80 * 256
-    assert share_bytes(layout, share, 2) == 4096 + (2 * 3 + 2 * 2) * head + 3 * tile
-    assert share_bytes(layout, NodeShare(Share(0, 0), Share(0, 0)), 2) == layout.vectors_nbytes
+    assert pack.share_bytes(0, share) == 4096 + (2 * 3 + 2 * 2) * head + 3 * tile
+    assert pack.share_bytes(0, NodeShare(Share(0, 0), Share(0, 0))) == layout.vectors_nbytes
     everything = NodeShare(Share(0, 6), Share(0, 2))
-    assert share_bytes(layout, everything, 2) == layout.nbytes
+    assert pack.share_bytes(0, everything) == layout.nbytes
     with pytest.raises(UserError, match="not one of a layer's"):
         share_of_matrix("head", share, 2)
 
@@ -195,6 +197,12 @@ def test_a_matrix_from_a_manifest_is_checked(spec: ModelSpec, fields: dict[str, 
     model_spec_from_json(document)
     document["layers"][0]["matrices"][0] = list((good | fields).values())
     with pytest.raises(UserError, match=r"pack layout: .*at `\$\.layers\[0\]\.matrices\[0\]\[\d\]`"):
+        model_spec_from_json(document)
+
+
+def test_a_key_that_is_no_unicode_is_refused(spec: ModelSpec) -> None:
+    document: Any = json.loads(json.dumps(model_spec_to_json(spec))) | {"\ud800": 1}
+    with pytest.raises(UserError, match=r"pack layout: .*surrogates not allowed: pack again"):
         model_spec_from_json(document)
 
 

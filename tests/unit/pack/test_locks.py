@@ -89,7 +89,7 @@ def in_target(path: Path) -> None:
 TAKERS: list[Callable[[Path], object]] = [
     lambda path: FileLock(path).try_alone(),
     in_target,
-    lambda path: Presence(path, 8).clear([]),
+    lambda path: Presence(path, 8).mark([], present=False),
 ]
 
 

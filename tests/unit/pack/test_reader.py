@@ -42,9 +42,7 @@ def test_a_tied_head_is_the_embedding(make_pack: MakePack) -> None:
 @pytest.mark.parametrize("fast", [True, False])
 def test_verify_names_the_damage(make_pack: MakePack, fast: bool) -> None:
     pack = make_pack()
-    seen: list[tuple[int, int]] = []
-    assert verify_pack(pack, fast=fast, progress=lambda *at: seen.append(at)) == pack.nbytes
-    assert seen[-1] == (pack.nbytes, pack.nbytes)
+    verify_pack(pack, fast=fast)
     flip(pack.blob_path(1), pack.layout(1).matrix("down").span(1, 2)[0] + 17)
     with pytest.raises(IntegrityError, match=f"unit 1 of down of .*{pack.blob_id(1)}"):
         verify_pack(pack, fast=fast)
@@ -134,6 +132,44 @@ def test_a_hostile_manifest_is_a_users_error(
     with pytest.raises(UserError, match=complaint) as caught:
         Pack.open(pack.path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"version": 1}, "a pack of version 1, where q4 has 2: pack again"),
+        ({"precision": None}, "unknown precision"),
+        ({"precisions": {"head": "q3"}}, "unknown precision 'q3'"),
+        ({"precisions": {"head": {}}}, "unknown precision"),
+        ({"precisions": {"layers": "q4"}}, "not those of the embedding and the head"),
+        ({"precisions": ["head"]}, "not those of the embedding and the head"),
+        ({"search": 1}, "search is not true or false"),
+        ({"vectors": ["f32"]}, "vectors is not f32"),
+        ({"precision": "bf16"}, "layers in bf16 go with"),
+        (
+            {"precision": "f32", "precisions": {"embedding": "f32", "head": "f32"}, "search": False},
+            "layers in f32",
+        ),
+        # Sizes tell these from the truth; equal sizes, the table of hashes.
+        ({"precision": "q8"}, r"bytes instead of"),
+        ({"precisions": {"embedding": "q8", "head": "q8"}}, r"bytes instead of"),
+    ],
+)
+def test_a_hostile_manifest_is_not_believed_about_precisions(
+    make_pack: MakePack, change: dict[str, object], complaint: str
+) -> None:
+    pack = make_pack(Precision.Q4)
+    _edit(pack.path / "manifest.json", lambda manifest: manifest.update(change))
+    with pytest.raises(UserError, match=complaint):
+        Pack.open(pack.path)
+
+
+def test_a_wrong_width_of_the_vectors_is_noticed(make_pack: MakePack) -> None:
+    """The sections have the same pages: the table of hashes tells."""
+    pack = make_pack(Precision.BF16)
+    _edit(pack.path / "manifest.json", lambda manifest: manifest.update(vectors="f32"))
+    with pytest.raises(IntegrityError):
+        verify_pack(Pack.open(pack.path))
 
 
 def test_a_damaged_manifest(make_pack: MakePack) -> None:

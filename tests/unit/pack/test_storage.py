@@ -1,6 +1,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
 from tpiedge.pack.layout import Storage
@@ -81,3 +83,26 @@ def test_vectors_that_are_f32_anyway_are_not_said_to_be(storage: Storage) -> Non
         replace(storage, vectors_f32=True)
     with pytest.raises(UserError, match="vectors are f32 anyway"):
         Storage.from_json(storage.to_json() | {"vectors": "f32"})
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=4)
+    | st.sampled_from([p.value for p in Precision]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["embedding", "head", "x"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["precision", "precisions", "search", "vectors"]), json_values))
+def test_any_fields_are_a_storage_or_an_error(fields: dict[str, object]) -> None:
+    try:
+        found = Storage.from_json(fields)  # type: ignore[arg-type]
+    except UserError:
+        return
+    assert Storage.from_json(found.to_json()) == found

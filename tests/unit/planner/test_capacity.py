@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 from tpiedge.planner import solve as solve_module
 from tpiedge.planner.capacity import MOST_MACHINES, Allocation, allocate, master_too_small, too_small
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, LayerShape, ModelFacts, node_need
-from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, machine_bounds, predict
+from tpiedge.planner.prediction import (
+    Demand,
+    MachineFacts,
+    Prediction,
+    least_step_s,
+    machine_bounds,
+    measured,
+    predict,
+)
 from tpiedge.planner.solve import ShareWeight
 from tpiedge.units import GIB, MIB
-from tpiedge.wire.weights import Keeping
+from tpiedge.wire.fields import Keeping
 
 # 32 layers of 96 MiB: 3 GiB; 64 allreduces per step. No head, to make the numbers plain.
 MODEL = ModelFacts(
@@ -31,12 +39,12 @@ MODEL = ModelFacts(
     row_bytes=8192,
 )
 DEMAND = Demand(MODEL, capacity_tokens=100)
-MASTER = MachineFacts("laptop", 3 * GIB)
+MASTER = MachineFacts(3 * GIB, name="laptop")
 ALL = Keeping("all")
 
 
 def worker(name: str, speed: float, round_trip_s: float = 0.0, **more) -> MachineFacts:
-    return MachineFacts(name, speed, round_trip_s=round_trip_s, **more)
+    return MachineFacts(speed, name=name, round_trip_s=round_trip_s, **more)
 
 
 def allocated(found: Allocation | Infeasible) -> Allocation:
@@ -60,7 +68,7 @@ def kinds(found: Allocation | Infeasible) -> list[str]:
 
 def test_a_head_of_other_weights_than_the_layers_has_a_speed_of_its_own():
     demand = replace(DEMAND, model=replace(MODEL, quantised=True, head_bytes=GIB))
-    apart = replace(MASTER, head_bytes_per_s=GIB / 2)
+    apart = replace(MASTER, head_speed=GIB / 2)
     for machine, head_s in ((MASTER, 1 / 3), (apart, 2.0)):
         found = allocated(allocate(demand, [machine, worker("pi", GIB)]))
         assert found.plan.head_s == pytest.approx(head_s)
@@ -183,14 +191,13 @@ def _machines(count: st.SearchStrategy[int], speeds: list[float]) -> st.SearchSt
     amounts = st.none() | st.integers(0, 8 * GIB)
     machine = st.builds(
         MachineFacts,
-        st.sampled_from(["a", "b"]),
         st.sampled_from(speeds),
         amounts,
         amounts,
-        st.sampled_from([0.0, 0.0002, 0.003, 0.02, 0.3]),
-        st.none() | st.sampled_from([1e6, 1e8]),
         st.sampled_from([0.0, 1e8, 2e9]),
         st.sampled_from([Keeping(), ALL, Keeping("none"), Keeping("auto", window_blocks=3)]),
+        round_trip_s=st.sampled_from([0.0, 0.0002, 0.003, 0.02, 0.3]),
+        link_bytes_per_s=st.none() | st.sampled_from([1e6, 1e8]),
     )
     return count.flatmap(lambda number: st.lists(machine, min_size=number, max_size=number))
 
@@ -217,14 +224,18 @@ def test_any_machines_are_refused_or_get_a_plan_that_holds(machines, min_workers
 @given(_machines(st.integers(1, 5), SPEEDS))
 @example(
     # In the plan with the last one it has nothing, and the others another rounding.
-    [MachineFacts("a", 5e8, keeping=Keeping("none")), MachineFacts("b", 3e9), MachineFacts("c", 1e7)]
+    [
+        MachineFacts(5e8, name="a", keeping=Keeping("none")),
+        MachineFacts(3e9, name="b"),
+        MachineFacts(1e7, name="c"),
+    ]
 )
 def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
     found = allocate(DEMAND, machines)
     if isinstance(found, Infeasible):
         return
     for index in set(range(len(machines))) - set(found.members):
-        wider = predict(DEMAND, [machines[member] for member in sorted({*found.members, index})])
+        wider = predict(DEMAND, measured([machines[member] for member in sorted({*found.members, index})]))
         if isinstance(wider, Prediction):
             assert wider.step_s >= found.prediction.step_s * (1 - 1e-9)
 
@@ -233,10 +244,10 @@ def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
 @example(
     # The fastest set is two machines away from the set of all.
     [
-        MachineFacts("a", 1e7),
-        MachineFacts("b", 5e8),
-        MachineFacts("c", 3e9, link_bytes_per_s=1e6),
-        MachineFacts("d", 5e8),
+        MachineFacts(1e7, name="a"),
+        MachineFacts(5e8, name="b"),
+        MachineFacts(3e9, name="c", link_bytes_per_s=1e6),
+        MachineFacts(5e8, name="d"),
     ]
 )
 def test_another_machine_is_never_a_loss(machines):
@@ -258,7 +269,7 @@ def test_a_plan_of_many_streaming_machines_costs_little(monkeypatch, number, mos
     monkeypatch.setattr(solve_module, "node_need", counted)
     memory = NODE_BASE_BYTES + 100 * MIB
     machines = [
-        MachineFacts(f"w{at}", GIB * (1 + at % 3), memory, None, 2e-4 * at, None, 1e8 * (1 + at % 5))
+        MachineFacts(GIB * (1 + at % 3), memory, None, 1e8 * (1 + at % 5), round_trip_s=2e-4 * at)
         for at in range(number)
     ]
     assert isinstance(allocate(DEMAND, machines), Allocation)

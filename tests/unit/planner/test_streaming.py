@@ -1,6 +1,7 @@
 """What a node keeps within a limit: a table of limits for one small model, and the same numbers as a real pack's."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from tpiedge.planner.needs import (
 )
 from tpiedge.planner.solve import solve
 from tpiedge.units import GIB, MIB
-from tpiedge.wire.weights import Keeping
+from tpiedge.wire.fields import Keeping
 
 PIECE = 128 * 1024
 SHARE = NodeShare(Share(0, 4), Share(0, 1))
@@ -50,17 +51,12 @@ TOKENS = 10
 NODE = NodeFacts(1.0)
 
 
-def fit(pieces: float | None, **keeping: object) -> NodeNeed | Infeasible:
+def fits(pieces: int | None) -> NodeNeed:
     """What rank 1 keeps with room for so many pieces."""
     whole = whole_need(MODEL, 1, SHARE, NODE, TOKENS)
     other = whole.kv_bytes + whole.base_bytes
-    limit = None if pieces is None else other + int(pieces * PIECE)
-    node = NodeFacts(1.0, limit, disk_bytes_per_s=1.0, keeping=Keeping(**keeping))  # type: ignore[arg-type]
-    return node_need(MODEL, 1, SHARE, node, TOKENS)
-
-
-def fits(pieces: float | None, **keeping: object) -> NodeNeed:
-    need = fit(pieces, **keeping)
+    limit = None if pieces is None else other + pieces * PIECE
+    need = node_need(MODEL, 1, SHARE, NodeFacts(1.0, limit, disk_bytes_per_s=1.0), TOKENS)
     assert isinstance(need, NodeNeed), need
     return need
 
@@ -79,13 +75,12 @@ def test_what_does_not_fit_streams_within_the_limit(pieces: int) -> None:
     assert need.streamed_bytes == (28 - pieces + min(pieces, 9)) * PIECE
 
 
-def test_the_refusal_names_the_least() -> None:
-    refusal = fit(4.9)
-    assert isinstance(refusal, Infeasible)
-    assert "node 1 needs at least 345 MB (weights 655.4 kB of 3.7 MB, KV cache 262.1 kB" in refusal.reason
-    least = smallest_bytes(MODEL, 1, SHARE, NODE, TOKENS)
-    assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least, None, 1), TOKENS), NodeNeed)
-    assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least - 1, None, 1), TOKENS), Infeasible)
+@pytest.mark.parametrize("keeping", [Keeping(), Keeping("all"), Keeping("none")])
+def test_the_least_is_enough_and_a_byte_less_is_not(keeping: Keeping) -> None:
+    node = NodeFacts(1, disk_bytes_per_s=1, keeping=keeping)
+    least = smallest_bytes(MODEL, 1, SHARE, node, TOKENS)
+    for nbytes, found in ((least, NodeNeed), (least - 1, Infeasible)):
+        assert isinstance(node_need(MODEL, 1, SHARE, replace(node, memory_bytes=nbytes), TOKENS), found)
 
 
 def write(

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.fakes.clock import ManualClock
 from tpiedge.errors import Cancelled, PeerError, ProtocolError
 from tpiedge.shipping.window import ArrivedBytes, RequestedBytes, RequestWindow
-from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.endpoint import DuplicateName, Envelope, Unreachable
-from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.data import Fetch, FetchFailed, FileChunk
+from tpiedge.wire.fields import TensorHeader
 
 KIB = 1024
 

@@ -49,12 +49,8 @@ def test_two_nodes_in_one_file(tmp_path: Path) -> None:
         TraceEvent("load", "up", 0.75, 1.25, 2),
         TraceEvent("load", "down", 1.0, 1.5, 2),
     ]
-
-
-def test_the_engine_does_not_compute_while_it_waits(tmp_path: Path) -> None:
-    joined(tmp_path / "t.json")
-    found = read_trace(tmp_path / "t.json").nodes[0]
-    assert [event for event in found if event.lane != "load"] == [
+    # The engine does not compute while it waits.
+    assert [event for event in trace.nodes[0] if event.lane != "load"] == [
         TraceEvent("compute", "head", 0.5, 0.75, step=1),
         TraceEvent("wait", "head", 0.75, 1.0),
         TraceEvent("compute", "head", 1.0, 1.5, step=1),
@@ -73,7 +69,7 @@ def test_the_file_is_what_perfetto_reads(tmp_path: Path) -> None:
     assert sorted(threads.values()) == sorted(
         [*((pid, lane) for pid in (1, 2) for lane in lanes), (1, "load 2")]
     )
-    assert list(threads) == sorted(threads, key=lambda thread: (threads[thread][0], thread % 100, thread))
+    assert list(threads) == sorted(threads)
     by_thread: dict[int, list[dict[str, Any]]] = {}
     for record in (record for record in records if record["ph"] == "X"):
         assert threads[record["tid"]][0] == record["pid"]

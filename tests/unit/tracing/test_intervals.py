@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.lab.traces import overlap, total
-from tpiedge.tracing.collection import rows, union, without
-from tpiedge.tracing.tracer import Interval
+from tpiedge.tracing.collection import rows
+from tpiedge.tracing.tracer import Interval, union, without
 
 TICKS = 30
 stretch = st.tuples(st.integers(0, TICKS), st.integers(0, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))

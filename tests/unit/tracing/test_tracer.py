@@ -3,10 +3,6 @@
 import threading
 from pathlib import Path
 
-import pytest
-
-from tpiedge.errors import InternalError
-from tpiedge.tracing import tracer as module
 from tpiedge.tracing.tracer import COMPUTE, LOAD, WAIT, TraceEvent, TracePart, Tracer, read_part
 
 
@@ -63,11 +59,3 @@ def test_threads_record_at_the_same_time(tmp_path: Path) -> None:
             "load", f"thread {event.layer}", 1.0 + number, 1.5 + number, event.layer, number or -1, number
         )
     assert len({(event.layer, event.nbytes) for event in part.events}) == len(part.events)
-
-
-def test_names_are_bounded_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_NAMES", 2)
-    tracer = Tracer(1)
-    assert [tracer.name(text) for text in ("a", "b", "a")] == [0, 1, 0]
-    with pytest.raises(InternalError, match="room for 2 names"):
-        tracer.name("c")

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tpiedge.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 from tpiedge.transport.admission import Admission, GuestPolicy
 from tpiedge.transport.cutting import TcpConnection
 from tpiedge.transport.keys import CurveKeys
@@ -113,7 +113,7 @@ def test_without_a_ticket_the_crowd_is_told_once(crowded: Admission) -> None:
 def test_a_revoked_or_denied_key_is_no_guest_until_admitted(admission: Admission) -> None:
     admission.revoke("w0")
     admission.judge(KEYS[1])
-    admission.deny(KEYS[1])
+    admission.revoke("w1", KEYS[1])
     assert admission.admitted == frozenset()
     assert [admission.judge(key) for key in KEYS[:2]] == [None, None]
     admission.admit(KEYS[0], "w0")

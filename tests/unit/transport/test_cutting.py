@@ -4,7 +4,7 @@ import os
 import socket
 import tempfile
 
-from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
+from tpiedge.transport.cutting import TcpConnection, connection_of, cut
 
 HOST = "127.0.0.1"
 
@@ -23,7 +23,7 @@ def test_a_connection_is_cut() -> None:
             before = opened()
             connection = connection_of(other.fileno(), server.getsockname()[1], HOST)
             assert connection is not None
-            Cutter().cut(connection)
+            cut(connection)
             assert one.recv(1) == b""
             assert opened() == before
 
@@ -32,8 +32,8 @@ def test_a_file_that_has_the_descriptor_by_now_is_left_alone() -> None:
     with tempfile.TemporaryFile() as file:
         before = opened()
         connection = TcpConnection(file.fileno(), os.fstat(file.fileno()).st_ino)
-        Cutter().cut(connection)
-        Cutter().cut(connection._replace(inode=connection.inode + 1))
+        cut(connection)
+        cut(connection._replace(inode=connection.inode + 1))
         assert opened() == before
         file.write(b"still there")
 

@@ -5,12 +5,10 @@ import msgspec
 from tpiedge.wire import control as c
 from tpiedge.wire import data as d
 from tpiedge.wire import epochs as e
-from tpiedge.wire import files as f
 from tpiedge.wire import join as j
-from tpiedge.wire.messages import PROTOCOL, TAGS, Message
+from tpiedge.wire.codec import PROTOCOL, TAGS
+from tpiedge.wire.fields import Keeping, Message, TensorHeader, WeightMemory
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
-from tpiedge.wire.tensors import TensorHeader
-from tpiedge.wire.weights import Keeping, WeightMemory
 
 GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, ((5, -1.5),), 2**64 - 1, 2)
 GRAMMAR = Grammar("regex", "a|b", 7, (8, 9))
@@ -72,9 +70,9 @@ MESSAGES: list[Message] = [
     j.Challenge("k" * 40, b"n"),
     j.Reveal(b"p"),
     j.Verdict(b"p", ""),
-    f.Fetch(7, 1, "pppp", "blob", "bbbb", 4096, 1 << 20),
-    f.FileChunk(7, 1, 1 << 33, TensorHeader("u8", (1 << 20,))),
-    f.FetchFailed(7, 1, "no"),
+    d.Fetch(7, 1, "pppp", "blob", "bbbb", 4096, 1 << 20),
+    d.FileChunk(7, 1, 1 << 33, TensorHeader("u8", (1 << 20,))),
+    d.FetchFailed(7, 1, "no"),
     e.Offer(0, "w-0123456789abcdef", "pi", "0.1.0", 1, 7, "a CPU", "avx2", 2, 1 << 32, 1 << 36, e.Capacity(2,
         3000000000.0, 4000000000.0), 200000000.0, Keeping("none", 2, 3, False)),
     e.Prepare(3, 1, 2, "p1", (8, 16), (0, 3), "int8", 2, 4096, 5, 0.3, 1.5, 60.0),

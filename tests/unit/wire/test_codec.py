@@ -9,7 +9,7 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import decode, encode
 from tpiedge.wire.control import Generate, Shutdown
 from tpiedge.wire.data import Segment, StepPlan, TableChange
-from tpiedge.wire.limits import (
+from tpiedge.wire.fields import (
     MAX_ANSWER_TOKENS,
     MAX_GRAMMAR,
     MAX_PAGES,

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.unit.wire.golden import FIXED, MESSAGES, padded
-from tpiedge.wire.codec import FLAT_MARK, decode, encode
+from tpiedge.wire.codec import FLAT_MARK, PROTOCOL, TAGS, decode, encode
+from tpiedge.wire.fields import Message
 from tpiedge.wire.join import JOIN_TAGS, Enrol
-from tpiedge.wire.messages import PROTOCOL, TAGS, Message
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda value: type(value).__name__)

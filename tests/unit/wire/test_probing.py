@@ -5,7 +5,7 @@ import pytest
 from tpiedge.wire.codec import encode
 from tpiedge.wire.data import LinkReport, MeasuredLink
 from tpiedge.wire.epochs import Echo, Probe
-from tpiedge.wire.limits import MAX_BLOB
+from tpiedge.wire.fields import MAX_BLOB
 from tpiedge.wire.probing import LinkSpeed, Probing
 
 

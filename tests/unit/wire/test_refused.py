@@ -21,13 +21,11 @@ from tests.unit.wire.golden import (
     raw,
 )
 from tpiedge.errors import ProtocolError
-from tpiedge.wire.codec import decode, encode
+from tpiedge.wire.codec import PROTOCOL, TAGS, decode, encode
 from tpiedge.wire.control import Connect, Generate, Heartbeat, Lost, Ready
 from tpiedge.wire.data import Hidden, LinkReport, MeasuredLink, Partial, Reduced, Segment, StepPlan
 from tpiedge.wire.epochs import Capacity, Echo, Preparing
-from tpiedge.wire.limits import MAX_BLOB, MAX_CONTROL_HEADER
-from tpiedge.wire.messages import PROTOCOL, TAGS, Message
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.fields import MAX_BLOB, MAX_CONTROL_HEADER, Message, TensorHeader
 
 
 def filled(item: bytes) -> bytes:

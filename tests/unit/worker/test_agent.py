@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.fakes.clock import ManualClock
+from tests.fakes.inprocess import InProcessHub
 from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, PeerLost, ResourceError, TpiedgeError
 from tpiedge.launch import slot
-from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport
+from tpiedge.launch.bootstrap import NOT_MEASURED, NodeBootstrap, NodeReport, from_line
 from tpiedge.launch.offer import Measurements, MemoryOffer
 from tpiedge.sanitise import sanitised_line
-from tpiedge.testing.clock import ManualClock
-from tpiedge.testing.inprocess import InProcessHub
-from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.endpoint import CONTROL
 from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
@@ -37,43 +37,19 @@ from tpiedge.wire.epochs import (
     Stock,
     Stocked,
 )
+from tpiedge.wire.fields import Message
 from tpiedge.wire.join import Refused
-from tpiedge.wire.messages import Message
 from tpiedge.worker.agent import Agent, AgentSettings, JoinRefused, MasterMoved
 from tpiedge.worker.masters import WayState
 from tpiedge.worker.wording import NARROW
 
 WAIT_S = 10.0
 M = TypeVar("M")
-REPORT = NodeReport(1, "cpu", "avx2", Capacity(2, 1e9, 2e9))
-
-
-class FakeChild:
-    """A process that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self.pid = 4242
-        self.cause: str | None = None
-        self.log = ""
-        self.out_of_memory = False
-        self.stopped = False
-        #: How often the agent may do something while it ends.
-        self.lingers = 0
-
-    def exit_cause(self) -> str | None:
-        return self.cause
-
-    def log_tail(self) -> str:
-        return "" if self.stopped else self.log
-
-    def stop(self, deadline: float, meanwhile: Callable[[], None]) -> None:
-        self.stopped = True
-        for _ in range(self.lingers):
-            meanwhile()
+REPORT = NodeReport("cpu", "avx2", Capacity(2, 1e9, 2e9))
 
 
 class FakeStandby:
-    """Remembers every one that was made."""
+    """A process that ends when the test says so, before it is a node or after. Remembers every one that was made."""
 
     made: list["FakeStandby"] = []  # noqa: RUF012 (emptied by the fixture)
     stillborn = 0
@@ -81,28 +57,38 @@ class FakeStandby:
     ended = threading.Event()
 
     def __init__(self, threads: int, *, measure: bool = False) -> None:
-        self.measure = measure
-        self.alive = False
-        self.bootstrap: NodeBootstrap | None = None
-        self.child = FakeChild()
-        self.made.append(self)
-
-    def start(self) -> None:
         if FakeStandby.refused:
             raise ResourceError("cannot start a process (Resource temporarily unavailable)")
-        self.alive = len(self.made) > self.stillborn
+        self.pid = 4242
+        self.measure = measure
+        self.bootstrap: NodeBootstrap | None = None
+        self.log = ""
+        self.out_of_memory = False
+        self.stopped = False
+        #: How often the agent may do something while it ends.
+        self.lingers = 0
+        self.made.append(self)
+        self.cause: str | None = None if len(self.made) > self.stillborn else "stillborn"
 
     def report(self, deadline: float) -> NodeReport:
-        return REPORT if self.measure else NodeReport(1, "cpu", "avx2", NOT_MEASURED)
+        return REPORT if self.measure else NodeReport("cpu", "avx2", NOT_MEASURED)
 
-    def promote(self, bootstrap: NodeBootstrap) -> FakeChild:
-        assert self.alive
-        self.alive, self.bootstrap = False, bootstrap
-        return self.child
+    def send_line(self, line: bytes) -> None:
+        assert self.cause is None
+        self.bootstrap = from_line(line, NodeBootstrap)
 
-    def stop(self, deadline: float | None = None) -> None:
-        self.alive = False
-        self.ended.set()
+    def exit_cause(self) -> str | None:
+        return self.cause
+
+    def log_tail(self) -> str:
+        return "" if self.stopped else self.log
+
+    def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.stopped = True
+        for _ in range(self.lingers):
+            meanwhile()
+        if self.bootstrap is None:
+            self.ended.set()
 
 
 class FakeShards:
@@ -202,11 +188,13 @@ class Worker:
             master_key="m" * 40,
             name="w-1",
             host="pi",
-            threads=2,
             free_disk_bytes=1 << 40,
             disk_bytes_per_s=1e8,
         )
         room = self.stockroom
+        self.locker = folder / "locker"
+        memory = MemoryOffer(self.usable)
+        self.slot = slot.NodeSlot(2, memory, lambda: self.usable, self.clock, self.said.put, self.locker)
         weights: Any = SimpleNamespace(fetch=self.fetch, stock=room.stock, held_bytes=room.held_bytes)
         self.agent = Agent(
             settings,
@@ -216,8 +204,7 @@ class Worker:
             self.said.put,
             self.measurements,
             self._look,
-            MemoryOffer(self.usable),
-            lambda: self.usable,
+            self.slot,
         )
         self.error: TpiedgeError | None = None
         self.thread = threading.Thread(target=self._run, name="agent")
@@ -272,9 +259,7 @@ class Worker:
         self.prepared(epoch)
         self.say(Launch(epoch))
         self.expect(Spawned)
-        (promoted,) = [
-            one for one in FakeStandby.made if one.bootstrap and one.bootstrap.name == f"node-1.{epoch}"
-        ]
+        (promoted,) = [one for one in FakeStandby.made if one.bootstrap and one.bootstrap.epoch == epoch]
         return promoted
 
     def close(self) -> None:
@@ -300,8 +285,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     for worker in made:
         worker.close()
         assert all(shards.closed for shards in worker.fetch.shards.values()), "left in use"
-    assert not any(standby.alive for standby in FakeStandby.made)
-    assert all(standby.child.stopped for standby in FakeStandby.made if standby.bootstrap)
+    assert all(one.stopped or one.cause == "stillborn" for one in FakeStandby.made)
 
 
 @pytest.fixture
@@ -377,7 +361,7 @@ def test_a_worker_without_a_part_says_why(worker: Worker, spare: Spare, line: st
 )
 def test_the_end_of_a_node_is_told_in_plain_words(worker: Worker, cause: str, line: str) -> None:
     """The master gets the whole cause."""
-    worker.launched(5).child.cause = cause
+    worker.launched(5).cause = cause
     worker.clock.advance(0.31)
     assert worker.expect(NodeEnded).cause == sanitised_line(cause)
     said = [worker.said.get(timeout=WAIT_S) for _ in range(2)]
@@ -427,20 +411,20 @@ def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
     (standby,) = [one for one in FakeStandby.made if one.bootstrap]
     bootstrap = standby.bootstrap
     assert bootstrap is not None
-    assert bootstrap.public_key == prepared.public_key
-    assert (bootstrap.name, bootstrap.rank, bootstrap.pack) == ("node-1.5", 1, "/shards/5")
+    assert bootstrap.keys.public == prepared.public_key
+    assert (bootstrap.epoch, bootstrap.rank, bootstrap.pack) == (5, 1, "/shards/5")
     worker.clock.advance(0.31)
     assert worker.expect(AgentPulse).epoch == 5
 
     worker.say(Release(5))
     assert "released" in worker.expect(NodeEnded).cause
-    assert standby.child.stopped
+    assert standby.stopped
     assert worker.fetch.shards[5].closed
     worker.sync()
 
 
 def test_the_master_hears_of_a_worker_whose_node_takes_long_to_end(worker: Worker) -> None:
-    worker.launched(5).child.lingers = 3
+    worker.launched(5).lingers = 3
     worker.say(Release(5))
     assert [worker.expect(AgentPulse).epoch for _ in range(3)] == [5, 5, 5]
     assert "released" in worker.expect(NodeEnded).cause
@@ -520,7 +504,7 @@ def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
     if when == "after fetching":
         worker.prepared(5)
     for standby in FakeStandby.made:
-        standby.alive = False
+        standby.cause = "it ended"
     monkeypatch.setattr(FakeStandby, "refused", True)
     worker.say(order(5) if when == "before fetching" else Launch(5))
     ended = worker.expect(NodeEnded)
@@ -546,9 +530,9 @@ def test_a_limit_that_is_lowered_is_offered_without_being_asked(worker: Worker) 
 def test_the_master_hears_what_to_plan_with_before_it_hears_that_a_node_ran_out_of_memory(
     worker: Worker, seen_by: str
 ) -> None:
-    """Of which the plan may not have said how much it takes."""
+    """Of which the plan may not have said how much it takes, and whose process takes long to end."""
     standby = worker.launched(5)
-    standby.child.out_of_memory, standby.child.cause = True, "it ran out of memory"
+    standby.out_of_memory, standby.cause, standby.lingers = True, "it ran out of memory", 2
     if seen_by == "the agent":
         worker.clock.advance(0.31)
     else:
@@ -559,6 +543,7 @@ def test_the_master_hears_what_to_plan_with_before_it_hears_that_a_node_ran_out_
         assert envelope is not None
         told.append(envelope.message)
     assert [one.memory_bytes for one in told if isinstance(one, Offer)] == [3 << 28]
+    assert [type(one) for one in told[-4:]] == [Offer, AgentPulse, AgentPulse, NodeEnded]
 
 
 @pytest.mark.parametrize("words", ["IntegrityError: layer 3 is damaged", "ReadFault: cannot read 8 bytes"])
@@ -567,7 +552,7 @@ def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_fas
     worker: Worker, first: str, words: str
 ) -> None:
     """The node reports the damage to the master, whose Release may come before the process has ended."""
-    child = worker.launched(5).child
+    child = worker.launched(5)
     child.log = words
     if first == "the node":
         child.cause = f"its process ended with status 4 ({words})"
@@ -651,7 +636,7 @@ def test_why_other_plans_parts_do_not_come_is_said_once_and_they_are_tried_again
 
 def test_a_process_stands_by_once_the_epoch_has_served_for_a_while(worker: Worker) -> None:
     def waiting() -> int:
-        return sum(one.bootstrap is None and one.alive for one in FakeStandby.made)
+        return sum(one.bootstrap is None and not one.stopped for one in FakeStandby.made)
 
     worker.launched(5)
     for epoch, state, seconds, standing in [
@@ -665,6 +650,25 @@ def test_a_process_stands_by_once_the_epoch_has_served_for_a_while(worker: Worke
         worker.sync()
         assert waiting() == standing, (state, seconds)
         worker.clock.advance(seconds)
+    made = len(FakeStandby.made)
+    FakeStandby.made[-1].cause = "it ended"
+    worker.say(MasterPulse(5, "serving", False))
+    worker.sync()
+    assert len(FakeStandby.made) == made, "one that has ended is not tried for ever"
+
+
+def test_a_system_without_room_for_a_process_that_stands_by_ends_nothing(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker.launched(5)
+    monkeypatch.setattr(FakeStandby, "refused", True)
+    for _ in range(2):
+        worker.say(MasterPulse(5, "serving", False))
+        worker.sync()
+        worker.clock.advance(6.0)
+    assert caplog.messages == [
+        "cannot start a node ahead of its use: cannot start a process (Resource temporarily unavailable)"
+    ]
 
 
 # --- the master goes and comes
@@ -735,6 +739,22 @@ def test_a_worker_that_is_revoked_ends_in_words(worker: Worker) -> None:
     worker.thread.join(WAIT_S)
     assert isinstance(worker.error, JoinRefused)
     assert "revoked" in str(worker.error)
+
+
+def test_what_lies_in_the_locker_is_another_process_s_until_this_one_is_a_member(
+    make: Callable[..., Worker],
+) -> None:
+    worker = make()
+    worker.locker.mkdir()
+    left = worker.locker / "7"
+    left.touch()
+    worker.slot.close()  # as where the master does not let it in
+    assert left.exists()
+    worker.start()
+    assert not left.exists()
+    left.touch()
+    worker.close()
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("state", ["idle", "fetching", "prepared", "running"])

@@ -10,7 +10,7 @@ from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.identity import peer_name
 from tpiedge.transport.admission import GuestPolicy
-from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.endpoint import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.worker import masters

@@ -18,7 +18,7 @@ from tpiedge.host.disk_speed import DiskSpeed
 from tpiedge.lab.bench.figures import ask, spread
 from tpiedge.lab.memory_group import ENTER, memory_group
 from tpiedge.launch.child import Place
-from tpiedge.local.launch import launch
+from tpiedge.local.cluster import launch
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
@@ -27,7 +27,7 @@ from tpiedge.pack.reader import Pack
 from tpiedge.planner.solve import Plan
 from tpiedge.units import MIB, parse_bytes
 from tpiedge.wire.control import Stats
-from tpiedge.wire.weights import Keeping
+from tpiedge.wire.fields import Keeping
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from tpiedge.node.data_plane import TensorLinks
 from tpiedge.node.link_survey import LinkSurvey
 from tpiedge.node.process import Lines
 from tpiedge.planner.network import NetworkFacts
-from tpiedge.transport.endpoint import Endpoint
-from tpiedge.transport.framing import TENSOR
+from tpiedge.transport.endpoint import TENSOR, Endpoint
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.data import StepPlan

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.host.cgroups import Cgroups
+from tpiedge.host.device import Cgroups
 from tpiedge.lab.memory_group import MemoryGroup
 
 NAMESPACES = Path("/run/netns")

@@ -31,8 +31,7 @@ from tpiedge.launch.child import Place
 from tpiedge.planner.network import NetworkFacts, predict
 from tpiedge.progress import say
 from tpiedge.units import format_bytes
-from tpiedge.wire.fields import CollectiveName, WirePrecision
-from tpiedge.wire.tensors import wire_bytes
+from tpiedge.wire.fields import CollectiveName, WirePrecision, wire_bytes
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def _predicted_s(case: _Case, facts: NetworkFacts) -> float:
     elements = case.payload_bytes // 4
     prediction = predict(case.collective, wire_bytes(case.wire, 1, elements), facts)
     assert prediction is not None  # all are linked
-    return prediction.seconds
+    return prediction
 
 
 def _result(

@@ -30,7 +30,7 @@ from tpiedge.lab.bench.figures import (
 from tpiedge.lab.testbed.running import Emulated, RunningTestbed, emulated, open_testbed
 from tpiedge.lab.verbs.flags import json_option, repeats_option, testbed_option, varied_links, wires_option
 from tpiedge.launch.child import Place
-from tpiedge.local.launch import launch
+from tpiedge.local.cluster import launch
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.progress import say

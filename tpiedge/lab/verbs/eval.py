@@ -12,7 +12,7 @@ from tpiedge.cli.model_names import MODEL, model_option
 from tpiedge.cli.options import MEMORY, Location, arithmetic_options, cache_option, kv_option, together
 from tpiedge.lab.eval_text import EvalText, likelihood_of, read_text, refuse_other_vocabulary
 from tpiedge.lab.verbs.flags import json_option, nodes_options, threads_option
-from tpiedge.local.launch import launch
+from tpiedge.local.cluster import launch
 from tpiedge.local.layout import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.pack.specs import Precision

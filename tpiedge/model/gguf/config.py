@@ -1,6 +1,6 @@
 """The model's numbers from the keys of a GGUF file: as a config.json, which is then read and checked like any other."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -36,22 +36,30 @@ _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10
 _FREQUENCIES = "rope_freqs.weight"
 
 
-def gguf_config(header: GgufHeader) -> ModelConfig:
-    """Raises UserError that names the file and the key."""
-    return _with_biases(
-        header, ModelConfig.from_huggingface(huggingface_config(header), f"{header.path}, as config.json")
+def gguf_config(header: GgufHeader, values: Mapping[str, object]) -> ModelConfig:
+    """`values`: the object in a config.json. Raises UserError that names the file and the key."""
+
+    def biased(part: str) -> bool:  # no key says so
+        return f"blk.0.{part}.bias" in header.tensors
+
+    config = ModelConfig.from_huggingface(values, f"{header.path}, as config.json")
+    return replace(
+        config, qkv_bias=biased("attn_q"), o_bias=biased("attn_output"), mlp_bias=biased("ffn_down")
     )
 
 
 def huggingface_config(header: GgufHeader) -> dict[str, object]:
-    """The same as the object in a config.json."""
+    """The object in a config.json. Raises UserError that names the file and the key."""
     name = _architecture(header)
     keys = ConfigFields(str(header.path), header.values)
     hidden, heads = _size(keys, f"{name}.embedding_length"), _size(keys, f"{name}.attention.head_count")
     head_dim = _size(keys, f"{name}.attention.key_length", max(1, hidden // heads))
     _refuse_unsupported(keys, name, head_dim)
     context = _size(keys, f"{name}.context_length")
-    bos, ends = _ids_of_text(header)
+    rows = _vocabulary(header)
+    named = (named_id(header, end, rows) for end in _ENDS)
+    known = (token for token in marked_end_ids(header) if token < rows)
+    ends = list(dict.fromkeys((*(token for token in named if token is not None), *known)))
     return {
         "architectures": [ARCHITECTURES[name]],
         "model_type": name,
@@ -61,7 +69,7 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "num_attention_heads": heads,
         "num_key_value_heads": _size(keys, f"{name}.attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "vocab_size": _vocabulary(header),
+        "vocab_size": rows,
         "rms_norm_eps": _single(keys.number(f"{name}.attention.layer_norm_rms_epsilon", 0, 1)),
         "max_position_embeddings": context,
         "rope_parameters": _rope(header, keys, name, head_dim, context),
@@ -69,7 +77,7 @@ def huggingface_config(header: GgufHeader) -> dict[str, object]:
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "hidden_act": "silu",
-        "bos_token_id": bos,
+        "bos_token_id": named_id(header, "bos", rows),
         "eos_token_id": ends,
         "dtype": "bfloat16" if header.tensors["token_embd.weight"].kind == "BF16" else "float32",
     }
@@ -123,7 +131,9 @@ def _rope(
     header: GgufHeader, keys: ConfigFields, name: str, head_dim: int, context: int
 ) -> dict[str, object]:
     scaling = f"{name}.rope.scaling"
-    kind = _scaling_kind(keys, name)
+    kind = keys.text(f"{scaling}.type", "linear")  # which it is where there is a factor without a type
+    if kind == "linear" and _linear_factor(keys, name) == 1:
+        kind = "none"
     theta: dict[str, object] = {
         "rope_theta": _single(keys.number(f"{name}.rope.freq_base", 1.0001, 1e12, 10000.0))
     }
@@ -143,12 +153,6 @@ def _rope(
         keys.refuse(f"{scaling}.type", f"is {quote(kind)}; supported are none, linear, yarn")
     factor = _single(keys.number(f"{scaling}.factor", 1e-3, 1e6))
     return theta | {"rope_type": kind, "factor": factor} | _yarn(keys, scaling, context)
-
-
-def _scaling_kind(keys: ConfigFields, name: str) -> str:
-    """A factor without a type is linear; a linear factor of 1 is none."""
-    kind = keys.text(f"{name}.rope.scaling.type", "linear")
-    return "none" if kind == "linear" and _linear_factor(keys, name) == 1 else kind
 
 
 def _linear_factor(keys: ConfigFields, name: str) -> float:
@@ -181,46 +185,22 @@ def _llama3(
     divisors = np.fromfile(header.path, np.dtype("<f4"), head_dim // 2, offset=tensor.offset)
     if len(divisors) < head_dim // 2:
         keys.refuse(_FREQUENCIES, "is no longer there: the file became shorter while it was read")
-    factor = float(divisors.max(initial=1.0))
     if np.all(divisors == 1):
         return {"rope_type": "default"}
     for original in _LLAMA3_CONTEXTS:
         values: dict[str, object] = {
             "rope_type": "llama3",
-            "factor": factor,
+            "factor": float(divisors.max(initial=1.0)),
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": original,
         }
-        if _gives(divisors, ConfigFields(keys.where, {"rope_parameters": theta | values}), head_dim):
+        fields = ConfigFields(keys.where, {"rope_parameters": theta | values})
+        config = RopeConfig.from_huggingface(fields, 1)
+        plain = rope_frequencies(RopeConfig("default", config.theta, 1, 1), head_dim)[0]
+        if np.allclose(plain / rope_frequencies(config, head_dim)[0], divisors, rtol=1e-4, atol=0):
             return values
     keys.refuse(_FREQUENCIES, "does not follow the rule of Llama 3, the only one that is supported")
-
-
-def _gives(
-    divisors: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]", rope: ConfigFields, head_dim: int
-) -> bool:
-    config = RopeConfig.from_huggingface(rope, 1)
-    plain = RopeConfig("default", config.theta, 1, 1)
-    found = rope_frequencies(plain, head_dim)[0] / rope_frequencies(config, head_dim)[0]
-    return bool(np.allclose(found, divisors, rtol=1e-4, atol=0))
-
-
-def _ids_of_text(header: GgufHeader) -> tuple[int | None, list[int]]:
-    """(BOS, every id that ends an answer)."""
-    rows = _vocabulary(header)
-    return named_id(header, "bos", rows), end_ids(header, rows)
-
-
-def _with_biases(header: GgufHeader, config: ModelConfig) -> ModelConfig:
-    """Biases are where the file has them: no key says so."""
-
-    def biased(part: str) -> bool:
-        return f"blk.0.{part}.bias" in header.tensors
-
-    return replace(
-        config, qkv_bias=biased("attn_q"), o_bias=biased("attn_output"), mlp_bias=biased("ffn_down")
-    )
 
 
 def _size(keys: ConfigFields, key: str, default: int | None = None) -> int:
@@ -233,8 +213,8 @@ def _single(value: float) -> float:
 
 
 _ENDS = ("eos", "eot", "eom")
-_SENTENCEPIECE = "llama"
 _USUAL: Mapping[str, int] = MappingProxyType({"bos": 1, "eos": 2})
+"""The numbers of tokens in vocabularies of SentencePiece."""
 _NORMAL = 1
 
 
@@ -243,17 +223,8 @@ def named_id(header: GgufHeader, name: str, rows: int) -> int | None:
     value = header.values.get(f"tokenizer.ggml.{name}_token_id")
     if isinstance(value, int) and 0 <= value < rows:
         return value
-    if header.values.get("tokenizer.ggml.model") != _SENTENCEPIECE:
-        return None
-    usual = _USUAL.get(name)
-    return usual if usual is not None and usual < rows else None
-
-
-def end_ids(header: GgufHeader, rows: int) -> list[int]:
-    """Every token that ends an answer: those that the file names, then those that are known by their texts."""
-    named = (named_id(header, name, rows) for name in _ENDS)
-    known = (token for token in marked_end_ids(header) if token < rows)
-    return list(dict.fromkeys((*(token for token in named if token is not None), *known)))
+    usual = _USUAL.get(name, rows) if header.values.get("tokenizer.ggml.model") == "llama" else rows
+    return usual if usual < rows else None
 
 
 def marked_end_ids(header: GgufHeader) -> list[int]:
@@ -261,8 +232,13 @@ def marked_end_ids(header: GgufHeader) -> list[int]:
     tokens, kinds = header.values.get("tokenizer.ggml.tokens"), header.values.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list):
         return []
+    marks = set(np.flatnonzero(kinds != _NORMAL).tolist()) if isinstance(kinds, np.ndarray) else set()
+    return list(ending_ids(ids_of(tokens), marks))
+
+
+def ids_of(tokens: Sequence[str]) -> dict[str, int]:
+    """Text -> id; the first, where a text occurs twice."""
     ids: dict[str, int] = {}
     for index, text in enumerate(tokens):
         ids.setdefault(text, index)
-    marks = set(np.flatnonzero(kinds != _NORMAL).tolist()) if isinstance(kinds, np.ndarray) else set()
-    return list(ending_ids(ids, marks))
+    return ids

@@ -15,7 +15,7 @@ import hashlib
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -99,8 +99,10 @@ class _Parser:
             if key in values:
                 self.refuse(f"the key {quote(key)} occurs twice")
             values[key] = self._value(key, self._number("I"))
-        described = self._described(tensor_count)
-        tensors = self._placed(described, _alignment(values, self.refuse))
+        align = values.get("general.alignment", 32)
+        if not isinstance(align, int) or not 1 <= align <= 1 << 20 or align & (align - 1):
+            self.refuse(f"general.alignment is {quote(align)}, not a power of two")
+        tensors = self._placed(self._described(tensor_count), align)
         return GgufHeader(
             self._path, MappingProxyType(values), MappingProxyType(tensors), self._digest.hexdigest()
         )
@@ -216,10 +218,3 @@ class _Parser:
         self._at += count
         self._digest.update(data)
         return data
-
-
-def _alignment(values: Mapping[str, object], refuse: Callable[[str], NoReturn]) -> int:
-    align = values.get("general.alignment", 32)
-    if not isinstance(align, int) or not 1 <= align <= 1 << 20 or align & (align - 1):
-        refuse(f"general.alignment is {quote(align)}, not a power of two")
-    return align

@@ -12,6 +12,7 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
+from tpiedge.model.checkpoint import sources_of
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.config import generation_config, gguf_config, huggingface_config, pooling
 from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
@@ -45,12 +46,13 @@ class GgufModel:
     def open(path: Path) -> "GgufModel":
         """Read the header and check it. Raises UserError."""
         header = read_gguf_header(path)
-        config = gguf_config(header)
+        values = huggingface_config(header)
+        config = gguf_config(header, values)
         tensors = gguf_tensors(header, config)
         return GgufModel(
             path,
             config,
-            MappingProxyType(huggingface_config(header)),
+            MappingProxyType(values),
             MappingProxyType(generation_config(header)),
             MappingProxyType(tensors),
             header.digest,
@@ -111,13 +113,10 @@ class GgufModel:
             found.items(), key=lambda item: (item[0][0], item[0][1].value)
         ):
             matrices = counted(count, "matrix", "matrices")
-            yield f"{matrices} of {kind} {_are(count)} rounded to {precision.value}"
+            yield f"{matrices} of {kind} {'are' if count > 1 else 'is'} rounded to {precision.value}"
 
     def _rounds_vectors(self, storage: Storage) -> bool:
-        """Whether a norm or a bias has a number that bf16 has not, where the pack would hold it in bf16.
-
-        Most of them have been in bf16 before.
-        """
+        """Whether a norm or a bias has a number that bf16 has not, where the pack would hold it in bf16."""
         with closing(CheckpointSource(self.tensors)) as source:
             return any(
                 not _survives_bf16(source, vector.source)
@@ -128,7 +127,6 @@ class GgufModel:
             )
 
     def _blobs(self, blob: str) -> tuple[BlobSpec, ...]:
-        """Those that are called so."""
         spec = model_spec(self.config)
         return {"layer": spec.layers, "embedding": (spec.embedding,), "head": (spec.head,)}[blob]
 
@@ -162,10 +160,6 @@ def _survives_bf16(source: TensorSource, name: str) -> bool:
     return np.array_equal(f32_from_bf16(bf16_from_f32(values)).view(np.uint32), values.view(np.uint32))
 
 
-def _are(count: int) -> str:
-    return "are" if count > 1 else "is"
-
-
 _OUTER = MappingProxyType(
     {
         "model.embed_tokens.weight": "token_embd.weight",
@@ -189,7 +183,7 @@ _INNER = MappingProxyType(
     }
 )
 # What the config was made from (model/gguf/config.py), or refused.
-_OF_CONFIG = frozenset({"rope_freqs.weight"})
+_OF_CONFIG = "rope_freqs.weight"
 # Files of this architecture are made for a rotation of neighbouring numbers, checkpoints for one of halves.
 _PAIRED_ARCHITECTURE = "llama"
 _PAIRED = ("self_attn.q_proj", "self_attn.k_proj")
@@ -208,18 +202,15 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
 
     Raises UserError for what is missing, of another shape, or left over.
     """
-    spec = model_spec(config)
-    found: dict[str, BlockTensor] = {}
-    for blob in (spec.embedding, *spec.layers, spec.head):
-        for matrix in blob.matrices:
-            found[matrix.source] = _tensor(header, config, matrix.source, matrix.source_shape)
-        for vector in blob.vectors:
-            found[vector.source] = _tensor(header, config, vector.source, (vector.length,))
-    for name in _unknown(header, {gguf_name(source) for source in found}):
-        raise UserError(
-            f"{header.path}: the tensor {name} has no place in a model of {config.model_type}: without "
-            "it this would be another model; get one that is supported, or the original checkpoint"
-        )
+    sources = sources_of(model_spec(config))
+    found = {source: _tensor(header, config, source, shape) for source, shape in sources}
+    known = {gguf_name(source) for source in found}
+    for name in header.tensors:
+        if name not in known and name != _OF_CONFIG:
+            raise UserError(
+                f"{header.path}: the tensor {name} has no place in a model of {config.model_type}: without "
+                "it this would be another model; get one that is supported, or the original checkpoint"
+            )
     return found
 
 
@@ -236,11 +227,6 @@ def _tensor(header: GgufHeader, config: ModelConfig, source: str, shape: tuple[i
         config.model_type == _PAIRED_ARCHITECTURE and source not in _OUTER and _parts(source)[1] in _PAIRED
     )
     return BlockTensor(info.kind, shape, header.path, info.offset, config.head_dim if paired else 0)
-
-
-def _unknown(header: GgufHeader, known: set[str]) -> Iterator[str]:
-    """Weights that nothing asks for: leaving them out would be another model."""
-    return (name for name in header.tensors if name not in known | _OF_CONFIG)
 
 
 def _parts(source: str) -> tuple[str, str, str]:

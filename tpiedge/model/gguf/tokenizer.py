@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tpiedge.model.gguf.config import marked_end_ids, named_id
+from tpiedge.model.gguf.config import ids_of, marked_end_ids, named_id
 from tpiedge.model.gguf.file import GgufHeader
 from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.sanitise import quote
@@ -82,15 +82,8 @@ class _Vocabulary:
     """Texts, types and scores by id."""
 
     tokens: Sequence[str]
-    kinds: Sequence[int]
+    kinds: Sequence[float]
     scores: Sequence[float]
-
-    def ids(self) -> dict[str, int]:
-        """Text -> id; the first, where a text occurs twice."""
-        ids: dict[str, int] = {}
-        for index, token in enumerate(self.tokens):
-            ids.setdefault(token, index)
-        return ids
 
 
 def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
@@ -128,12 +121,17 @@ def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
     if len(tokens) > vocab_size:
         raise _NoTokenizer(f"the tokenizer has {len(tokens)} tokens, the embedding {vocab_size} rows")
     _check_count("tokens", len(tokens), _MAX_TOKENS)
-    types, scores = (header.values.get(f"tokenizer.ggml.{name}") for name in ("token_type", "scores"))
-    count = len(tokens)
-    kinds = _numbers(types, count, 1).tolist()
+
+    def numbers(name: str, default: int) -> list[float]:
+        found = header.values.get(f"tokenizer.ggml.{name}")
+        if not isinstance(found, np.ndarray) or len(found) != len(tokens):
+            found = np.full(len(tokens), default)
+        return list(found.astype(np.float64).tolist())
+
+    kinds = numbers("token_type", 1)
     for end in marked_end_ids(header):
         kinds[end] = _CONTROL
-    return _Vocabulary(tokens, kinds, _numbers(scores, count, 0).tolist())
+    return _Vocabulary(tokens, kinds, numbers("scores", 0))
 
 
 def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
@@ -155,15 +153,10 @@ def _check_count(what: str, count: int, limit: int) -> None:
         raise _NoTokenizer(f"the tokenizer has more than {limit} {what}: no model needs as many")
 
 
-def _numbers(found: object, count: int, default: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
-    if isinstance(found, np.ndarray) and len(found) == count:
-        return found.astype(np.float64)
-    return np.full(count, default, np.float64)
-
-
 def _byte_level(vocabulary: _Vocabulary, merges: Sequence[object], cut: _Cut) -> dict[str, object]:
-    ids = vocabulary.ids()
-    known = [merge for merge in merges if isinstance(merge, str) and _is_merge(merge, ids)]
+    ids = ids_of(vocabulary.tokens)
+    pairs = ((merge, *merge.partition(" ")[::2]) for merge in merges if isinstance(merge, str))
+    known = [merge for merge, left, right in pairs if left in ids and right in ids and left + right in ids]
     steps: list[dict[str, object]] = []
     if cut.digits:
         steps.append({"type": "Digits", "individual_digits": True})
@@ -181,20 +174,13 @@ def _byte_level(vocabulary: _Vocabulary, merges: Sequence[object], cut: _Cut) ->
     )
 
 
-def _is_merge(merge: str, ids: Mapping[str, int]) -> bool:
-    left, _, right = merge.partition(" ")
-    return left in ids and right in ids and left + right in ids
-
-
 def _bytes(use_regex: bool) -> dict[str, object]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
 
 
 def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, object]:
     prefixed = header.values.get("tokenizer.ggml.add_space_prefix", True) is not False
-    unknown = next(
-        (t for t, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == _UNKNOWN), None
-    )
+    unknown = vocabulary.tokens[vocabulary.kinds.index(_UNKNOWN)] if _UNKNOWN in vocabulary.kinds else None
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     prefix: list[object] = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
@@ -206,7 +192,7 @@ def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, obj
             "unk_token": unknown,
             "fuse_unk": True,
             "byte_fallback": True,
-            "vocab": vocabulary.ids(),
+            "vocab": ids_of(vocabulary.tokens),
             "merges": _merges_by_score(vocabulary),
         },
         normalizer={"type": "Sequence", "normalizers": [*prefix, spaces]},
@@ -236,8 +222,9 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
 
 
 def _tokenizer(vocabulary: _Vocabulary, model: Mapping[str, object], **steps: object) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        _added(index, token, special=kind != _USER_DEFINED)
+        {"id": index, "content": token, "special": kind != _USER_DEFINED, **flags}
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
     ]
@@ -248,11 +235,6 @@ def _tokenizer(vocabulary: _Vocabulary, model: Mapping[str, object], **steps: ob
         "post_processor": None,
         "model": {"type": "BPE", **model},
     }
-
-
-def _added(index: int, token: str, special: bool) -> dict[str, object]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": index, "content": token, "special": special, **flags}
 
 
 def _config(header: GgufHeader, vocabulary: _Vocabulary, adds_bos: bool) -> dict[str, object]:

@@ -195,7 +195,7 @@ NEEDS_ROOT = "a testbed needs root, for namespaces and control groups: run it wi
 def as_nobody(*arguments: str) -> tuple[int, str]:
     """Status and errors. The id changes once all is imported: the sources may be closed to others."""
     code = (
-        "import os, tpiedge.lab.testbed.running; from tpiedge.cli.main import cli, main; cli.load_all(); "
+        "import os, tpiedge.lab.testbed.running; from tpiedge.cli.main import cli, main; cli.load(); "
         "os.setgid(65534); os.setuid(65534); main()"
     )
     ended = subprocess.run(

@@ -10,19 +10,21 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tests.fakes.inprocess import InProcessPeer
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import Communicator, DeadlineLiveness, LocalCommunicator, Route
+from tpiedge.collectives.communicator import Communicator, DeadlineLiveness, Route
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.peer_channel import node_name
-from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.carrying import Carrier, Locker
+from tpiedge.engine.forward import Engine, kv_cache
 from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Follower, Leader, Serving
+from tpiedge.engine.runner import Leader, Serving, follow
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import InternalError, TpiedgeError, UserError
 from tpiedge.kernels.kv_format import usual_kv
+from tpiedge.kernels.linear import Arithmetic, Linear
 from tpiedge.memory.sweep import Placement, Sweep
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
@@ -30,7 +32,6 @@ from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
-from tpiedge.testing.inprocess import InProcessPeer
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.wire.control import AnswerPart, Carried, Failed, Finished, Halt, StepSpans, Token
 from tpiedge.wire.fields import Compute, KVPrecision
@@ -145,6 +146,7 @@ class InProcessCluster:
         self._shares = shares
         self._compute = compute or usual_compute(self._pack.precision)
         self._serving = Serving(
+            _EPOCH,
             context_tokens or capacity_tokens,
             sequences,
             speculate,
@@ -224,14 +226,12 @@ class InProcessCluster:
             thread = threading.Thread(target=self._follow, args=(engine, carrier), name="follower")
             thread.start()
             self._threads.append(thread)
-        grammars = None
-        if self._tokenizer is not None:
-            grammars = Grammars(self._tokenizer, self._config.vocab_size)
-            self._resources.callback(grammars.close)
+        grammars = Grammars(self._tokenizer or Path("nowhere"), self._config.vocab_size)
+        self._resources.callback(grammars.close)
         leader = SoloLeader(engines[0], self._serving, self._told, grammars)
         leader.sampler_of = self._sampler_of
         if self._carried is not None:
-            leader.adopt(self._carriers[0].take(self._carried), private=self._carried.private)
+            leader.adopt(*self._carriers[0].take(self._carried), private=self._carried.private)
         return leader
 
     def _carrier(self, engine: Engine, rank: int) -> Carrier:
@@ -247,32 +247,22 @@ class InProcessCluster:
         if rank == 0:
             self._page_bytes = cache.page_bytes
         self._resources.callback(weights.close)
-        engine = Engine.build(
-            self._config,
-            share,
-            weights,
-            cache,
-            self._communicator(rank),
-            epoch=_EPOCH,
-            compute=self._compute,
-            threads=self._threads_of_node,
-            meter=Meter() if rank else self._meter,
-            grids=grid_exponents(self._pack),
-        )
-        self._resources.callback(engine.close)
-        return engine
+        linear = Linear.create(Arithmetic(self._compute), self._threads_of_node)
+        self._resources.callback(linear.close)
+        meter, grids = Meter() if rank else self._meter, grid_exponents(self._pack)
+        return Engine(self._config, share, weights, cache, self._communicator(rank), linear, meter, grids)
 
     def _communicator(self, rank: int) -> Communicator:
         size = len(self._shares)
         liveness = DeadlineLiveness(MonotonicClock(), _WAIT_S)
         if size == 1:
-            return LocalCommunicator()
+            return Communicator()
         return Group(self.endpoints[rank], liveness, epoch=_EPOCH, rank=rank, size=size, linked=True)
 
     def _follow(self, engine: Engine, carrier: Carrier) -> None:
         try:
             if self._carried is not None:
                 carrier.take(self._carried)
-            Follower(engine, carrier, self._told).run()
+            follow(engine, carrier, self._told)
         except TpiedgeError as error:
             self.errors.append(error)  # closing its spoke ends it with EndpointClosed

@@ -1,7 +1,8 @@
 """Pulling a model from the hub. The only importer of its client, and only once a pull begins.
 
 The client tells what a repository holds (`HF_ENDPOINT`, `HF_TOKEN` and its other settings are honoured) and fetches
-bytes; where they go is decided here: its 2.4.0 deletes what a failed call fetched, and checks no hash.
+bytes; where they go is decided here: its 2.4.0 deletes what a failed call fetched, and checks no hash. Names, sizes and
+hashes come from strangers: each is checked before anything is written.
 
 Laws: 1. A file appears under its name only when its size and hash are right. 2. What has arrived is kept in
 `NAME.incomplete`, whatever ends the transfer; the next one asks for the rest only.
@@ -9,40 +10,71 @@ Laws: 1. A file appears under its name only when its size and hash are right. 2.
 
 import hashlib
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import BinaryIO
 
 from tpiedge.errors import HubError, TpiedgeError, UserError
-from tpiedge.model.config import ModelConfig
+from tpiedge.model.checkpoint import INDEX, SINGLE, weight_map
+from tpiedge.model.config import MAX_CONFIG_BYTES, POOLING_FILE, POOLING_FOLDER, ModelConfig
 from tpiedge.model.folder import read_json
-from tpiedge.model.hub.listing import (
-    INDEX,
-    Listing,
-    RemoteFile,
-    all_weights,
-    refuse_paths,
-    remote_file,
-    texts,
-    weights_of,
-)
+from tpiedge.model.quantisation import OLD_FILES
 from tpiedge.model.source import HubCache, HubName
+from tpiedge.model.template import ADDITIONAL_TEMPLATES
 from tpiedge.pack.files import check_free_space, explain_write_errors, lock_target
 from tpiedge.progress import ProgressCallback
 from tpiedge.sanitise import quote, sanitised_line
 
 _ENDPOINT = "https://huggingface.co"
 _LOCK_S = 5.0
-_MAX_JSON_BYTES = 10_000_000
 #: What is lost where a transfer breaks off, at most.
 _CHUNK = 1 << 20
 _ATTEMPTS = 3
 """That bring nothing, one after the other."""
 _PAUSE_S = 1.0
+
+_POOLING = f"{POOLING_FOLDER}/{POOLING_FILE}"
+_TEXTS = (
+    _POOLING,
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    *OLD_FILES,
+    INDEX,
+)
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+_TEMPLATE = re.compile(rf"{ADDITIONAL_TEMPLATES}/{_PLAIN.pattern}\.jinja")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_MAX_FILES = 100_000
+
+
+@dataclass(frozen=True)
+class _RemoteFile:
+    """A file of `size` bytes. `digest` is its sha256, or where it has 40 digits, git's sha1 of it as a blob."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The files of `repo` at `commit`, by their names."""
+
+    repo: str
+    commit: str
+    files: Mapping[str, _RemoteFile]
 
 
 @dataclass(frozen=True)
@@ -65,7 +97,7 @@ def pull(name: HubName, cache: HubCache, progress: ProgressCallback) -> PullRepo
     site = _Site(name)
     listing = site.listing(found is not None)
     entry = cache.entry(name.repo)
-    with explain_write_errors(entry, sum(file.size for file in all_weights(listing))):
+    with explain_write_errors(entry, sum(file.size for file in _all_weights(listing))):
         (entry / "blobs").mkdir(parents=True, exist_ok=True)
         with lock_target(entry, _LOCK_S):
             return _Pull(site, listing, entry, progress).run()
@@ -85,7 +117,7 @@ class _Site:
             raise UserError(f"HF_ENDPOINT is {quote(self.endpoint)}: write it like {_ENDPOINT}")
         self._token = _hub().get_token()
 
-    def listing(self, have_older: bool) -> Listing:
+    def listing(self, have_older: bool) -> _Listing:
         """Ask what the repository holds at the revision."""
         hub = _hub()
         try:
@@ -102,7 +134,7 @@ class _Site:
         finally:
             hub.close_session()
 
-    def fetch(self, commit: str, file: RemoteFile, partial: Path, advance: Callable[[int], None]) -> None:
+    def fetch(self, commit: str, file: _RemoteFile, partial: Path, advance: Callable[[int], None]) -> None:
         """Completes `partial`, with several attempts where the connection breaks or the hub is busy. `advance` gets the
         bytes as they come; negative where some were discarded. Raises UserError, HubError; OSError of the disk."""
         failed = 0
@@ -120,7 +152,7 @@ class _Site:
             time.sleep(_PAUSE_S * failed)
 
     def _fetch_rest(
-        self, commit: str, file: RemoteFile, partial: Path, have: int, advance: Callable[[int], None]
+        self, commit: str, file: _RemoteFile, partial: Path, have: int, advance: Callable[[int], None]
     ) -> None:
         from huggingface_hub.file_download import http_get
 
@@ -193,7 +225,7 @@ class _Site:
 class _Pull:
     """One pull, with the right to write `entry`."""
 
-    def __init__(self, site: _Site, listing: Listing, entry: Path, progress: ProgressCallback) -> None:
+    def __init__(self, site: _Site, listing: _Listing, entry: Path, progress: ProgressCallback) -> None:
         self._site = site
         self._listing = listing
         self._entry = entry
@@ -204,44 +236,43 @@ class _Pull:
         commit = self._listing.commit
         folder = self._entry / "snapshots" / commit
         if not folder.is_dir():
-            small = texts(self._listing)
-            self._expect([*small, *all_weights(self._listing)])
-            staging = _empty(folder.with_name(f"{commit}.partial"))
+            small = _texts(self._listing)
+            self._expect([*small, *_all_weights(self._listing)])
+            staging = folder.with_name(f"{commit}.partial")
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
             self._fetch(small, staging)
-            weights = self._weights(staging)
+            # Whether the config is one that can run is known before the long part.
+            config = read_json(staging, "config.json", MAX_CONFIG_BYTES)
+            ModelConfig.from_huggingface(config, f"config.json of {self._listing.repo}")
+            weights = _weights_of(self._listing, staging)
             self._expect(weights)
             check_free_space(self._entry, (self._total - self._done) * 105 // 100)
             self._fetch(weights, staging)
             staging.rename(folder)
-        _write_ref(self._entry / "refs", self._site.name.revision, commit)
+        if self._site.name.revision != commit:
+            ref = self._entry / "refs" / self._site.name.revision
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            partial = ref.with_name(f".{ref.name}.partial")
+            partial.write_text(commit, encoding="ascii")
+            partial.replace(ref)
         return PullReport(folder, commit, self._done)
 
-    def _expect(self, files: Iterable[RemoteFile]) -> None:
-        self._total = self._done + sum(self._missing(file) for file in files)
-
-    def _missing(self, file: RemoteFile) -> int:
-        blob = self._blob(file)
-        if blob.exists():
-            return 0
-        return max(0, file.size - _size(_partial_of(blob)))
-
-    def _blob(self, file: RemoteFile) -> Path:
-        return self._entry / "blobs" / file.digest
-
-    def _weights(self, staging: Path) -> list[RemoteFile]:
-        """The files of weights, once the config is known to be one that can run: before the long part."""
-        repo = self._listing.repo
-        ModelConfig.from_huggingface(
-            read_json(staging, "config.json", _MAX_JSON_BYTES), f"config.json of {repo}"
-        )
-        index = read_json(staging, INDEX, _MAX_JSON_BYTES) if INDEX in self._listing.files else None
-        return weights_of(self._listing, index)
-
-    def _fetch(self, files: list[RemoteFile], staging: Path) -> None:
+    def _expect(self, files: Iterable[_RemoteFile]) -> None:
+        self._total = self._done
         for file in files:
-            blob = self._blob(file)
+            blob, partial = self._places(file)
+            self._total += 0 if blob.exists() else max(0, file.size - _size(partial))
+
+    def _places(self, file: _RemoteFile) -> tuple[Path, Path]:
+        """Where the whole file is kept, and where its bytes until all are there."""
+        blob = self._entry / "blobs" / file.digest
+        return blob, blob.with_name(f"{blob.name}.incomplete")
+
+    def _fetch(self, files: list[_RemoteFile], staging: Path) -> None:
+        for file in files:
+            blob, partial = self._places(file)
             if not blob.exists():
-                partial = _partial_of(blob)
                 self._site.fetch(self._listing.commit, file, partial, self._advance)
                 if _size(partial) != file.size or _digest(partial, file) != file.digest:
                     partial.unlink()
@@ -261,7 +292,7 @@ class _Pull:
 class _Growing:
     """A file that the client writes to, counted."""
 
-    def __init__(self, out: BinaryIO, file: RemoteFile, have: int, advance: Callable[[int], None]) -> None:
+    def __init__(self, out: BinaryIO, file: _RemoteFile, have: int, advance: Callable[[int], None]) -> None:
         self._out = out
         self._file = file
         self._have = have
@@ -285,16 +316,11 @@ class _Growing:
         self._out.truncate()
 
 
-def _partial_of(blob: Path) -> Path:
-    """Where the bytes of `blob` are kept until all are there."""
-    return blob.with_name(f"{blob.name}.incomplete")
-
-
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _digest(path: Path, file: RemoteFile) -> str:
+def _digest(path: Path, file: _RemoteFile) -> str:
     begun = hashlib.sha256()
     if len(file.digest) == 40:
         begun = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
@@ -307,21 +333,38 @@ def _reason(error: Exception) -> str:
     return sanitised_line(error, 120) or type(error).__name__
 
 
-def _listing(repo: str, commit: str | None, siblings: Iterable[object]) -> Listing:
-    files = [(str(getattr(item, "rfilename", "")), item) for item in siblings]
-    refuse_paths(repo, [name for name, _ in files])
-    if commit is None or len(commit) != 40 or not set(commit) <= set("0123456789abcdef"):
-        raise UserError(f"{repo}: the hub does not say which commit this is: try another HF_ENDPOINT")
-    found = [
-        remote_file(
-            repo,
-            name,
-            getattr(item, "size", None),
-            getattr(getattr(item, "lfs", None), "sha256", None) or getattr(item, "blob_id", None),
+def _listing(repo: str, commit: str | None, siblings: Iterable[object]) -> _Listing:
+    """The files of a repository as the hub describes it, without those in folders that are not known. Raises UserError,
+    also where a name leads out of the repository's folder: no honest repository has such names."""
+    described = {str(getattr(item, "rfilename", "")): item for item in siblings}
+    if len(described) > _MAX_FILES:
+        raise UserError(
+            f"{repo} lists {len(described)} files, more than {_MAX_FILES}: no model needs as many"
         )
-        for name, item in files
-    ]
-    return Listing(repo, commit, {file.name: file for file in found if file is not None})
+    for name in described:
+        parts = PurePosixPath(name).parts
+        if not name.isprintable() or "\\" in name or name.startswith("/") or ".." in parts or not parts:
+            raise UserError(
+                f"{repo} lists the file {quote(name)}, which lies outside of it: nothing was fetched; "
+                "get the model from a source you trust"
+            )
+    if commit is None or not _COMMIT.fullmatch(commit):
+        raise UserError(f"{repo}: the hub does not say which commit this is: try another HF_ENDPOINT")
+    files: dict[str, _RemoteFile] = {}
+    for name, item in described.items():
+        if not (_PLAIN.fullmatch(name) or _TEMPLATE.fullmatch(name) or name == _POOLING):
+            continue
+        size = getattr(item, "size", None)
+        digest = getattr(getattr(item, "lfs", None), "sha256", None) or getattr(item, "blob_id", None)
+        if not isinstance(size, int) or not 0 <= size <= 1 << 40:
+            what = "size"
+        elif not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+            what = "hash"
+        else:
+            files[name] = _RemoteFile(name, size, digest)
+            continue
+        raise UserError(f"{repo}: the hub gives no usable {what} for {quote(name)}: try another HF_ENDPOINT")
+    return _Listing(repo, commit, files)
 
 
 def _hub() -> ModuleType:
@@ -341,17 +384,47 @@ def _hub() -> ModuleType:
     return huggingface_hub
 
 
-def _empty(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
+def _texts(listing: _Listing) -> list[_RemoteFile]:
+    """Config, tokenizer, chat templates, the index of the weights. Raises UserError that names what is missing."""
+    if "config.json" not in listing.files:
+        raise UserError(f"{listing.repo} has no config.json: it is not a model in the Hugging Face format")
+    if SINGLE not in listing.files and INDEX not in listing.files:
+        lacks = f"{listing.repo} has neither {SINGLE} nor {INDEX}"
+        if any(name.endswith(".gguf") for name in listing.files):
+            raise UserError(f"{lacks}, only GGUF files: pull the original model instead")
+        raise UserError(
+            f"{lacks}; pickle files (.bin) can run code and are never fetched: look for a safetensors version of it, "
+            f"or convert it in Python with transformers: AutoModelForCausalLM.from_pretrained('{listing.repo}')"
+            ".save_pretrained('FOLDER') and the same with AutoTokenizer, then give --model FOLDER"
+        )
+    chosen = [
+        file for name, file in listing.files.items() if name in _TEXTS or name.endswith((".jinja", ".jinja2"))
+    ]
+    for file in chosen:
+        if file.size > 256_000_000:
+            raise UserError(f"{listing.repo}: {file.name} has {file.size} bytes; no model needs as many")
+    return chosen
 
 
-def _write_ref(refs: Path, revision: str, commit: str) -> None:
-    if revision == commit:
-        return
-    path = refs / revision
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(commit, encoding="ascii")
-    partial.replace(path)
+def _all_weights(listing: _Listing) -> list[_RemoteFile]:
+    """What the weights are at most, before the index is known."""
+    single = listing.files.get(SINGLE)
+    if single is not None:
+        return [single]
+    return [file for name, file in listing.files.items() if name.endswith(".safetensors")]
+
+
+def _weights_of(listing: _Listing, staging: Path) -> list[_RemoteFile]:
+    """The files that hold the tensors, by the index in `staging`; a repository may hold the same weights a second time
+    in other files."""
+    if SINGLE in listing.files:
+        return _all_weights(listing)
+    try:
+        names = sorted(set((weight_map(staging) or {}).values()))
+    except UserError as error:  # which says where the file lies, and to download it again
+        words = str(error).replace(f"{staging}{os.sep}", "").partition(";")[0]
+        raise UserError(f"{listing.repo} cannot be used: {words}") from None
+    for name in names:
+        if name not in listing.files:
+            raise UserError(f"{listing.repo}: {INDEX} names {quote(name)}, which the repository lacks")
+    return [listing.files[name] for name in names]

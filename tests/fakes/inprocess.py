@@ -3,6 +3,7 @@
 Everything is encoded and copied on sending, as if it crossed a network.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -10,17 +11,20 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.endpoint import Buffer, EndpointClosed, LinkReset, Unreachable
-from tpiedge.transport.framing import (
+from tpiedge.transport.endpoint import (
     SEND_TIMEOUT_S,
     TENSOR,
-    Messaging,
+    Buffer,
+    Endpoint,
+    EndpointClosed,
+    Hub,
+    LinkReset,
     Plane,
+    Unreachable,
     frame_of,
-    messages_of,
     names_of,
 )
-from tpiedge.wire.messages import Message
+from tpiedge.wire.fields import Message
 
 
 class Receiver(Protocol):
@@ -47,7 +51,7 @@ class _Mailbox:
         self.woken = False
 
 
-class _InProcessEndpoint(Messaging):
+class _InProcessEndpoint(Endpoint):
     """What hub and spoke share; `_box_of` finds the mailbox of a peer."""
 
     def __init__(self, name: str, address: str, plane: Plane) -> None:
@@ -88,17 +92,16 @@ class _InProcessEndpoint(Messaging):
             if not self._admits(sender):
                 self.counters.revoked += 1
                 continue
-            self.bytes_received += len(frame)
+            self.counters.bytes_received += len(frame)
             return sender, memoryview(frame)
 
     @property
     def is_closed(self) -> bool:
         return self._mailbox.closed
 
-    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
-        frames = [frame_of(one, (), self._plane) for one in messages_of(message)]
+    def _queue(self, frames: Sequence[tuple[bytes, str | None]]) -> None:
         with self._mailbox.changed:
-            self._mailbox.posted.extend((frame, to) for frame in frames)
+            self._mailbox.posted.extend(frames)
             self._mailbox.changed.notify_all()
 
     @property
@@ -138,10 +141,8 @@ class _InProcessEndpoint(Messaging):
     def _drain(self) -> None:
         while self._mailbox.posted:
             frame, to = self._mailbox.posted.popleft()
-            try:
+            with contextlib.suppress(Unreachable):
                 self._send(frame, to, 0.0)
-            except Unreachable:
-                self.counters.undeliverable += 1
 
     def _send(self, frame: bytes, to: str | None, timeout_s: float | None) -> None:
         wait_s = SEND_TIMEOUT_S if timeout_s is None else timeout_s
@@ -149,14 +150,14 @@ class _InProcessEndpoint(Messaging):
         if peer is None or peer._mailbox.closed:
             raise Unreachable(to or ("nobody" if peer is None else peer.name), wait_s)
         self.carry(self.name, peer, frame)
-        self.bytes_sent += len(frame)
+        self.counters.bytes_sent += len(frame)
 
 
 def _hand_over(sender: str, receiver: Receiver, frame: bytes) -> None:
     receiver.deliver(sender, frame)
 
 
-class InProcessHub(_InProcessEndpoint):
+class InProcessHub(_InProcessEndpoint, Hub):
     """The hub; `spoke(name)` connects a new one. With an `admission`, only admitted peers are heard and sent to."""
 
     def __init__(self, name: str, plane: Plane = TENSOR, admission: Admission | None = None) -> None:
@@ -177,16 +178,13 @@ class InProcessHub(_InProcessEndpoint):
         return spoke
 
     def address_of(self, name: str) -> str:
-        """As in Hub."""
         return self.addresses.get(name, "")
 
     def is_connected(self, name: str) -> bool:
-        """As in Hub."""
         spoke = self._spokes.get(name)
         return spoke is not None and not spoke.is_closed
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
-        """Forget the connection of `name`; `farewell` is the last it may hear."""
         with self._joined:
             spoke = self._spokes.pop(name, None)
         if spoke is not None and farewell is not None:

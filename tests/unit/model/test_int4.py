@@ -1,4 +1,4 @@
-"""GPTQ checkpoints: the numbers of the published layout, exactly, also in packs that can hold them."""
+"""GPTQ and AWQ checkpoints: the numbers of the published layouts, exactly, also in packs that can hold them."""
 
 import json
 from collections.abc import Mapping
@@ -43,9 +43,9 @@ def assert_layers(back: Mapping[str, Array], numbers: Mapping[str, Array]) -> No
 
 
 @pytest.mark.parametrize("group", [32, 64, 128, -1])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_nothing_is_lost(tmp_path: Path, group: int, symmetric: bool) -> None:
-    numbers = Int4Checkpoint(group=group, symmetric=symmetric).write(tmp_path / "m")
+@pytest.mark.parametrize(("method", "symmetric"), [("gptq", True), ("gptq", False), ("awq", False)])
+def test_nothing_is_lost(tmp_path: Path, method: str, group: int, symmetric: bool) -> None:
+    numbers = Int4Checkpoint(method, group, symmetric=symmetric).write(tmp_path / "m")
     pack, back = packed(tmp_path / "m")
     assert pack.precision is (Precision.Q4 if symmetric else Precision.Q8)
     assert_layers(back, numbers)
@@ -77,15 +77,36 @@ def test_other_methods_are_refused_in_one_line(tmp_path: Path, changes: dict[str
     assert "\n" not in str(caught.value)
 
 
-def test_as_it_once_was_published(tmp_path: Path) -> None:
-    """With the parameters in a file of their own."""
-    numbers = Int4Checkpoint(symmetric=True).write(tmp_path / "m")
-    config = json.loads((tmp_path / "m" / "config.json").read_text())
-    old = config.pop("quantization_config")
-    del old["quant_method"]
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "m" / "quantize_config.json").write_text(json.dumps(old | {"damp_percent": 0.01}))
-    assert_layers(packed(tmp_path / "m")[1], numbers)
+OLD_AWQ = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "name", "old"),
+    [
+        (Int4Checkpoint(symmetric=True), "quantize_config.json", {"damp_percent": 0.01}),
+        (Int4Checkpoint("awq", 64), "quant_config.json", OLD_AWQ),
+    ],
+)
+def test_as_it_once_was_published(
+    tmp_path: Path, checkpoint: Int4Checkpoint, name: str, old: dict[str, Any]
+) -> None:
+    """With the parameters in a file of their own, which the fingerprint follows."""
+    folder = tmp_path / "m"
+    numbers = checkpoint.write(folder)
+    config = json.loads((folder / "config.json").read_text())
+    given = config.pop("quantization_config")
+    del given["quant_method"]
+    if checkpoint.method == "gptq":
+        old = given | old
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / name).write_text(json.dumps(old))
+    assert_layers(packed(folder)[1], numbers)
+    before = Checkpoint.open(folder).fingerprint
+    (folder / name).write_text(json.dumps(old | {"more": 1}))
+    assert Checkpoint.open(folder).fingerprint != before
+    (folder / name).write_text(json.dumps(old | {"w_bit": 3, "bits": 3}))
+    with pytest.raises(UserError, match=f"{name}, quantization_config: bits is 3; supported is 4"):
+        Checkpoint.open(folder)
 
 
 def open_and_check(folder: Path) -> None:

@@ -1,0 +1,53 @@
+"""What a master answers where it cannot read what a worker asks for."""
+
+import queue
+from typing import Any
+
+import pytest
+
+from tpiedge.errors import UserError
+from tpiedge.shipping.server import ShipServer
+from tpiedge.transport.endpoint import EndpointClosed, Envelope
+from tpiedge.wire.codec import decode
+from tpiedge.wire.data import Fetch, FetchFailed
+
+LIMIT_S = 30.0
+
+
+class Hub:
+    """Gives one request, then nothing until it is closed."""
+
+    def __init__(self, request: Fetch) -> None:
+        self._asked = [Envelope("w", request)]
+        self.answers: queue.Queue[bytes] = queue.Queue()
+        self._closed = False
+
+    def recv(self, _timeout_s: float) -> Envelope | None:
+        if self._closed:
+            raise EndpointClosed
+        return self._asked.pop() if self._asked else None
+
+    def send_frame(self, frame: bytes, _name: str, _timeout_s: float) -> None:
+        self.answers.put(bytes(frame))
+
+    def close(self) -> None:
+        self._closed = True
+
+
+def test_a_path_that_is_not_utf8_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_server: ShipServer, _request: Fetch) -> Any:
+        raise UserError("cannot read /srv/mod\udcff/layer: No such file or directory")
+
+    monkeypatch.setattr(ShipServer, "_answer", unreadable)
+    hub: Any = Hub(Fetch(0, 7, "p", "manifest", "", 0, 1))
+    server = ShipServer(hub, ())
+    server.start()
+    try:
+        answer = decode(hub.answers.get(timeout=LIMIT_S))
+    finally:
+        server.close()
+    assert isinstance(answer, FetchFailed)
+    assert (answer.number, answer.message) == (
+        7,
+        "cannot read /srv/mod\\udcff/layer: No such file or directory",
+    )

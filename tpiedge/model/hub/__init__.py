@@ -1,1 +1,0 @@
-"""Models of the hub: `client` pulls what `listing` names; `model/source.py` finds what was pulled."""
