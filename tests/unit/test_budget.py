@@ -39,8 +39,8 @@ SLACK_PART, SLACK = 0.02, 10
 SIZES: Final[Mapping[str, tuple[int, int]]] = {
     "loaded by master, worker and node": (46450, 255),
     # Of these 340 lines hold what lost its only test: a hostile page in a browser, the JavaScript client, a disk that
-    # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. And 850
-    # are the fakes that were a package of tpiedge, 110 pin the names and types of what `/admin/nodes` says.
+    # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. 850
+    # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says.
     "tests": (63100, 541),
     "tools": (14040, 139),
     "tpiedge": (59250, 316),
