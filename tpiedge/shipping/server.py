@@ -120,8 +120,9 @@ class ShipServer:
         try:
             frame = self._answer(request)
         except TpiedgeError as error:
-            self._warnings.warning("refused a request of %s: %s", name, error)
-            frame = encode(FetchFailed(request.epoch, request.number, sanitised_line(error)))
+            why = sanitised_line(error)  # its path may be no UTF-8
+            self._warnings.warning("refused a request of %s: %s", name, why)
+            frame = encode(FetchFailed(request.epoch, request.number, why))
         try:
             self._hub.send_frame(frame, name, 0.0)
         except Unreachable:
