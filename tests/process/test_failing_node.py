@@ -9,7 +9,7 @@ from tpiedge.errors import InternalError
 
 STUCK = """
 import sys, threading
-from tpiedge.node import lifetime
+from tpiedge.node import node, process
 
 class Stuck:
     def __init__(self, bootstrap): ...
@@ -18,8 +18,8 @@ class Stuck:
         threading.Event().wait(60)
     def close(self): ...
 
-lifetime.Node = Stuck
-sys.exit(lifetime.run(None))
+node.Node = Stuck
+sys.exit(process._run(None))
 """
 
 
