@@ -268,5 +268,7 @@ def test_no_room_for_a_process_asks_for_another_try(monkeypatch: pytest.MonkeyPa
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(name, full)
-    with pytest.raises(ChildLost, match=r"no room for the process of a text \(Too many open files\)"):
+    with pytest.raises(
+        ChildLost, match=r"no room for the process of a text or a grammar \(Too many open files\)"
+    ):
         render(CHATML)
