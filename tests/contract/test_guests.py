@@ -131,7 +131,7 @@ def test_a_worker_with_a_token_gets_in_where_strangers_have_all_places(gate: Gat
 
 @pytest.mark.fault("W7", "a worker with a token is let in although others guess tokens all the time")
 def test_guesses_keep_no_worker_with_a_token_out(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cost no disk, so any number may come."""
+    """Wrong tokens cost no disk, so any number may come."""
     judged: list[str] = []
     judge = TokenStore.judge
     monkeypatch.setattr(TokenStore, "judge", lambda *asked: judged.append(asked[1]) or judge(*asked))

@@ -41,7 +41,7 @@ SIZES: Final[Mapping[str, tuple[int, int]]] = {
     # Of these 340 lines hold what lost its only test: a hostile page in a browser, the JavaScript client, a disk that
     # becomes read-only, a limit that is lowered, two masters on one cache, a link that breaks while nobody asks. 850
     # are the fakes that were a package of tpiedge, and 110 pin the names and types of what `/admin/nodes` says.
-    "tests": (63100, 541),
+    "tests": (63110, 541),
     "tools": (14040, 139),
     "tpiedge": (59250, 316),
     "tpiedge, modules of its own": (700, 10),

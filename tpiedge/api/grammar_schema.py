@@ -257,9 +257,9 @@ def _within(bound: object, word: str, whole: bool) -> object:
     is. `whole`: only integers are meant, and those it counts with 64 bits."""
     if not isinstance(bound, int) or not _EXACT < abs(bound) < 1 << 1023:
         return bound
-    if whole:
-        bound = max(-_LARGEST, min(_LARGEST, bound))
     upwards = word in ("minimum", "exclusiveMinimum")
+    if whole:
+        bound = max(-_LARGEST, bound) if upwards else min(_LARGEST, bound)
     near = float(bound)
     if near < bound if upwards else near > bound:
         near = math.nextafter(near, math.inf if upwards else -math.inf)

@@ -268,6 +268,11 @@ def test_a_bound_beyond_doubles_is_never_exceeded(
     assert not any(fits(held.schema, value) for value in refused)
 
 
+@pytest.mark.parametrize("bound", [{"minimum": 1 << 70}, {"maximum": -1 << 70}])
+def test_a_bound_that_no_integer_of_64_bits_keeps_is_not_moved_towards_them(bound: dict[str, int]) -> None:
+    assert grammar_schema(NUMBER | bound).schema == NUMBER | bound
+
+
 HELD = [
     "^a|^b$", "(a$|b)", r"^\p{L}+$", "[^a-z]", r"[\]\[]", "(?P<n>a)", "a{2,}", r"\/\-\@", "[]a]", "^[[:alpha:]]$",
 ]  # fmt: skip

@@ -10,8 +10,8 @@ from tpiedge.wire.requests import GenerationRequest
 
 
 class World(Engine):
-    """Its answers continue 1, 2, 3, ... from the prompt's last token on. Pages may be of an earlier epoch, whose tokens
-    no node remembers."""
+    """A model whose answers continue 1, 2, 3, ... from the prompt's last token on. Pages may be of an earlier epoch,
+    whose tokens no node remembers."""
 
     def __init__(self, pages: int = 8, sequences: int = 3, speculate: int = 0, step_tokens: int = 16) -> None:
         super().__init__(

@@ -9,7 +9,7 @@ from tpiedge.tracing.tracer import Tracer, read_part
 
 
 def a_step(meter: Meter) -> None:
-    """As rank 0 takes its second step."""
+    """Records what rank 0 does in its second step."""
     meter.step = 2
     with meter.embedding_span:
         pass

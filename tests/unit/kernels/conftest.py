@@ -31,7 +31,7 @@ def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
 
 @pytest.fixture(params=AVAILABLE)
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    """Of each instruction set, with two threads."""
+    """A pool of two threads for each instruction set."""
     opened_pool = Pool(open_library(request.param), 2)
     yield opened_pool
     opened_pool.close()

@@ -49,7 +49,7 @@ class Device:
         self.read_all()
 
     def step(self, stop: int, reach: int, head: bool) -> None:
-        """As Engine.run, with or without the head."""
+        """Takes the place of Engine.run, with or without the head."""
         self.pages = min(max(self.pages, stop), self.kv_room.ask(max(stop, reach)))
         self.written = [min(written, self.pages) for written in self.written]
         held = self.pages * self.layers * POSITION_BYTES

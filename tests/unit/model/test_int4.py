@@ -90,7 +90,7 @@ OLD_AWQ = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"
 def test_as_it_once_was_published(
     tmp_path: Path, checkpoint: Int4Checkpoint, name: str, old: dict[str, Any]
 ) -> None:
-    """With the parameters in a file of their own, which the fingerprint follows."""
+    """The parameters are in a file of their own, which the fingerprint follows."""
     folder = tmp_path / "m"
     numbers = checkpoint.write(folder)
     config = json.loads((folder / "config.json").read_text())
